@@ -1,0 +1,1 @@
+"""Actions: statistics, rotations and the decoding of chunks into poses. numpy only."""

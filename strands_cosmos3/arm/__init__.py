@@ -1,0 +1,1 @@
+"""The arm: the embedded Franka Panda, its figures and its frames."""

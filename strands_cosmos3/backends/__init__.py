@@ -1,0 +1,1 @@
+"""Backends: one protocol, several places where inference may happen."""

@@ -1,0 +1,77 @@
+"""The two questions asked of every array that enters the package: is it finite, and has it the right shape?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
+
+F64 = NDArray[np.float64]
+_SO3_TOLERANCE = 1e-6
+
+
+def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
+    """A read-only float64 copy of ``value``.
+
+    Args:
+        value: Anything numpy turns into numbers.
+        name: What to call it in an error.
+        shape: The wanted shape; None leaves an axis free, but no axis may be empty.
+
+    Raises:
+        InputError: It is not numeric.
+        ShapeError: It has another shape, or an empty axis.
+        NonFiniteError: It holds NaN or infinity; the message names the first such place.
+    """
+    try:
+        raw = np.asarray(value)
+        if raw.dtype.kind not in "fiub":
+            raise TypeError(f"dtype {raw.dtype}")
+        array = np.array(raw, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be an array of real numbers, got {type(value).__name__} ({error}).") from None
+    wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+    fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+    if not fits or array.size == 0:
+        raise ShapeError(f"{name} must have shape {wanted} and not be empty, got {list(array.shape)}.")
+    if not np.isfinite(array).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        place = f"[{', '.join(map(str, where))}]" if where else ""
+        raise NonFiniteError(f"{name}{place} is {array[where]}; every value must be finite.")
+    array.setflags(write=False)
+    return array
+
+
+def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
+    """A read-only float64 copy of one rigid transform [4, 4], or of several [N, 4, 4].
+
+    Raises:
+        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0, 0, 0, 1).
+        ShapeError, NonFiniteError: As :func:`finite_array`.
+    """
+    T = finite_array(value, name, (None, 4, 4) if batch else (4, 4))
+    R = T[..., :3, :3]
+    off = np.abs(np.swapaxes(R, -1, -2) @ R - np.eye(3)).max()
+    if off > _SO3_TOLERANCE or (np.linalg.det(R) < 0).any():
+        raise InputError(f"{name} is not a rigid transform: R^T R differs from the identity by {off:.3g} (det > 0).")
+    if np.abs(T[..., 3, :] - np.array([0.0, 0.0, 0.0, 1.0])).max() > _SO3_TOLERANCE:
+        raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
+    return T
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above zero.
+
+    Raises:
+        InputError: It is anything else.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a number above zero, got {value!r}.") from None
+    if not (np.isfinite(number) and number > 0):
+        raise InputError(f"{name} must be a finite number above zero, got {value!r}.")
+    return number

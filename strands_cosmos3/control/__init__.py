@@ -1,0 +1,1 @@
+"""Control: inverse kinematics, limits, trajectories and the executor that feeds actuators."""

@@ -1,0 +1,439 @@
+"""What each Cosmos 3 embodiment emits, as data: domains, columns, frames, units, polarity, rates, presets.
+
+Nothing here computes motion. ``actions`` decodes by these tables, ``observe`` composes pictures by them, backends sample
+by them; a difference between two robots is a different row and never a branch in the code.
+
+Source of the figures: NVIDIA cosmos-framework (release 2026-08-21: ``domain_utils``, ``pose_utils``,
+``action_policy_server_robolab``) and the Cosmos 3 model cards. A tool frame with ``checked=False`` is stated there and
+could not be confirmed against recorded data by us; DROID's was, on a recorded episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
+
+Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
+ViewPoint = Literal["ego", "third_person", "wrist", "concat"]
+
+POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
+"""Columns of a pose delta: translation [m], then the first two columns of the rotation matrix (rot6d)."""
+
+
+@dataclass(frozen=True)
+class GripperConvention:
+    """How a number stands for a gripper's opening. Inside the package it is always the open fraction in [0, 1].
+
+    Args:
+        open_value: The number that means fully open.
+        closed_value: The number that means fully closed.
+        unit: What the number is, e.g. ``"fraction"``, ``"m"``, ``"ctrl"``.
+    """
+
+    open_value: float
+    closed_value: float
+    unit: str = "fraction"
+
+    def to_fraction(self, value: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Open fraction of a value, clipped to [0, 1]; the value's shape."""
+        fraction = (np.asarray(value, dtype=np.float64) - self.closed_value) / (self.open_value - self.closed_value)
+        return np.clip(fraction, 0.0, 1.0)
+
+    def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """The number that stands for an open fraction; the fraction's shape."""
+        return self.closed_value + np.asarray(fraction, dtype=np.float64) * (self.open_value - self.closed_value)
+
+
+MODEL_GRIPPER = GripperConvention(open_value=1.0, closed_value=0.0)
+WIRE_GRIPPER = GripperConvention(open_value=0.0, closed_value=1.0)
+PANDA_FINGER = GripperConvention(open_value=0.04, closed_value=0.0, unit="m")
+PANDA_TENDON = GripperConvention(open_value=255.0, closed_value=0.0, unit="ctrl")
+UMI_WIDTH = GripperConvention(open_value=0.0967, closed_value=0.0, unit="m")
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """What the columns of an action chunk mean and when its rows are due.
+
+    Args:
+        name: ``midtrain``, ``joint_pos`` or ``pose_abs``.
+        meaning: What a row is; it selects the decoder.
+        columns: One name for each column.
+        normalized: Whether rows must be de-normalised with the domain's statistics.
+        state_row: Whether row 0 of the model's sequence is the clean proprioceptive state.
+        mrope_offset: Offset of the action rows' temporal position (0 with a state row, else 1).
+        row_lead: Row i is due at ``t0 + (i + row_lead) / fps``: 1 for rows that are reached, 0 for rows commanded now.
+    """
+
+    name: str
+    meaning: Meaning
+    columns: tuple[str, ...]
+    normalized: bool
+    state_row: bool
+    mrope_offset: int
+    row_lead: int
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return len(self.columns)
+
+    def row_times_s(self, n_rows: int, fps: float) -> NDArray[np.float64]:
+        """When each row is due, in seconds after the observation: [n_rows]."""
+        return (np.arange(n_rows) + self.row_lead) / fps
+
+
+JOINT_POS = ActionSpace(
+    "joint_pos", "joint_position", (*(f"joint_{i}" for i in range(7)), "gripper"), False, True, 0, row_lead=0
+)
+POSE_ABS = ActionSpace(
+    "pose_abs", "pose_absolute", ("x", "y", "z", "qx", "qy", "qz", "qw", "gripper"), False, False, 1, row_lead=1
+)
+
+
+def _midtrain(columns: tuple[str, ...], meaning: Meaning, normalized: bool) -> ActionSpace:
+    return ActionSpace("midtrain", meaning, columns, normalized, False, 1, row_lead=1)
+
+
+@dataclass(frozen=True, eq=False)
+class ToolFrame:
+    """Where the frame whose motion the model speaks sits on the robot.
+
+    Args:
+        parent: The robot body or link that it is fixed to.
+        T_parent_cosmos: [4, 4] pose of the Cosmos frame in the parent's frame (right-multiplied onto the parent's pose).
+        checked: Whether recorded data confirmed it.
+        source: Where it comes from.
+    """
+
+    parent: str
+    T_parent_cosmos: NDArray[np.float64]
+    checked: bool
+    source: str
+
+
+def _tool(
+    parent: str,
+    yaw_deg: float = 0.0,
+    xyz_m: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    rotation: NDArray[np.float64] | None = None,
+    *,
+    checked: bool,
+    source: str,
+) -> ToolFrame:
+    c, s = np.cos(np.deg2rad(yaw_deg)), np.sin(np.deg2rad(yaw_deg))
+    T = np.eye(4)
+    T[:3, :3] = np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]]) if rotation is None else rotation
+    T[:3, 3] = xyz_m
+    T.setflags(write=False)
+    return ToolFrame(parent, T, checked, source)
+
+
+_IDENTITY = _tool("ee", checked=False, source="cosmos-framework pose_utils: no correction")
+_DROID_TOOL = _tool("hand", 135.0, checked=True, source="panda_link8 (hand Rz(+45)) then Rz(+90); DROID success_48330")
+_BRIDGE_DEFAULT_ROTATION = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
+
+
+@dataclass(frozen=True)
+class SamplerPreset:
+    """Sampling of the reference implementation for one kind of checkpoint.
+
+    Args:
+        num_steps: Denoising steps.
+        guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
+        flow_shift: Shift of the native flow schedule.
+        guidance_interval: Guidance applies where lo < t < hi only; None is everywhere.
+    """
+
+    num_steps: int
+    guidance_scale: float
+    flow_shift: float
+    guidance_interval: tuple[float, float] | None = None
+
+
+MIDTRAIN_PRESET = SamplerPreset(num_steps=30, guidance_scale=1.0, flow_shift=10.0)
+POLICY_PRESET = SamplerPreset(num_steps=4, guidance_scale=3.0, flow_shift=5.0)
+EDGE_POLICY_PRESET = replace(POLICY_PRESET, guidance_interval=(960.0, 1001.0))
+
+
+@dataclass(frozen=True)
+class CameraRig:
+    """The views a domain was trained on, in the order in which they are composed.
+
+    Args:
+        views: Names of the views.
+        wire_names: The same views' keys on the openpi / RoboLab wire.
+        view_hw: Every view is letterboxed to this (height, width) first, in pixels.
+    """
+
+    views: tuple[str, ...]
+    wire_names: tuple[str, ...]
+    view_hw: tuple[int, int]
+
+
+DROID_RIG = CameraRig(
+    ("wrist", "exterior_1", "exterior_2"),
+    ("observation/wrist_image_left", "observation/exterior_image_1_left", "observation/exterior_image_2_left"),
+    (360, 640),
+)
+
+
+@dataclass(frozen=True)
+class Embodiment:
+    """One row of the domain table.
+
+    Args:
+        name: The domain's name in cosmos-framework.
+        domain_id: Its slot in the model's domain-aware heads (0..31).
+        spaces: The action spaces its checkpoints speak, by name; the first is the default.
+        fps: Rows a second. None where the source gives none.
+        chunk: Rows an inference answers, by action space.
+        view_point: Which view sentence its prompt carries.
+        gripper: How the model's grasp column is to be read, or None without one.
+        tool_frame: The frame whose deltas the model speaks.
+        presets: Sampling by action space.
+        stats: Name of its statistics, or None without any.
+        rig: Its cameras where more than one is composed.
+        translation_scale: Metres for one unit of translation where no statistics exist.
+    """
+
+    name: str
+    domain_id: int
+    spaces: Mapping[str, ActionSpace]
+    fps: float | None
+    chunk: Mapping[str, int]
+    view_point: ViewPoint | None
+    gripper: GripperConvention | None
+    tool_frame: ToolFrame
+    presets: Mapping[str, SamplerPreset] = field(
+        default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET})
+    )
+    stats: str | None = None
+    rig: CameraRig | None = None
+    translation_scale: float = 1.0
+
+    def action_space(self, name: str | None = None) -> ActionSpace:
+        """The action space of that name; None is this embodiment's default.
+
+        Raises:
+            ActionSpaceError: The embodiment has no such action space; the message lists those it has.
+        """
+        if name is None:
+            return next(iter(self.spaces.values()))
+        if name not in self.spaces:
+            have = ", ".join(self.spaces)
+            raise ActionSpaceError(f"embodiment {self.name!r} has no action space {name!r}; it has: {have}.")
+        return self.spaces[name]
+
+    def preset(self, action_space: str | None = None) -> SamplerPreset:
+        """The reference sampling for an action space of this embodiment."""
+        return self.presets.get(self.action_space(action_space).name, MIDTRAIN_PRESET)
+
+    def chunk_rows(self, action_space: str | None = None) -> int:
+        """Rows an inference answers in an action space of this embodiment."""
+        return self.chunk[self.action_space(action_space).name]
+
+    @property
+    def raw_action_layout(self) -> tuple[str, ...]:
+        """Columns of the default action space."""
+        return self.action_space().columns
+
+
+def _prefix(prefix: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{prefix}_{column}" for column in columns)
+
+
+def _numbered(prefix: str, n: int) -> tuple[str, ...]:
+    return tuple(f"{prefix}_{i}" for i in range(n))
+
+
+_ARM = (*POSE9, "grasp")
+_DUAL = (*_prefix("left", _ARM), *_prefix("right", _ARM))
+_AGIBOT = (*_prefix("head", POSE9), *_prefix("right", _ARM), *_prefix("left", _ARM))
+_HAND = (
+    *_prefix("camera", POSE9),
+    *_prefix("right_wrist", POSE9),
+    *_numbered("right_hand", 15),
+    *_prefix("left_wrist", POSE9),
+    *_numbered("left_hand", 15),
+)
+_UR_TOOL = replace(_IDENTITY, parent="tool0")
+_UMI_TOOL = _tool("camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF")
+_FRACTAL_TOOL = _tool(
+    "tcp", -90.0, (0.0, 0.0, -0.164), checked=False, source="cosmos-framework: Rz(-90), TCP -> flange"
+)
+_BRIDGE_TOOL = _tool(
+    "gripper",
+    xyz_m=(0.0, 0.0, -0.0936),
+    rotation=_BRIDGE_DEFAULT_ROTATION.T,
+    checked=False,
+    source="cosmos-framework: default-rotation undo, -93.6 mm; BridgeData V2's default rotation",
+)
+
+
+def _domain(
+    name: str,
+    domain_id: int,
+    columns: tuple[str, ...],
+    *,
+    meaning: Meaning = "pose_delta",
+    fps: float | None = None,
+    chunk: int = 16,
+    view: ViewPoint | None = None,
+    gripper: GripperConvention | None = None,
+    tool: ToolFrame = _IDENTITY,
+    stats: str | None = None,
+    normalized: bool = True,
+    translation_scale: float = 1.0,
+) -> Embodiment:
+    normalized = normalized and meaning != "raw"
+    return Embodiment(
+        name,
+        domain_id,
+        MappingProxyType({"midtrain": _midtrain(columns, meaning, normalized)}),
+        fps,
+        MappingProxyType({"midtrain": chunk}),
+        view,
+        gripper,
+        tool,
+        stats=stats,
+        translation_scale=translation_scale,
+    )
+
+
+_DROID = replace(
+    _domain(
+        "droid_lerobot", 8, _ARM, fps=15, view="concat", gripper=MODEL_GRIPPER, tool=_DROID_TOOL, stats="droid_lerobot"
+    ),
+    spaces=MappingProxyType(
+        {"midtrain": _midtrain(_ARM, "pose_delta", True), "joint_pos": JOINT_POS, "pose_abs": POSE_ABS}
+    ),
+    chunk=MappingProxyType({"midtrain": 16, "joint_pos": 32, "pose_abs": 16}),
+    presets=MappingProxyType({"midtrain": MIDTRAIN_PRESET, "joint_pos": POLICY_PRESET, "pose_abs": MIDTRAIN_PRESET}),
+    rig=DROID_RIG,
+)
+
+_ROWS = (
+    _domain("no_action", 0, (), meaning="raw"),
+    _domain("av", 1, POSE9, fps=10, chunk=60, view="ego", normalized=False, translation_scale=1.35),
+    _domain("camera_pose", 2, POSE9, fps=30, chunk=60, view="ego", normalized=False),
+    _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose"),
+    _domain("pusht", 4, ("x", "y"), meaning="raw"),
+    _domain("libero", 5, _ARM, fps=20, view="concat", gripper=MODEL_GRIPPER, stats="libero"),
+    _domain("umi", 6, (*POSE9, "width"), fps=20, view="wrist", gripper=UMI_WIDTH, tool=_UMI_TOOL, stats="umi"),
+    _domain(
+        "bridge_orig_lerobot",
+        7,
+        _ARM,
+        fps=5,
+        view="ego",
+        gripper=MODEL_GRIPPER,
+        tool=_BRIDGE_TOOL,
+        stats="bridge_orig_lerobot",
+    ),
+    _DROID,
+    _domain(
+        "robomind-franka",
+        8,
+        _ARM,
+        fps=10,
+        view="concat",
+        gripper=MODEL_GRIPPER,
+        tool=replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID"),
+        stats="robomind-franka",
+    ),
+    _domain("galbot", 9, _numbered("joint", 30), meaning="raw"),
+    _domain(
+        "robomind-franka-dual",
+        12,
+        _DUAL,
+        fps=10,
+        view="concat",
+        gripper=MODEL_GRIPPER,
+        tool=replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID"),
+        stats="robomind-franka-dual",
+    ),
+    _domain(
+        "robomind-ur",
+        13,
+        _ARM,
+        fps=10,
+        view="third_person",
+        gripper=MODEL_GRIPPER,
+        tool=_UR_TOOL,
+        stats="robomind-ur",
+    ),
+    _domain("agibotworld", 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld"),
+    _domain("agibot_gear_gripper", 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld"),
+    _domain("agibot_gear_gripper_ext", 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld"),
+    _domain("xdof_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
+    _domain("molmoact2_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
+    _domain("abc_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
+    _domain("robotwin", 17, _numbered("joint", 14), meaning="raw"),
+    _domain("fractal", 20, _ARM, fps=3, view="ego", gripper=MODEL_GRIPPER, tool=_FRACTAL_TOOL, stats="fractal"),
+    _domain("drawanything", 21, _numbered("action", 3), meaning="raw"),
+    _domain("behavior1k_lerobot", 22, _numbered("action", 23), meaning="raw"),
+    _domain("maniparena", 23, _numbered("action", 20), meaning="raw"),
+)
+_EMBODIMENTS: Mapping[str, Embodiment] = MappingProxyType({row.name: row for row in _ROWS})
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "droid": "droid_lerobot",
+        "franka": "droid_lerobot",
+        "panda": "droid_lerobot",
+        "bridge": "bridge_orig_lerobot",
+        "widowx": "bridge_orig_lerobot",
+        "umi_lerobot": "umi",
+        "fractal_lerobot": "fractal",
+        "google_robot": "fractal",
+        "agibot": "agibotworld",
+        "agibotworld_beta": "agibotworld",
+        "human_hand_pose": "hand_pose",
+        "embodiment_b": "galbot",
+        "robomind_franka": "robomind-franka",
+        "robomind_franka_dual": "robomind-franka-dual",
+        "robomind_ur": "robomind-ur",
+    }
+)
+NUM_DOMAINS = 32
+"""Slots in the model's domain-aware heads."""
+
+
+def list_embodiments() -> tuple[str, ...]:
+    """Names of every embodiment, in the order of their domain ids."""
+    return tuple(_EMBODIMENTS)
+
+
+def get_embodiment(name: str | Embodiment) -> Embodiment:
+    """The embodiment of that name or alias (``droid``, ``franka``, ``panda``, ``umi``, ``av``, ``bridge``, ...).
+
+    Raises:
+        UnknownNameError: No such embodiment; the message lists all names and aliases.
+    """
+    if isinstance(name, Embodiment):
+        return name
+    if not isinstance(name, str):
+        raise InputError(f"an embodiment is named by a string, got {name!r}; valid: {', '.join(_EMBODIMENTS)}.")
+    key = name.strip().lower()
+    key = _ALIASES.get(key, key)
+    if key not in _EMBODIMENTS:
+        raise UnknownNameError("embodiment", name, (*_EMBODIMENTS, *_ALIASES))
+    return _EMBODIMENTS[key]
+
+
+def raw_embodiment(domain_id: int, width: int) -> Embodiment:
+    """An embodiment for a bare domain id with an explicit raw width: its columns are passed through undecoded.
+
+    Raises:
+        InputError: The id is outside 0..31 or the width outside 1..64.
+    """
+    if not 0 <= domain_id < NUM_DOMAINS or not 1 <= width <= 64:
+        raise InputError(f"domain id {domain_id} with width {width}: the id must be 0..31 and the raw width 1..64.")
+    return _domain(f"domain_{domain_id}", domain_id, _numbered("action", width), meaning="raw")

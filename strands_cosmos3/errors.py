@@ -1,0 +1,117 @@
+"""The exception tree: one root, so that a caller can catch everything this package raises on purpose.
+
+::
+
+    Cosmos3Error
+    ├── InputError (ValueError)          a value from the caller that cannot be used
+    │   ├── ShapeError                   wrong rank, width or length
+    │   ├── NonFiniteError               NaN or infinity
+    │   ├── UnknownNameError             a name outside a closed set; the valid ones are listed
+    │   ├── WildActionError              a normalised action beyond |z| = 10: a fault, not motion
+    │   ├── StatisticsError              statistics of the wrong domain or width, or q99 <= q01
+    │   ├── ActionSpaceError             an action chunk handed to the wrong decoder
+    │   ├── FrameError                   a frame that does not exist, or is not rigidly attached
+    │   └── ObservationError             a camera or state key that is missing or malformed
+    ├── ConfigError (ValueError)         options that contradict each other or are not available
+    ├── ControlError (RuntimeError)      the arm cannot, or must not, execute what was asked
+    │   └── ActuatorGuardError           a non-finite or out-of-range control value, stopped before `ctrl`
+    ├── BackendError (RuntimeError)      inference failed, or answered something unusable
+    └── EnvironmentalError (RuntimeError)  something on this machine is missing
+        ├── MissingDependencyError (ImportError)
+        ├── ResourceNotFoundError (FileNotFoundError)
+        └── RenderError                  no usable OpenGL
+
+Every message states the value, what is allowed, and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class Cosmos3Error(Exception):
+    """Root of everything that strands_cosmos3 raises on purpose."""
+
+
+class InputError(Cosmos3Error, ValueError):
+    """A value from the caller that cannot be used."""
+
+
+class ShapeError(InputError):
+    """Wrong rank, width or length."""
+
+
+class NonFiniteError(InputError):
+    """NaN or infinity where a finite number is needed."""
+
+
+class UnknownNameError(InputError):
+    """A name outside a closed set.
+
+    Args:
+        kind: What the name stands for, e.g. ``"embodiment"``.
+        name: The offending value.
+        valid: The names that would work; all of them are listed in the message.
+    """
+
+    def __init__(self, kind: str, name: object, valid: Iterable[str]):
+        names = sorted(valid)
+        close = get_close_matches(str(name), names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"unknown {kind} {name!r}.{hint} Valid: {', '.join(names)}.")
+
+
+class WildActionError(InputError):
+    """A normalised action so large that it is a fault and not motion."""
+
+
+class StatisticsError(InputError):
+    """Action statistics that do not belong to this domain or cannot be inverted."""
+
+
+class ActionSpaceError(InputError):
+    """An action chunk handed to a decoder of another action space."""
+
+
+class FrameError(InputError):
+    """A frame that does not exist in the model, or is not rigidly attached where it must be."""
+
+
+class ObservationError(InputError):
+    """An observation without a camera or state key that is needed, or with a malformed one."""
+
+
+class ConfigError(Cosmos3Error, ValueError):
+    """Options that contradict each other, or that this installation cannot honour."""
+
+
+class ControlError(Cosmos3Error, RuntimeError):
+    """The arm cannot, or must not, execute what was asked."""
+
+
+class ActuatorGuardError(ControlError):
+    """A non-finite or out-of-range control value, refused before anything was written."""
+
+
+class BackendError(Cosmos3Error, RuntimeError):
+    """Inference failed or answered something unusable."""
+
+
+class EnvironmentalError(Cosmos3Error, RuntimeError):
+    """Something that this machine lacks."""
+
+
+class MissingDependencyError(EnvironmentalError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+
+class ResourceNotFoundError(EnvironmentalError, FileNotFoundError):
+    """A packaged or named file does not exist."""
+
+    def __str__(self) -> str:  # OSError would print "[Errno ...]"
+        return str(self.args[0]) if self.args else ""
+
+
+class RenderError(EnvironmentalError):
+    """No usable OpenGL for off-screen rendering."""

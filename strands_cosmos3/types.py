@@ -1,0 +1,395 @@
+"""What flows through the package: six frozen dataclasses, checked when they are made and never again.
+
+::
+
+    Observation -> Request -> ActionChunk -> PoseTrajectory -> JointTrajectory -> Rollout
+
+Frames are named ``T_parent_child``; ``base`` is the robot's base, ``cosmos`` the frame whose deltas the model speaks,
+``ee`` the body that inverse kinematics drives. A gripper is an open fraction: 1 is open, 0 is closed. Arrays are
+read-only float64 copies of what was given, images read-only uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.checks import F64, finite_array, rigid_transform
+from strands_cosmos3.embodiments import ActionSpace, Embodiment
+from strands_cosmos3.errors import ActionSpaceError, InputError, ShapeError, UnknownNameError, WildActionError
+
+WILD_Z = 10.0
+"""A normalised action beyond this magnitude is a fault and not motion."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Mode(StrEnum):
+    """What the model is asked for."""
+
+    POLICY = "policy"
+    FORWARD_DYNAMICS = "forward_dynamics"
+    INVERSE_DYNAMICS = "inverse_dynamics"
+
+    @classmethod
+    def parse(cls, name: str) -> Mode:
+        """The mode of that name.
+
+        Raises:
+            UnknownNameError: No such mode.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise UnknownNameError("mode", name, tuple(cls)) from None
+
+
+class Outcome(StrEnum):
+    """How an episode ended."""
+
+    SUCCESS = "success"
+    TIMEOUT = "timeout"
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    FAULT = "fault"
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return _OUTCOME_MESSAGES[self]
+
+
+_OUTCOME_MESSAGES = {
+    Outcome.SUCCESS: "The task's success condition held.",
+    Outcome.TIMEOUT: "The time was up before the task's success condition held.",
+    Outcome.COMPLETED: "The motion was played to its end; there was no task to judge.",
+    Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
+    Outcome.FAULT: "A fault stopped the episode; the arm was brought to rest.",
+}
+
+
+def _set(instance: object, **values: object) -> None:
+    """Assign on a frozen dataclass while it is being made."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def _fraction(value: Any, name: str) -> float:
+    number = float(finite_array(value, name, ()))
+    if not -1e-6 <= number <= 1 + 1e-6:
+        raise InputError(f"{name} is an open fraction in [0, 1] (1 = open), got {number:g}.")
+    return min(max(number, 0.0), 1.0)
+
+
+def _image(value: Any, name: str) -> NDArray[np.uint8]:
+    image = np.asarray(value)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3 or image.size == 0:
+        raise ShapeError(f"{name} must be uint8 of shape [H, W, 3], got {image.dtype} {list(image.shape)}.")
+    image = image.copy()
+    image.setflags(write=False)
+    return image
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What the robot senses at one moment.
+
+    Args:
+        q_rad: [n] joint angles.
+        gripper: Open fraction.
+        images: View name -> [H, W, 3] uint8.
+        qd_rad_s: [n] joint velocities; zeros when not given.
+        t_capture_s: When it was taken, on the caller's monotonic (or simulated) clock.
+        privileged: What only a simulator knows (poses of objects, [4, 4] or vectors, by name). It is handed only to
+            backends that ask for it and never leaves the process.
+
+    Raises:
+        ShapeError, NonFiniteError, InputError: A field is malformed.
+    """
+
+    q_rad: F64
+    gripper: float
+    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
+    qd_rad_s: F64 | None = None
+    t_capture_s: float = 0.0
+    privileged: Mapping[str, F64] | None = None
+
+    def __post_init__(self) -> None:
+        q = finite_array(self.q_rad, "q_rad", (None,))
+        qd = finite_array(np.zeros_like(q) if self.qd_rad_s is None else self.qd_rad_s, "qd_rad_s", q.shape)
+        images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
+        _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper, "gripper"), images=MappingProxyType(images))
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One question to a backend, in the model's terms.
+
+    Args:
+        embodiment: Whose domain is asked.
+        action_space: What the answer's rows must mean.
+        instruction: What the user said.
+        n_rows: Rows wanted.
+        q_rad: [n] joint angles.
+        gripper: Open fraction.
+        T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None where no arm model is known.
+        mode: What is asked.
+        prompt: The exact text for the model, composed from the instruction.
+        composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
+        seed: Noise seed.
+        t_capture_s: The observation's time stamp.
+        privileged: As in :class:`Observation`; None unless the backend asks for it.
+    """
+
+    embodiment: Embodiment
+    action_space: ActionSpace
+    instruction: str
+    n_rows: int
+    q_rad: F64
+    gripper: float
+    T_base_cosmos: F64 | None = None
+    mode: Mode = Mode.POLICY
+    prompt: str = ""
+    composite: NDArray[np.uint8] | None = None
+    seed: int = 0
+    t_capture_s: float = 0.0
+    privileged: Mapping[str, F64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_rows < 1:
+            raise InputError(f"n_rows must be at least 1, got {self.n_rows}.")
+        _set(
+            self,
+            q_rad=finite_array(self.q_rad, "q_rad", (None,)),
+            gripper=_fraction(self.gripper, "gripper"),
+            composite=None if self.composite is None else _image(self.composite, "composite"),
+        )
+        if self.T_base_cosmos is not None:
+            _set(self, T_base_cosmos=rigid_transform(self.T_base_cosmos, "T_base_cosmos"))
+
+
+@dataclass(frozen=True, eq=False)
+class ActionChunk:
+    """A backend's answer: rows of one named action space, in the model's own scale.
+
+    Args:
+        action: [T, D] rows.
+        action_space: What the columns mean.
+        embodiment: Whose domain spoke.
+        fps: Rows a second; None is the embodiment's own rate.
+        seed: Noise seed it was drawn with.
+        timing: Milliseconds by part.
+        video: [F, H, W, 3] uint8, the world the model predicted, where it was decoded.
+
+    Raises:
+        ActionSpaceError: The width is not the action space's.
+        WildActionError: A normalised value lies beyond |z| = 10.
+        ShapeError, NonFiniteError: The rows are malformed.
+    """
+
+    action: F64
+    action_space: ActionSpace
+    embodiment: Embodiment
+    fps: float | None = None
+    seed: int = 0
+    timing: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    video: NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        action = finite_array(self.action, "action", (None, None))
+        space = self.action_space
+        if action.shape[1] != space.width:
+            raise ActionSpaceError(
+                f"action has {action.shape[1]} columns, but {space.name!r} of {self.embodiment.name!r} has "
+                f"{space.width}: {', '.join(space.columns)}. Width does not tell action spaces apart; name the right one."
+            )
+        if space.normalized and np.abs(action).max() > WILD_Z:
+            row, column = (int(i) for i in np.argwhere(np.abs(action) > WILD_Z)[0])
+            raise WildActionError(
+                f"action[{row}, {column}] ({space.columns[column]}) is {action[row, column]:.4g}; normalised values "
+                f"beyond |z| = {WILD_Z:g} are a fault, not motion. Is the chunk already de-normalised, or another space?"
+            )
+        _set(self, action=action, fps=self.embodiment.fps if self.fps is None else self.fps)
+        if self.fps is None or not self.fps > 0:
+            raise InputError(f"embodiment {self.embodiment.name!r} has no frame rate of its own; pass fps > 0.")
+
+    @property
+    def row_times_s(self) -> F64:
+        """[T] when each row is due, in seconds after the observation."""
+        assert self.fps is not None  # __post_init__ resolved it
+        return self.action_space.row_times_s(len(self.action), self.fps)
+
+
+@dataclass(frozen=True, eq=False)
+class PoseTrajectory:
+    """Commanded poses of one named frame.
+
+    Args:
+        T_base_frame: [T, 4, 4] poses in the robot's base.
+        t_s: [T] when each is to be reached, in seconds after the observation, strictly increasing.
+        frame: Name of the frame, ``"cosmos"`` or a body.
+        T_base_anchor: [4, 4] pose at the observation, from which the first row departs.
+        gripper: [T] open fractions, or None.
+    """
+
+    T_base_frame: F64
+    t_s: F64
+    frame: str
+    T_base_anchor: F64
+    gripper: F64 | None = None
+
+    def __post_init__(self) -> None:
+        T = rigid_transform(self.T_base_frame, "T_base_frame", batch=True)
+        _set(
+            self,
+            T_base_frame=T,
+            t_s=_times(self.t_s, len(T)),
+            T_base_anchor=rigid_transform(self.T_base_anchor, "T_base_anchor"),
+            gripper=None if self.gripper is None else _fractions(self.gripper, len(T)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class JointTrajectory:
+    """Joint angles for an arm, with an account of how well they serve the poses they came from.
+
+    Args:
+        q_rad: [T, n] joint angles.
+        t_s: [T] when each is due, in seconds after the observation, strictly increasing, the first not negative.
+        gripper: [T] open fractions, or None.
+        poses: The commanded poses of the driven body, where there were any.
+        residual_m: [T] position the solution misses its pose by; zeros without poses.
+        residual_rad: [T] rotation it misses by.
+        converged: [T] whether the residual is within tolerance.
+        clamped: [T] whether a joint or velocity limit held the solution back.
+        t_capture_s: The observation's time stamp.
+    """
+
+    q_rad: F64
+    t_s: F64
+    gripper: F64 | None = None
+    poses: PoseTrajectory | None = None
+    residual_m: F64 | None = None
+    residual_rad: F64 | None = None
+    converged: NDArray[np.bool_] | None = None
+    clamped: NDArray[np.bool_] | None = None
+    t_capture_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        q = finite_array(self.q_rad, "q_rad", (None, None))
+        n = len(q)
+        residuals = {
+            name: finite_array(np.zeros(n) if value is None else value, name, (n,))
+            for name, value in (("residual_m", self.residual_m), ("residual_rad", self.residual_rad))
+        }
+        masks = {
+            name: np.full(n, default) if value is None else np.asarray(value, dtype=bool).copy()
+            for name, value, default in (("converged", self.converged, True), ("clamped", self.clamped, False))
+        }
+        for name, mask in masks.items():
+            if mask.shape != (n,):
+                raise ShapeError(f"{name} must have shape [{n}], got {list(mask.shape)}.")
+            mask.setflags(write=False)
+        gripper = None if self.gripper is None else _fractions(self.gripper, n)
+        _set(self, q_rad=q, t_s=_times(self.t_s, n), gripper=gripper, **residuals, **masks)
+
+
+def _times(value: Any, n: int) -> F64:
+    t = finite_array(value, "t_s", (n,))
+    if t[0] < 0 or (np.diff(t) <= 0).any():
+        raise InputError("t_s must start at zero or later and increase strictly.")
+    return t
+
+
+def _fractions(value: Any, n: int) -> F64:
+    gripper = finite_array(value, "gripper", (n,))
+    if (gripper < 0).any() or (gripper > 1).any():
+        raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
+    return gripper
+
+
+@dataclass(frozen=True)
+class ErrorSummary:
+    """An error between two motions: millimetres and degrees, over every sample compared."""
+
+    mean_mm: float
+    max_mm: float
+    mean_deg: float
+    max_deg: float
+
+    @classmethod
+    def of(cls, distance_m: F64, angle_rad: F64) -> ErrorSummary:
+        """Summarise [N] distances and [N] angles."""
+        mm, deg = np.asarray(distance_m) * 1e3, np.rad2deg(angle_rad)
+        return cls(float(mm.mean()), float(mm.max()), float(deg.mean()), float(deg.max()))
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One episode: what was commanded, what was achieved, and how it ended.
+
+    Args:
+        seed: Seed of the scene and of the policy.
+        task: Name of the task, or None.
+        instruction: What the policy was told.
+        outcome: How it ended; ``success`` follows from it.
+        ik: IK residual against the commanded poses, over every executed row.
+        path: Deviation of the commanded from the intended path, at every physics step.
+        tracking: Achieved against commanded, at every physics step.
+        drift: Achieved against a recording, where one was replayed.
+        steps: Rows ``total, clamped, stretched, unconverged``.
+        latency_ms: Wall time of inference and planning, ``p50, p95, max``.
+        counters: Events by name.
+        realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
+        model_sha256: Digest of the checkpoint, where there is one.
+        arrays: Trajectories by name, as :meth:`save_npz` writes them.
+    """
+
+    seed: int
+    task: str | None
+    instruction: str
+    outcome: Outcome
+    ik: ErrorSummary
+    path: ErrorSummary
+    tracking: ErrorSummary
+    steps: Mapping[str, int]
+    latency_ms: Mapping[str, float]
+    counters: Mapping[str, int]
+    duration_s: float
+    realtime_factor: float
+    drift: ErrorSummary | None = None
+    model_sha256: str | None = None
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING, repr=False)
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the task succeeded; None where there was none to judge."""
+        return None if self.task is None else self.outcome is Outcome.SUCCESS
+
+    def to_dict(self) -> dict[str, Any]:
+        """The episode as JSON-ready values (no arrays)."""
+        errors = {"ik": self.ik, "path": self.path, "tracking": self.tracking, "drift": self.drift}
+        return {
+            "seed": self.seed,
+            "task": self.task,
+            "instruction": self.instruction,
+            "success": self.success,
+            "outcome": str(self.outcome),
+            **{name: vars(error) for name, error in errors.items() if error is not None},
+            "steps": dict(self.steps),
+            "latency_ms": dict(self.latency_ms),
+            "counters": dict(self.counters),
+            "duration_s": self.duration_s,
+            "realtime_factor": self.realtime_factor,
+            **({"model_sha256": self.model_sha256} if self.model_sha256 else {}),
+        }
+
+    def save_npz(self, path: str) -> None:
+        """Write every trajectory of the episode to one compressed npz file."""
+        np.savez_compressed(path, **dict(self.arrays))
