@@ -1,0 +1,182 @@
+"""The Franka Panda in figures: kinematics, limits, frames. numpy only.
+
+Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there.
+
+Frames, from the wrist outwards: ``flange`` (also called ``panda_link8``) lies .107 m along link7's z. ``hand`` shares its
+origin and is yawed by -45 degrees. ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID frame
+is ``hand`` yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.errors import InputError, ShapeError
+
+
+def _frozen(values: Any) -> F64:
+    array = np.array(values, dtype=np.float64)
+    array.setflags(write=False)
+    return array
+
+
+ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
+FINGER_JOINTS = ("finger_joint1", "finger_joint2")
+ARM_ACTUATORS = tuple(f"actuator{i}" for i in range(1, 8))
+GRIPPER_ACTUATOR = "actuator8"
+ACTUATORS = (*ARM_ACTUATORS, GRIPPER_ACTUATOR)
+HAND_BODY = "hand"
+TCP_SITE = "tcp"
+
+DH = _frozen(
+    [
+        (0.0, 0.333, 0.0),
+        (0.0, 0.0, -np.pi / 2),
+        (0.0, 0.316, np.pi / 2),
+        (0.0825, 0.0, np.pi / 2),
+        (-0.0825, 0.384, -np.pi / 2),
+        (0.0, 0.0, np.pi / 2),
+        (0.088, 0.0, np.pi / 2),
+    ]
+)
+"""[7, 3] modified (Craig) Denavit-Hartenberg rows: a [m], d [m], alpha [rad]."""
+
+HOME_Q = _frozen([0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0])
+"""[7] DROID's home configuration, rad."""
+
+FINGER_TRAVEL_M = 0.04
+"""How far each finger opens, in metres; the gap between them is twice that."""
+
+
+def _screw_z(angle_rad: float, z_m: float) -> F64:
+    c, s = np.cos(angle_rad), np.sin(angle_rad)
+    return _frozen([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, z_m], [0, 0, 0, 1]])
+
+
+T_link7_flange = _screw_z(0.0, 0.107)
+T_flange_hand = _screw_z(-np.pi / 4, 0.0)
+T_hand_tcp = _screw_z(0.0, 0.1034)
+T_hand_flange = _screw_z(np.pi / 4, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class JointLimits:
+    """What the seven joints may do. Every array is [7], read-only.
+
+    Args:
+        q_min: Lowest angles, rad.
+        q_max: Highest angles, rad.
+        velocity: Highest speeds, rad/s.
+        acceleration: rad/s^2.
+        jerk: rad/s^3.
+        torque: N m.
+
+    Raises:
+        ShapeError, NonFiniteError: An array is not seven finite numbers.
+        InputError: A lower limit is not below its upper one, or another limit is not above zero.
+    """
+
+    q_min: F64
+    q_max: F64
+    velocity: F64
+    acceleration: F64
+    jerk: F64
+    torque: F64
+
+    def __post_init__(self) -> None:
+        for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"):
+            object.__setattr__(self, name, finite_array(getattr(self, name), name, (7,)))
+        if not (self.q_min < self.q_max).all():
+            raise InputError(f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint.")
+        for name in ("velocity", "acceleration", "jerk", "torque"):
+            if not (getattr(self, name) > 0).all():
+                raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
+
+    def derated(self, factor: float) -> JointLimits:
+        """The same range of angles and torques, with velocity, acceleration and jerk times ``factor`` in (0, 1].
+
+        Raises:
+            InputError: The factor is outside (0, 1].
+        """
+        if not 0.0 < factor <= 1.0:
+            raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
+        return replace(
+            self,
+            velocity=self.velocity * factor,
+            acceleration=self.acceleration * factor,
+            jerk=self.jerk * factor,
+        )
+
+
+@dataclass(frozen=True)
+class CartesianLimits:
+    """What the flange may do: translation in m/s, m/s^2, m/s^3 and rotation in rad/s, rad/s^2, rad/s^3."""
+
+    velocity: float = 1.7
+    acceleration: float = 13.0
+    jerk: float = 6500.0
+    angular_velocity: float = 2.5
+    angular_acceleration: float = 25.0
+    angular_jerk: float = 12500.0
+
+
+CARTESIAN_LIMITS = CartesianLimits()
+TORQUE_RATE_NM_S = 1000.0
+"""Fastest change of a commanded torque, N m / s."""
+
+FER = JointLimits(
+    q_min=_frozen([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973]),
+    q_max=_frozen([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973]),
+    velocity=_frozen([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61]),
+    acceleration=_frozen([15.0, 7.5, 10.0, 12.5, 15.0, 20.0, 20.0]),
+    jerk=_frozen([7500.0, 3750.0, 5000.0, 6250.0, 7500.0, 10000.0, 10000.0]),
+    torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
+)
+"""The Panda (Franka Emika Robot), whose model is embedded."""
+
+FR3 = JointLimits(
+    q_min=_frozen([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159]),
+    q_max=_frozen([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159]),
+    velocity=_frozen([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26]),
+    acceleration=_frozen([10.0] * 7),
+    jerk=_frozen([5000.0] * 7),
+    torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
+)
+"""The Franka Research 3: the same kinematics, other limits."""
+
+LIMITS = MappingProxyType({"fer": FER, "fr3": FR3})
+
+
+def dh_forward(q_rad: Any) -> F64:
+    """Forward kinematics by the Denavit-Hartenberg product, independent of any model file.
+
+    Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics, modified convention).
+
+    Args:
+        q_rad: [..., 7] joint angles.
+
+    Returns:
+        [..., 4, 4] ``T_base_hand``.
+
+    Raises:
+        ShapeError: The last axis is not 7.
+    """
+    q = np.asarray(q_rad, dtype=np.float64)
+    if q.ndim == 0 or q.shape[-1] != 7:
+        raise ShapeError(f"q_rad must have shape [..., 7], got {list(q.shape)}.")
+    T = np.broadcast_to(np.eye(4), (*q.shape[:-1], 4, 4))
+    for joint, (a_m, d_m, alpha_rad) in enumerate(DH):
+        c, s = np.cos(q[..., joint]), np.sin(q[..., joint])
+        ca, sa = np.cos(alpha_rad), np.sin(alpha_rad)
+        step = np.zeros((*q.shape[:-1], 4, 4))
+        step[..., 0, 0], step[..., 0, 1], step[..., 0, 3] = c, -s, a_m
+        step[..., 1, 0], step[..., 1, 1], step[..., 1, 2], step[..., 1, 3] = s * ca, c * ca, -sa, -d_m * sa
+        step[..., 2, 0], step[..., 2, 1], step[..., 2, 2], step[..., 2, 3] = s * sa, c * sa, ca, d_m * ca
+        step[..., 3, 3] = 1.0
+        T = T @ step
+    return T @ T_link7_flange @ T_flange_hand
