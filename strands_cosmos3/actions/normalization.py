@@ -1,0 +1,191 @@
+"""Normalisation as data: a domain's statistics, and the affine map that a method makes of them.
+
+A normalisation is ``a = z * scale + offset`` column by column; a method only says from which figures the two come.
+Source: NVIDIA cosmos-framework, ``action_processing``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from strands_cosmos3.actions.arrays import trailing
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.errors import StatisticsError, UnknownNameError, WildActionError
+from strands_cosmos3.types import WILD_Z
+
+Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
+
+FIGURES = ("q01", "q99", "mean", "std", "min", "max")
+"""Names of the figures; the first two are always there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A normalisation, or its inverse: column by column ``(a - offset) / scale``, or ``z * scale + offset``.
+
+    Args:
+        offset: [D] what becomes zero.
+        scale: [D] what becomes one above it; positive.
+        columns: [D] names for messages.
+        denormalizes: Which of the two directions this map goes.
+    """
+
+    offset: F64
+    scale: F64
+    columns: tuple[str, ...]
+    denormalizes: bool = False
+
+    @property
+    def inverse(self) -> Affine:
+        """The map in the other direction."""
+        return replace(self, denormalizes=not self.denormalizes)
+
+    def __call__(self, rows: Any, clip: bool = False) -> F64:
+        """Map [..., D] rows; ``clip`` clamps normalised rows to [-1, 1], as training did. De-normalising never clamps.
+
+        Raises:
+            WildActionError: A value to de-normalise lies beyond |z| = 10.
+            ShapeError, NonFiniteError, InputError: The rows are malformed.
+        """
+        if self.denormalizes:
+            z = trailing(rows, "normalised action", (len(self.columns),), largest=np.inf)
+            refuse_wild(z, self.columns)
+            return z * self.scale + self.offset
+        z = (trailing(rows, "action", (len(self.columns),)) - self.offset) / self.scale
+        return np.clip(z, -1.0, 1.0) if clip else z
+
+
+@dataclass(frozen=True, eq=False)
+class ActionStats:
+    """Statistics of one domain's actions; arrays are [D] float64 and read-only.
+
+    Args:
+        domain: Whose they are, as ``Embodiment.stats`` names it.
+        columns: [D] names of the columns.
+        q01: First percentile.
+        q99: Ninety-ninth percentile.
+        mean: Mean, where the source has it; so are ``std``, ``min`` and ``max``.
+        raw: The same figures over the untouched data, where the source tells the two apart.
+        skip_rotation_dims: Columns for which the figures outside ``raw`` are +-1, so that they stay as they are.
+
+    Raises:
+        StatisticsError: A width differs from the columns', or q99 <= q01, max <= min or std <= 0 in some column.
+        ShapeError, NonFiniteError, InputError: A figure is malformed.
+    """
+
+    domain: str
+    columns: tuple[str, ...]
+    q01: F64
+    q99: F64
+    mean: F64 | None = None
+    std: F64 | None = None
+    min: F64 | None = None
+    max: F64 | None = None
+    raw: ActionStats | None = None
+    skip_rotation_dims: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in FIGURES:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, figure(value, name, self.columns, repr(self.domain)))
+        require_spread(self.q01, self.q99, ("q01", "q99"), self.columns, repr(self.domain))
+        if self.min is not None and self.max is not None:
+            require_spread(self.min, self.max, ("min", "max"), self.columns, repr(self.domain))
+        if self.std is not None:
+            require_spread(np.zeros_like(self.std), self.std, ("0", "std"), self.columns, repr(self.domain))
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return len(self.columns)
+
+    def first(self, width: int) -> ActionStats:
+        """These statistics for their first ``width`` columns: one arm of a file that describes two.
+
+        Raises:
+            StatisticsError: There are not so many columns.
+        """
+        if not 1 <= width <= self.width:
+            raise StatisticsError(f"statistics of {self.domain!r} have {self.width} columns, not {width}.")
+        optional = {name: getattr(self, name) for name in FIGURES[2:]}
+        cut = {name: None if value is None else value[:width] for name, value in optional.items()}
+        raw = None if self.raw is None else self.raw.first(width)
+        skipped = tuple(i for i in self.skip_rotation_dims if i < width)
+        return ActionStats(
+            self.domain,
+            self.columns[:width],
+            self.q01[:width],
+            self.q99[:width],
+            **cut,
+            raw=raw,
+            skip_rotation_dims=skipped,
+        )
+
+    def normalizer(self, method: Method = "quantile") -> Affine:
+        """The map from actions to normalised rows; its ``inverse`` is the way back.
+
+        ``quantile`` sends q01..q99 to -1..1, ``quantile_rot`` does so with the raw figures (the same where a file has
+        no raw ones), ``minmax`` sends min..max to -1..1, ``meanstd`` sends mean, std to 0, 1.
+
+        Raises:
+            UnknownNameError: No such method.
+            StatisticsError: The method needs figures that these statistics lack.
+        """
+        if str(method) not in get_args(Method):
+            raise UnknownNameError("normalisation method", method, get_args(Method))
+        if method == "quantile_rot":
+            return (self.raw or self).normalizer("quantile")
+        low, high = {"quantile": ("q01", "q99"), "minmax": ("min", "max"), "meanstd": ("mean", "std")}[method]
+        a, b = cast("F64 | None", getattr(self, low)), cast("F64 | None", getattr(self, high))
+        if a is None or b is None:
+            raise StatisticsError(f"statistics of {self.domain!r} have no {low}/{high} for {method!r}; use 'quantile'.")
+        return Affine(a, b, self.columns) if method == "meanstd" else span(a, b, self.columns)
+
+
+def span(low: F64, high: F64, columns: tuple[str, ...]) -> Affine:
+    """The map that sends [D] ``low`` to -1 and ``high`` to 1."""
+    return Affine((high + low) / 2, (high - low) / 2, columns)
+
+
+def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
+    """A read-only [D] float64 copy of one figure, as wide as the columns.
+
+    Raises:
+        StatisticsError: It has another width.
+        ShapeError, NonFiniteError, InputError: It is malformed.
+    """
+    array = finite_array(value, name, (None,))
+    if len(array) != len(columns):
+        raise StatisticsError(f"{name} of {owner} has {len(array)} columns, but there are {len(columns)}.")
+    return array
+
+
+def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[str, ...], owner: str) -> None:
+    """Refuse figures between which no scale can be laid.
+
+    Raises:
+        StatisticsError: ``high <= low`` in some column, which is named.
+    """
+    if (bad := np.flatnonzero(high <= low)).size:
+        i = int(bad[0])
+        raise StatisticsError(
+            f"statistics of {owner}: {names[1]} must exceed {names[0]}, but column {i} ({columns[i]}) has "
+            f"{names[0]} = {low[i]:g} and {names[1]} = {high[i]:g}; the normalisation could not be inverted."
+        )
+
+
+def refuse_wild(z: F64, columns: tuple[str, ...]) -> None:
+    """Refuse normalised [..., D] values that are a fault and not motion.
+
+    Raises:
+        WildActionError: A value lies beyond |z| = 10; its place and column are named.
+    """
+    if (wild := np.argwhere(np.abs(z) > WILD_Z)).size:
+        where = tuple(int(i) for i in wild[0])
+        raise WildActionError(
+            f"normalised action {list(where)} ({columns[where[-1]]}) is {z[where]:.4g}; beyond |z| = {WILD_Z:g} it "
+            "is a fault, not motion. Is it already de-normalised, or of another action space?"
+        )

@@ -1,0 +1,263 @@
+"""Action statistics: which figures a domain's rows are normalised with, and the maps in both directions.
+
+Statistics belong to a domain by **name**: several domains are ten columns wide, so width proves nothing. The figures
+come from NVIDIA cosmos-framework and lie in ``stats/`` with their licence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+from strands_cosmos3.actions.arrays import instance_of
+from strands_cosmos3.actions.normalization import FIGURES, ActionStats, Affine, Method, figure, require_spread, span
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
+from strands_cosmos3.errors import ActionSpaceError, ResourceNotFoundError, StatisticsError
+from strands_cosmos3.resources import resource
+
+_SCHEMA = 1
+_UPSTREAM_DOMAINS: Mapping[str, str] = MappingProxyType(
+    {
+        "agibotworld_beta_lerobot_stats": "agibotworld",
+        "bridge_orig_lerobot_stats": "bridge_orig_lerobot",
+        "droid_lerobot_stats": "droid_lerobot",
+        "fractal_lerobot_stats": "fractal",
+        "human_hand_pose_lerobot_stats": "hand_pose",
+        "libero_native_frame_wise_relative_rot6d": "libero",
+        "robomind_franka_dual_stats": "robomind-franka-dual",
+        "robomind_franka_stats": "robomind-franka",
+        "robomind_ur_stats": "robomind-ur",
+        "umi_lerobot_stats": "umi",
+    }
+)
+_UPSTREAM_TWO_ARMS = frozenset({"umi"})
+
+
+def load_action_stats(source: str | Path, domain: str | None = None) -> ActionStats:
+    """Statistics by name, or from a file.
+
+    Args:
+        source: A domain or embodiment (``"droid_lerobot"``, ``"droid"``), one of cosmos-framework's file names without
+            its suffix (``"droid_lerobot_stats"``), or the path of a ``.json`` file, in this project's schema or in
+            cosmos-framework's (flat, or with ``global`` and ``global_raw``).
+        domain: Whose they are; needed for a framework file under a name of your own.
+
+    Returns:
+        The statistics of a single arm where the file describes two (UMI: its first ten columns).
+
+    Raises:
+        UnknownNameError: No such embodiment.
+        ResourceNotFoundError: No such file.
+        StatisticsError: The domain has no statistics, is not known or is another one, or the file's content is wrong.
+    """
+    if not isinstance(source, Path):
+        source = instance_of(source, str, "source of statistics")
+        if not (source.endswith(".json") or "/" in source or "\\" in source):
+            stats = _packaged(_domain_of(source))
+            if domain is not None and _domain_of(domain) != stats.domain:
+                raise StatisticsError(f"{source!r} names statistics of {stats.domain!r}, not of {domain!r}.")
+            return stats
+    path = Path(source)
+    data = _read(path)
+    return _from_schema(data, path, domain) if "schema" in data else _from_upstream(data, path, domain)
+
+
+def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | None = None) -> ActionStats:
+    """The statistics of an embodiment's rows, the packaged ones by default.
+
+    Raises:
+        StatisticsError: They are of another domain or width, or there are none for this embodiment.
+    """
+    embodiment = get_embodiment(embodiment)
+    if stats is None:
+        stats = _packaged(_has_stats(embodiment))
+    elif isinstance(stats, str | Path):
+        stats = load_action_stats(stats)
+    stats = instance_of(stats, ActionStats, "stats")
+    width = embodiment.action_space("midtrain").width
+    if stats.domain != embodiment.stats:
+        raise StatisticsError(
+            f"statistics of {stats.domain!r} do not fit embodiment {embodiment.name!r}, whose statistics are "
+            f"{embodiment.stats!r}; equal width does not make them interchangeable. Pass load_action_stats("
+            f"{embodiment.stats!r})."
+        )
+    if stats.width != width:
+        raise StatisticsError(
+            f"statistics of {stats.domain!r} have {stats.width} columns, {embodiment.name!r} {width}."
+        )
+    return stats
+
+
+def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
+    """[..., D] actions -> [..., D] normalised: q01 becomes -1, q99 becomes 1.
+
+    Args:
+        a: Actions in their own units.
+        q01: [D] first percentile.
+        q99: [D] ninety-ninth percentile.
+        clip: Clamp to [-1, 1], as the training data of DROID was.
+
+    Raises:
+        StatisticsError: q99 <= q01 in some column, or their widths differ.
+        ShapeError, NonFiniteError, InputError: An argument is malformed.
+    """
+    return _quantile_map(q01, q99)(a, clip)
+
+
+def denormalize_quantile(z: Any, q01: Any, q99: Any) -> F64:
+    """[..., D] normalised -> [..., D] actions: ``z (q99 - q01)/2 + (q99 + q01)/2``, never clamped.
+
+    All zeros are the middle of the range and not "stay where you are".
+
+    Raises:
+        WildActionError: A value lies beyond |z| = 10.
+        StatisticsError: q99 <= q01 in some column, or their widths differ.
+        ShapeError, NonFiniteError, InputError: An argument is malformed.
+    """
+    return _quantile_map(q01, q99).inverse(z)
+
+
+def denormalize_chunk(
+    action: Any,
+    embodiment: Embodiment | str,
+    stats: ActionStats | str | Path | None = None,
+    method: Method = "quantile",
+) -> F64:
+    """[T, D] normalised ``midtrain`` rows -> [T, D] in metres, rotation columns and the gripper's own unit.
+
+    Raises:
+        ActionSpaceError: The embodiment's rows are not normalised, or these are of another action space.
+        StatisticsError: The statistics are of another domain or width.
+        WildActionError: A value lies beyond |z| = 10.
+        ShapeError, NonFiniteError, InputError: The rows are malformed.
+    """
+    rows = finite_array(action, "action", (None, None))
+    return _chunk_map(rows.shape[1], embodiment, stats, method).inverse(rows)
+
+
+def normalize_chunk(
+    action: Any,
+    embodiment: Embodiment | str,
+    stats: ActionStats | str | Path | None = None,
+    method: Method = "quantile",
+    clip: bool = False,
+) -> F64:
+    """The inverse of :func:`denormalize_chunk`; ``clip`` clamps to [-1, 1], as training did."""
+    rows = finite_array(action, "action", (None, None))
+    return _chunk_map(rows.shape[1], embodiment, stats, method)(rows, clip)
+
+
+def _chunk_map(
+    width: int, embodiment: Embodiment | str, stats: ActionStats | str | Path | None, method: Method
+) -> Affine:
+    embodiment = get_embodiment(embodiment)
+    space = embodiment.action_space("midtrain")
+    if not space.normalized:
+        raise ActionSpaceError(f"{space.name!r} rows of {embodiment.name!r} are not normalised; use them as they are.")
+    if width != space.width:
+        others = [name for name, other in embodiment.spaces.items() if other.width == width]
+        raise ActionSpaceError(
+            f"rows have {width} columns{f' (as {others} do)' if others else ''}, but only {space.name!r} rows of "
+            f"{embodiment.name!r} are normalised, and they have {space.width}. Other rows are used without statistics."
+        )
+    return stats_for(embodiment, stats).normalizer(method)
+
+
+def _quantile_map(q01: Any, q99: Any) -> Affine:
+    low = finite_array(q01, "q01", (None,))
+    columns = tuple(f"column {i}" for i in range(len(low)))
+    high = figure(q99, "q99", columns, "the caller (by q01)")
+    require_spread(low, high, ("q01", "q99"), columns, "the caller")
+    return span(low, high, columns)
+
+
+def _has_stats(embodiment: Embodiment) -> str:
+    if embodiment.stats is None:
+        have = ", ".join(name for name in list_embodiments() if get_embodiment(name).stats)
+        raise StatisticsError(f"there are no action statistics for {embodiment.name!r}; there are for: {have}.")
+    return embodiment.stats
+
+
+def _domain_of(name: str) -> str:
+    key = instance_of(name, str, "domain").strip().lower()
+    return _has_stats(get_embodiment(_UPSTREAM_DOMAINS.get(key, key)))
+
+
+@cache
+def _packaged(domain: str) -> ActionStats:
+    return load_action_stats(resource(f"stats/{domain}.json"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ResourceNotFoundError(
+            f"no statistics file {str(path)!r}; pass another path or a name: {', '.join(_UPSTREAM_DOMAINS.values())}."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise StatisticsError(f"{str(path)!r} is not a readable JSON file: {error}") from None
+    if not isinstance(data, dict):
+        raise StatisticsError(f"{str(path)!r} must hold a JSON object, not {type(data).__name__}.")
+    return cast("dict[str, Any]", data)
+
+
+def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
+    own, columns = data.get("domain"), data.get("columns")
+    if data["schema"] != _SCHEMA or not isinstance(own, str) or not _all_names(columns):
+        raise StatisticsError(f"{str(path)!r} is not of statistics schema {_SCHEMA}; stats/README.md describes it.")
+    if domain is not None and own != domain and own != _domain_of(domain):
+        raise StatisticsError(f"{str(path)!r} holds statistics of {own!r}, not of {domain!r}.")
+    skipped = _indices(data.get("skip_rotation_dims", []), path)
+    stats = _stats(own, tuple(cast("list[str]", columns)), data, data.get("raw"), path, skipped)
+    single = data.get("single_arm_columns", stats.width)
+    return stats.first(instance_of(single, int, f"single_arm_columns of {str(path)!r}"))
+
+
+def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
+    if domain is None and path.stem not in _UPSTREAM_DOMAINS:
+        raise StatisticsError(
+            f"{str(path)!r} does not say whose statistics it holds, and its name is none of cosmos-framework's "
+            f"({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
+        )
+    known = _domain_of(path.stem if domain is None else domain)
+    columns = get_embodiment(known).action_space("midtrain").columns
+    block = data.get("global", data)
+    width = len(columns)
+    if known in _UPSTREAM_TWO_ARMS and len(_block(block, path)["q01"]) == 2 * width:
+        columns = (*columns, *(f"second_{column}" for column in columns))
+    meta = data.get("metadata")
+    skipped = (
+        _indices(cast("dict[str, Any]", meta).get("skip_rotation_dims", []), path) if isinstance(meta, dict) else ()
+    )
+    return _stats(known, columns, block, data.get("global_raw"), path, skipped).first(width)
+
+
+def _stats(
+    domain: str, columns: tuple[str, ...], block: Any, raw: Any, path: Path, skipped: tuple[int, ...] = ()
+) -> ActionStats:
+    figures = {name: value for name, value in _block(block, path).items() if name in FIGURES and value is not None}
+    raw_stats = None if raw is None else _stats(domain, columns, raw, None, path)
+    return ActionStats(domain, columns, **figures, raw=raw_stats, skip_rotation_dims=skipped)
+
+
+def _block(block: Any, path: Path) -> dict[str, Any]:
+    figures = cast("dict[str, Any]", block) if isinstance(block, dict) else {}
+    if any(not isinstance(figures.get(name), list) for name in FIGURES[:2]):
+        raise StatisticsError(f"{str(path)!r} has no lists q01 and q99; statistics need at least those.")
+    return figures
+
+
+def _indices(value: Any, path: Path) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(not isinstance(i, int) for i in cast("list[Any]", value)):
+        raise StatisticsError(f"{str(path)!r}: skip_rotation_dims must be a list of column numbers, got {value!r}.")
+    return tuple(cast("list[int]", value))
+
+
+def _all_names(columns: Any) -> bool:
+    return isinstance(columns, list) and all(isinstance(name, str) for name in cast("list[Any]", columns))
