@@ -28,10 +28,8 @@ def trailing(value: Any, name: str, shape: tuple[int | None, ...], largest: floa
     except ValueError:  # ragged; finite_array words the refusal
         lead = 0
     array = finite_array(value, name, (None,) * lead + shape)
-    if np.abs(array).max() > LARGEST:
-        raise InputError(
-            f"{name} reaches {np.abs(array).max():.3g}; beyond {LARGEST:g} it is a fault, not a measurement."
-        )
+    if (reach := np.abs(array).max()) > largest:
+        raise InputError(f"{name} reaches {reach:.3g}; beyond {largest:g} it is a fault, not a measurement.")
     return array
 
 

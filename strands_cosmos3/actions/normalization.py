@@ -16,6 +16,8 @@ from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.errors import StatisticsError, UnknownNameError, WildActionError
 from strands_cosmos3.types import WILD_Z
 
+_SMALLEST_SPREAD = 1e-12  # the narrowest real one, AgiBot's still head, is 1e-6
+
 Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
 
 FIGURES = ("q01", "q99", "mean", "std", "min", "max")
@@ -157,7 +159,7 @@ def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
         StatisticsError: It has another width.
         ShapeError, NonFiniteError, InputError: It is malformed.
     """
-    array = finite_array(value, name, (None,))
+    array = trailing(finite_array(value, name, (None,)), name, (None,))
     if len(array) != len(columns):
         raise StatisticsError(f"{name} of {owner} has {len(array)} columns, but there are {len(columns)}.")
     return array
@@ -167,9 +169,9 @@ def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[s
     """Refuse figures between which no scale can be laid.
 
     Raises:
-        StatisticsError: ``high <= low`` in some column, which is named.
+        StatisticsError: ``high`` does not exceed ``low`` in some column, which is named.
     """
-    if (bad := np.flatnonzero(high <= low)).size:
+    if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
         i = int(bad[0])
         raise StatisticsError(
             f"statistics of {owner}: {names[1]} must exceed {names[0]}, but column {i} ({columns[i]}) has "

@@ -169,9 +169,9 @@ def _chunk_map(
 
 
 def _quantile_map(q01: Any, q99: Any) -> Affine:
-    low = finite_array(q01, "q01", (None,))
-    columns = tuple(f"column {i}" for i in range(len(low)))
-    high = figure(q99, "q99", columns, "the caller (by q01)")
+    columns = tuple(f"column {i}" for i in range(len(finite_array(q01, "q01", (None,)))))
+    low = figure(q01, "q01", columns, "the caller")
+    high = figure(q99, "q99", columns, "the caller")
     require_spread(low, high, ("q01", "q99"), columns, "the caller")
     return span(low, high, columns)
 
