@@ -118,7 +118,7 @@ def furnish(cubes: tuple[Cube, ...]) -> mujoco.MjSpec:
 
 
 def _firm_grip(spec: mujoco.MjSpec) -> None:
-    """Stiffen the gripper's servo: the stock gains press with 1 N a finger on a cube, the real hand with 30 and more."""
+    """Stiffen the gripper's servo: the stock gains press with 1 N a finger on a cube, the real hand with 30 N."""
     gripper = spec.actuator(GRIPPER_ACTUATOR)
     gripper.gainprm = np.multiply(gripper.gainprm, GRIP_GAIN)
     gripper.biasprm = np.multiply(gripper.biasprm, GRIP_GAIN)

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -89,7 +90,7 @@ BEAUTY = Quality(shadow_px=2048, samples=4, slices=48)
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
+class Polyline:
     """A polyline to draw in the world.
 
     Args:
@@ -175,7 +176,7 @@ class Renderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, gpu)
         return gpu
 
-    def render(self, data: mujoco.MjData, camera: str, paths: Sequence[Path] = ()) -> NDArray[np.uint8]:
+    def render(self, data: mujoco.MjData, camera: str, paths: Sequence[Polyline] = ()) -> NDArray[np.uint8]:
         """A picture.
 
         Args:
@@ -224,16 +225,16 @@ class Renderer:
         self.close()
 
 
-def _draw(scene: mujoco.MjvScene, path: Path) -> None:
+def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
     """Append a path's segments to the scene, thinned to the room that is left in it."""
     room = scene.maxgeom - scene.ngeom
     points = path.points_m
     if len(points) - 1 > room:
         points = points[np.linspace(0, len(points) - 1, max(room, 1) + 1).round().astype(int)][: room + 1]
-    for start, end in zip(points[:-1], points[1:], strict=True):
+    for start, end in pairwise(points):
         geom = scene.geoms[scene.ngeom]
         mujoco.mjv_initGeom(
-            geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9), np.float32(path.rgba)
+            geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9), np.array(path.rgba, np.float32)
         )
         mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, path.radius_m, start, end)
         geom.emission = 0.4
