@@ -117,9 +117,10 @@ def decode_chunk(
     anchor = rigid_transform(trailing(T_base_anchor_cosmos, "T_base_anchor_cosmos", (4, 4)), "T_base_anchor_cosmos")
     space = chunk.action_space
     if space.meaning == "pose_delta":
+        convention = _gripper_of(chunk.embodiment, space)
         rows = _physical_rows(chunk, stats, method)
         poses = decode_pose_trajectory(rows[:, :_POSE], anchor)[1:]
-        gripper = _open_fractions(rows, _POSE, _gripper_of(chunk.embodiment, space))
+        gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])
     elif space.meaning == "pose_absolute":
         rows = trailing(chunk.action, "action", (8,))
         poses = se3(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
@@ -147,7 +148,7 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
     convention = chunk.embodiment.gripper
     if space.columns[-1] != "gripper" or convention is None:
         return JointTrajectory(rows, chunk.row_times_s)
-    return JointTrajectory(rows[:, :-1], chunk.row_times_s, _open_fractions(rows, space.width - 1, convention))
+    return JointTrajectory(rows[:, :-1], chunk.row_times_s, convention.to_fraction(rows[:, -1]))
 
 
 def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTrajectory:
@@ -205,7 +206,7 @@ def encode_chunk(
     convention = _gripper_of(embodiment, space)
     rows = encode_pose_trajectory(T_base_cosmos)
     if (gripper is None) != (convention is None):
-        wants = "no gripper" if convention is None else "open fractions [T]"
+        wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
         raise InputError(f"rows of {embodiment.name!r} take {wants}, got {type(gripper).__name__}.")
     if convention is not None:
         fraction = finite_array(gripper, "gripper", (len(rows),))
@@ -242,10 +243,6 @@ def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention
         f"{space.name!r} rows of {embodiment.name!r} have {space.width} columns ({', '.join(space.columns[:10])}...): "
         "not one arm's pose delta and gripper. Slice one arm's columns and use decode_pose_trajectory."
     )
-
-
-def _open_fractions(rows: F64, column: int, convention: GripperConvention | None) -> F64 | None:
-    return None if convention is None else convention.to_fraction(rows[:, column])
 
 
 def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_cosmos3.actions.arrays import trailing
+from strands_cosmos3.actions.arrays import instance_of, trailing
 from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.errors import StatisticsError, UnknownNameError, WildActionError
 from strands_cosmos3.types import WILD_Z
@@ -90,8 +90,11 @@ class ActionStats:
     skip_rotation_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        names = (self.domain, *cast("tuple[object, ...]", instance_of(self.columns, tuple, "columns")))
+        if not all(isinstance(name, str) for name in names):
+            raise StatisticsError(f"domain {self.domain!r} and columns {self.columns!r} must be names.")
         for name in FIGURES:
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None or name in FIGURES[:2]:
                 object.__setattr__(self, name, figure(value, name, self.columns, repr(self.domain)))
         require_spread(self.q01, self.q99, ("q01", "q99"), self.columns, repr(self.domain))
         if self.min is not None and self.max is not None:

@@ -1,4 +1,4 @@
-"""Group laws, near the identity and near half turns included; rot6d by SVD; conventions that an asymmetric value tells."""
+"""Group laws, near the identity and near half turns included; rot6d by SVD; conventions, told by asymmetric values."""
 
 import numpy as np
 import pytest

@@ -40,6 +40,7 @@ WIDTHS = {
     "umi": 10,
 }
 DROID = load_action_stats("droid")
+TOL_EDGE = 1e-9
 check = settings(max_examples=150, deadline=None)
 z_rows = st.lists(st.floats(-10, 10, allow_nan=False), min_size=10, max_size=10).map(np.array)
 
@@ -87,9 +88,6 @@ def test_quantiles_become_minus_one_and_one(domain):
     np.testing.assert_allclose(n(stats.q01), -np.ones(stats.width), atol=TOL_EDGE)
     np.testing.assert_allclose(n(stats.q99), np.ones(stats.width), atol=TOL_EDGE)
     np.testing.assert_allclose(n.inverse(-np.ones(stats.width)), stats.q01, atol=1e-12)
-
-
-TOL_EDGE = 1e-9
 
 
 @check

@@ -38,7 +38,7 @@ def main(episode_path, stats_path):
         "source": episode["source"],
         "made_by": "make_droid_golden_rows.py: plain trigonometry, independent of strands_cosmos3",
         "legend": "rows[i] leads from raw pose i to i + 1, with wire_gripper[i]; quantile-normalised midtrain columns",
-        "frame_of_raw_poses": "panda_link8 in the base: x y z [m], extrinsic xyz Euler [rad]; Cosmos = link8 Rz(+90 deg)",
+        "frame_of_raw_poses": "panda_link8 in the base: x y z [m], extrinsic xyz Euler [rad]; Cosmos = link8 Rz(+90)",
         "gripper_polarity": "wire: 1 = closed",
         "first_frame": FIRST,
         "raw_poses": raw,
