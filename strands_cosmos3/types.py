@@ -348,6 +348,7 @@ class Rollout:
         counters: Events by name.
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
+        fault: What went wrong, where the outcome is a fault.
         arrays: Trajectories by name, as :meth:`save_npz` writes them.
     """
 
@@ -365,6 +366,7 @@ class Rollout:
     realtime_factor: float
     drift: ErrorSummary | None = None
     model_sha256: str | None = None
+    fault: str | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING, repr=False)
 
     @property
@@ -388,6 +390,7 @@ class Rollout:
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
             **({"model_sha256": self.model_sha256} if self.model_sha256 else {}),
+            **({"fault": self.fault} if self.fault else {}),
         }
 
     def save_npz(self, path: str) -> None:
