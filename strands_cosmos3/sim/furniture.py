@@ -92,10 +92,10 @@ class View:
 
 VIEWS: Mapping[str, View] = MappingProxyType(
     {
-        "wrist": View((0.072, 0.0, 0.012), (0.018, 0.0, 0.16), 64.0, up=(1.0, 0.0, 0.0), parent="hand"),
-        "exterior_1": View((1.02, 0.86, 0.62), (0.36, 0.06, 0.17), 42.0),
-        "exterior_2": View((1.02, -0.86, 0.62), (0.36, 0.06, 0.17), 42.0),
-        "beauty": View((1.35, -0.72, 0.72), (0.30, 0.06, 0.20), 36.0),
+        "wrist": View((0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, up=(1.0, 0.0, 0.0), parent="hand"),
+        "exterior_1": View((1.08, 0.88, 0.72), (0.34, 0.06, 0.22), 48.0),
+        "exterior_2": View((1.08, -0.88, 0.72), (0.34, 0.06, 0.22), 48.0),
+        "beauty": View((1.42, -0.98, 0.78), (0.27, 0.06, 0.27), 36.0),
     }
 )
 """The cameras by name: the views of the DROID rig, and one for the film."""
@@ -138,8 +138,8 @@ def _add_look(spec: mujoco.MjSpec) -> None:
         name="sky",
         type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,
         builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
-        rgb1=[0.90, 0.88, 0.85],
-        rgb2=[0.62, 0.60, 0.58],
+        rgb1=[0.93, 0.92, 0.90],
+        rgb2=[0.50, 0.47, 0.44],
         width=64,
         height=384,
     )
@@ -190,7 +190,6 @@ def _add_table(spec: mujoco.MjSpec) -> None:
     material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "wood"
     spec.add_material(name="edge", rgba=[0.60, 0.49, 0.37, 1], specular=0.1, shininess=0.1)
     spec.add_material(name="leg", rgba=[0.25, 0.25, 0.27, 1], specular=0.3, shininess=0.3)
-    spec.add_material(name="floor", rgba=[0.66, 0.64, 0.61, 1], specular=0.0, shininess=0.0)
     world = spec.worldbody
     x_m, y_m = np.array(TABLE_X_M), np.array(TABLE_Y_M)
     center, half = np.array([x_m.mean(), y_m.mean()]), np.array([np.ptp(x_m), np.ptp(y_m)]) / 2
@@ -199,12 +198,13 @@ def _add_table(spec: mujoco.MjSpec) -> None:
         type=_BOX,
         pos=[*center, -TABLE_THICKNESS_M / 2],
         size=[*half, TABLE_THICKNESS_M / 2],
-        material="edge",
+        group=3,
         friction=[0.8, 0.01, 0.0001],
     )
-    unseen = {"contype": 0, "conaffinity": 0, "group": 2}
-    world.add_geom(type=_PLANE, pos=[*center, 0.0005], size=[*half, 1], material="wood", **unseen)
-    world.add_geom(type=_PLANE, pos=[0, 0, FLOOR_Z_M], size=[6, 6, 1], material="floor", **unseen)
+    ghost = {"contype": 0, "conaffinity": 0, "group": 2}
+    world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material="wood", **ghost)
+    lower = TABLE_THICKNESS_M / 2 - 0.002  # the slab shows below the boards; flush with them it would flicker through
+    world.add_geom(type=_BOX, pos=[*center, -lower - 0.004], size=[*half, lower], material="edge", **ghost)
     for sx in (-1, 1):
         for sy in (-1, 1):
             leg = center + np.array([sx, sy]) * (half - 0.05)
@@ -214,7 +214,7 @@ def _add_table(spec: mujoco.MjSpec) -> None:
                 pos=[*leg, FLOOR_Z_M + height / 2],
                 size=[0.025, height / 2, 0],
                 material="leg",
-                **unseen,
+                **ghost,
             )
 
 
@@ -234,7 +234,7 @@ def _add_bin(spec: mujoco.MjSpec, box: Bin) -> None:
 
 
 def _add_cube(spec: mujoco.MjSpec, cube: Cube) -> None:
-    spec.add_material(name=cube.name, rgba=[*cube.rgb, 1], specular=0.25, shininess=0.35)
+    spec.add_material(name=cube.name, rgba=[*cube.rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     body = spec.worldbody.add_body(
         name=cube.name,
         pos=[0, 0, cube.edge_m / 2],

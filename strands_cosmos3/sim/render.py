@@ -80,12 +80,12 @@ class Quality:
 
     shadow_px: int = 0
     samples: int = 0
-    slices: int = 18
+    slices: int = 12
 
 
 OBSERVATION = Quality()
 """For the policy's eyes: quick and plain."""
-BEAUTY = Quality(shadow_px=2048, samples=4, slices=48)
+BEAUTY = Quality(shadow_px=2048, samples=4, slices=32)
 """For people: shadows and smooth edges."""
 
 
@@ -238,4 +238,5 @@ def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
         )
         mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, path.radius_m, start, end)
         geom.emission = 0.4
+        geom.category = mujoco.mjtCatBit.mjCAT_DECOR  # no shadow
         scene.ngeom += 1
