@@ -61,9 +61,7 @@ class Policy(ABC):
     def __enter__(self) -> Policy:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 
@@ -281,4 +279,3 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     if provider != "cosmos3":
         raise ConfigError(f"unknown policy provider {provider!r}; this package provides 'cosmos3'.")
     return Cosmos3Policy(**config)
-

@@ -43,14 +43,3 @@ def rigid(value: Any, name: str) -> F64:
     T = trailing(value, name, (4, 4))
     rigid_transform(T.reshape(-1, 4, 4), name, batch=True)
     return T
-
-
-def instance_of(value: object, kind: type[_K], name: str) -> _K:
-    """``value``, when it is a ``kind``.
-
-    Raises:
-        InputError: It is something else.
-    """
-    if not isinstance(value, kind):
-        raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")
-    return value

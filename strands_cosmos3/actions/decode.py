@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from strands_cosmos3.actions.arrays import instance_of, rigid, trailing
+from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.actions.normalization import ActionStats, Method, refuse_wild
 from strands_cosmos3.actions.rotations import (
     matrix_to_rot6d,
@@ -25,7 +25,7 @@ from strands_cosmos3.actions.rotations import (
     se3_between,
 )
 from strands_cosmos3.actions.stats import denormalize_chunk, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, rigid_transform
 from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
@@ -204,6 +204,7 @@ def encode_chunk(
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     convention = _gripper_of(embodiment, space)
+    _metres(embodiment)
     rows = encode_pose_trajectory(T_base_cosmos)
     if (gripper is None) != (convention is None):
         wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
@@ -222,6 +223,7 @@ def encode_chunk(
 
 def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, method: Method) -> F64:
     """[T, D] in metres, rot6d and the gripper's own unit."""
+    _metres(chunk.embodiment)
     if chunk.action_space.normalized:
         return denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
     return chunk.action * _units(chunk.embodiment, chunk.action_space)
@@ -229,7 +231,20 @@ def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, m
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:
     """[D] what one unit of each unnormalised column is: metres for translations, one for the others."""
-    return np.array([embodiment.translation_scale] * 3 + [1.0] * (space.width - 3))
+    return np.array([_metres(embodiment)] * 3 + [1.0] * (space.width - 3))
+
+
+def _metres(embodiment: Embodiment) -> float:
+    """Metres for one unit of physical translation.
+
+    Raises:
+        ActionSpaceError: The embodiment's translations are in a unit that is not known.
+    """
+    if embodiment.translation_scale is None:
+        raise ActionSpaceError(
+            f"the translations of {embodiment.name!r} are in its controller's own unit, not in metres; use the raw columns."
+        )
+    return embodiment.translation_scale
 
 
 def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention | None:

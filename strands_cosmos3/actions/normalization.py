@@ -11,8 +11,8 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_cosmos3.actions.arrays import instance_of, trailing
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.actions.arrays import trailing
+from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.errors import StatisticsError, UnknownNameError, WildActionError
 from strands_cosmos3.types import WILD_Z
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.actions.rotations import se3_inverse, so3_exp, so3_log
+from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError
@@ -69,9 +69,9 @@ class _World:
     def move(self, to: F64, R_to: F64) -> None:
         """One row towards a pose, with bounded speed and acceleration, slowing down to arrive at rest."""
         self.v = _approach(self.v, to - self.p, _SPEED_M, _SPEED_GAIN_M)
-        self.w = _approach(self.w, so3_log(R_to @ self.R.T), _TURN_RAD, _TURN_GAIN_RAD)
+        self.w = _approach(self.w, _turn(self.R, R_to), _TURN_RAD, _TURN_GAIN_RAD)
         self.p = self.p + self.v
-        self.R = so3_exp(self.w) @ self.R
+        self.R = _turned(self.R, self.w)
 
     def command(self, opening: float, cube: str) -> None:
         """One row of the fingers moving towards an opening; a cube between them stops them and is then held."""
@@ -122,13 +122,13 @@ class ScriptedBackend:
         state = self._state(request, goal)
         world = _believe(state, request)
         assert request.T_base_cosmos is not None  # _state checked it
-        T_cosmos_tcp = se3_inverse(request.T_base_cosmos) @ state["tcp"]
+        T_tcp_cosmos = se3_inverse(state["tcp"]) @ request.T_base_cosmos
         poses, gripper = [request.T_base_cosmos], []
         for _ in range(request.n_rows):
             gripper.append(_act(world, goal))
-            T = np.eye(4)
-            T[:3, :3], T[:3, 3] = world.R, world.p
-            poses.append(T @ se3_inverse(T_cosmos_tcp))
+            T_base_tcp = np.eye(4)
+            T_base_tcp[:3, :3], T_base_tcp[:3, 3] = world.R, world.p
+            poses.append(T_base_tcp @ T_tcp_cosmos)
         rows = encode_chunk(np.stack(poses), np.array(gripper), request.embodiment)
         return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
 
@@ -213,7 +213,28 @@ def _act(world: _World, goal: Goal) -> float:
 
 
 def _angle(R_a: F64, R_b: F64) -> float:
-    return float(np.linalg.norm(so3_log(R_a.T @ R_b)))
+    return float(np.linalg.norm(_turn(R_a, R_b)))
+
+
+# Unchecked and unvectorised, for a few hundred calls a chunk; actions.rotations has the general ones.
+def _turn(R_from: F64, R_to: F64) -> F64:
+    """[3] rotation vector, world axes, that turns one orientation into another; half turns go about the vertical."""
+    R = R_to @ R_from.T
+    axis = np.array([R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]]) / 2
+    sine, cosine = float(np.linalg.norm(axis)), float(np.trace(R) - 1) / 2
+    if sine < 1e-9:
+        return np.array([0.0, 0.0, 0.0 if cosine > 0 else np.pi])
+    return axis * (np.arctan2(sine, cosine) / sine)
+
+
+def _turned(R: F64, w: F64) -> F64:
+    """[3, 3] an orientation turned by a rotation vector, world axes (Rodrigues)."""
+    angle = float(np.linalg.norm(w))
+    if angle < 1e-12:
+        return R
+    x, y, z = w / angle
+    K = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return R + np.sin(angle) * (K @ R) + (1 - np.cos(angle)) * (K @ K @ R)
 
 
 def _go_down_on(world: _World, target: F64, R: F64) -> None:

@@ -182,9 +182,7 @@ class MinkIKBridge:
         T_world_body[:3, 3] = self._lm.data.xpos[body]
         return np.linalg.inv(T_world_ee) @ T_world_body
 
-    def solve(
-        self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None
-    ) -> IKSolution:
+    def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
         """Joint angles that take the driven frame through the poses, one control step for each.
 
         A pose that cannot be reached inside the step's box is held at the best configuration found and reported; the next
@@ -220,9 +218,7 @@ class MinkIKBridge:
         converged = (residual_m <= POSITION_TOLERANCE_M) & (residual_rad <= ROTATION_TOLERANCE_RAD)
         return IKSolution(out, residual_m, residual_rad, converged, clamped, iterations)
 
-    def _step(
-        self, target: F64, q: F64, lower: F64, upper: F64, how: Method
-    ) -> tuple[F64, float, float, bool, int]:
+    def _step(self, target: F64, q: F64, lower: F64, upper: F64, how: Method) -> tuple[F64, float, float, bool, int]:
         spent = 0
         if how == "auto":
             self._lm.data.qpos[:] = q
@@ -267,7 +263,11 @@ def _frame_id(model: mujoco.MjModel, name: str, frame_type: str) -> int:
         raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
     frame = mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
     if frame < 0:
-        accessor = {"body": (model.nbody, model.body), "site": (model.nsite, model.site), "geom": (model.ngeom, model.geom)}
+        accessor = {
+            "body": (model.nbody, model.body),
+            "site": (model.nsite, model.site),
+            "geom": (model.ngeom, model.geom),
+        }
         count, get = accessor[frame_type]
         names = [get(i).name for i in range(count) if get(i).name]
         raise FrameError(f"the model has no {frame_type} {name!r}; it has: {', '.join(names) or 'none with a name'}.")

@@ -33,7 +33,7 @@ def physics_steps_per_tick(control_frequency: float) -> int:
     """
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")
     if steps < 1 or abs(steps - round(steps)) > 1e-9:
-        valid = [PHYSICS_HZ // n for n in range(1, PHYSICS_HZ + 1) if PHYSICS_HZ % n == 0 and 10 <= PHYSICS_HZ // n]
+        valid = [PHYSICS_HZ // n for n in range(1, PHYSICS_HZ + 1) if PHYSICS_HZ % n == 0 and PHYSICS_HZ // n >= 10]
         raise ConfigError(
             f"a control frequency of {control_frequency:g} Hz is no whole number of physics steps ({PHYSICS_HZ} Hz); "
             f"use one of {', '.join(map(str, sorted(valid)))}."
@@ -168,13 +168,12 @@ class Episode:
                 break
             self._advance()
 
-    def _report(
-        self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float
-    ) -> Rollout:
+    def _report(self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float) -> Rollout:
         log, robot = self.log, self.robot
         errors = log.summarise(recording)
         tracking, path = errors["tracking"], errors["path"]
-        assert tracking is not None and path is not None
+        assert tracking is not None
+        assert path is not None
         backend = getattr(self.policy, "backend", None)
         latencies = np.array(log.latency_ms or [0.0])
         return Rollout(

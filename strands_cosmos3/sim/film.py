@@ -98,9 +98,7 @@ class Film:
     def __enter__(self) -> Film:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for renderer in (self._eyes, self._beauty):
             if renderer is not None:
                 renderer.close()

@@ -75,7 +75,8 @@ class EpisodeLog:
         total = Counter(total=0, clamped=0, stretched=0, unconverged=0)
         for plan, motion, n in zip(self.plans, self.motions, self.rows_executed, strict=True):
             offset = len(plan.t_s) - len(motion.stretched)  # a row due at once is merged into the start
-            assert plan.clamped is not None and plan.converged is not None  # JointTrajectory fills both
+            assert plan.clamped is not None  # JointTrajectory fills both masks
+            assert plan.converged is not None
             total["total"] += n
             total["clamped"] += int(plan.clamped[offset : offset + n].sum())
             total["unconverged"] += int((~plan.converged[offset : offset + n]).sum())

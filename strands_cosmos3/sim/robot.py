@@ -102,7 +102,11 @@ class Robot:
         """Measured angles [7], velocities [7] and the gripper's open fraction."""
         data, scene = self.data, self.scene
         fingers = float(np.mean(data.qpos[scene.finger_qpos]))
-        return data.qpos[scene.arm_qpos].copy(), data.qvel[scene.arm_dof].copy(), float(PANDA_FINGER.to_fraction(fingers))
+        return (
+            data.qpos[scene.arm_qpos].copy(),
+            data.qvel[scene.arm_dof].copy(),
+            float(PANDA_FINGER.to_fraction(fingers)),
+        )
 
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The flat observation that strands-robots gives: joint names, ``<joint>.vel``, and camera frames (uint8)."""

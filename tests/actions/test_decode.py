@@ -245,12 +245,21 @@ def test_layouts_of_more_than_one_arm_are_refused(name):
 
 
 def test_the_method_is_the_caller_s():
-    libero = get_embodiment("libero")
+    metric_libero = replace(get_embodiment("libero"), translation_scale=1.0)  # the packaged one is refused, see below
+    space = metric_libero.action_space()
     T = T_ANCHOR @ se3_exp(np.outer([0, 1, 2], [0.1, 0.2, 0.1, 0.1, 0.05, -0.1]))
     for method in ("quantile", "quantile_rot", "minmax", "meanstd"):
-        chunk = ActionChunk(encode_chunk(T, [0.2, 0.3], libero, method=method), libero.action_space(), libero)
+        chunk = ActionChunk(encode_chunk(T, [0.2, 0.3], metric_libero, method=method), space, metric_libero)
         np.testing.assert_allclose(decode_chunk(chunk, T[0], method=method).T_base_frame, T[1:], atol=TOL)
     assert np.abs(decode_chunk(chunk, T[0], method="quantile_rot").T_base_frame - T[1:]).max() > 0.01
+
+
+def test_translations_that_are_not_metres_are_refused():
+    libero = get_embodiment("libero")
+    with pytest.raises(ActionSpaceError, match="not in metres"):
+        decode_chunk(ActionChunk(np.zeros((1, 10)), libero.action_space(), libero), T_ANCHOR)
+    with pytest.raises(ActionSpaceError, match="not in metres"):
+        encode_chunk(np.stack([T_ANCHOR, T_ANCHOR]), [0.2], libero)
 
 
 def test_raw_rows_are_refused():
