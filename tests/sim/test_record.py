@@ -65,6 +65,13 @@ def test_nothing_is_left_of_a_film_that_failed(tmp_path):
     assert path.read_bytes() == b"an older film"
 
 
+def test_a_new_film_takes_an_older_ones_place(tmp_path):
+    for level in (40, 200):
+        with VideoWriter(tmp_path / "film.mp4", 15) as film:
+            film.write(gray(level))
+    assert read(tmp_path / "film.mp4")[0].mean() == pytest.approx(200, abs=4)
+
+
 def test_no_frames_no_film(tmp_path):
     with VideoWriter(tmp_path / "film.mp4", 15):
         pass

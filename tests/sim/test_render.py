@@ -187,12 +187,16 @@ def test_polyline_is_checked():
 
 @needs_gl
 def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
-    before = scene.model.vis.quality.shadowsize, scene.model.vis.quality.offsamples, scene.model.vis.global_.offwidth
     with Renderer(scene.model, quality=Quality(512, 0)) as shaded, Renderer(scene.model, quality=OBSERVATION) as plain:
         darker = plain.render(data, "beauty").astype(int) - shaded.render(data, "beauty")
     assert (darker.max(axis=2) > 15).sum() > 300
-    after = scene.model.vis.quality.shadowsize, scene.model.vis.quality.offsamples, scene.model.vis.global_.offwidth
-    assert before == after
+    fresh = Scene().model.vis
+    for group, names in {
+        "quality": ("shadowsize", "offsamples", "numslices", "numstacks"),
+        "global_": ("offwidth", "offheight"),
+    }.items():
+        for name in names:
+            assert getattr(getattr(scene.model.vis, group), name) == getattr(getattr(fresh, group), name), name
 
 
 @needs_gl
