@@ -85,7 +85,7 @@ class Quality:
 
 OBSERVATION = Quality()
 """For the policy's eyes: quick and plain."""
-BEAUTY = Quality(shadow_px=2048, samples=4, slices=32)
+BEAUTY = Quality(shadow_px=1024, samples=4, slices=24)
 """For people: shadows and smooth edges."""
 
 
