@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 from strands_cosmos3.arm.model import load_panda
-from strands_cosmos3.arm.panda import FER, HOME_Q, JointLimits, dh_forward
+from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, METHODS, MinkIKBridge
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, FrameError, NonFiniteError, UnknownNameError
@@ -47,7 +47,7 @@ def bridge():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_feasible_chunks_converge_to_a_nanometre_scale(bridge, method):
+def test_feasible_chunks_converge_to_a_tolerance(bridge, method):
     rng, q_off = np.random.default_rng(1), []
     for _ in range(12):
         q_start, T = feasible_chunk(rng, 32, (0.01, 0.03), (1.0, 5.0))
@@ -76,9 +76,9 @@ def test_paths_agree(bridge):
         assert deg.max() < 2e-4
 
 
-@pytest.mark.parametrize(("name", "kind"), [("hand", "body"), ("tcp", "site"), ("link5", "body")])
+@pytest.mark.parametrize(("name", "kind"), [("hand", "body"), ("tcp", "site")])
 def test_ee_pose_is_mujocos(name, kind):
-    bridge = MinkIKBridge(MODEL, name, kind, limits=_limits(5) if name == "link5" else None)
+    bridge = MinkIKBridge(MODEL, name, kind)
     data, rng = mujoco.MjData(MODEL), np.random.default_rng(3)
     for _ in range(50):
         q = full(rng.uniform(FER.q_min, FER.q_max))
@@ -91,18 +91,16 @@ def test_ee_pose_is_mujocos(name, kind):
         assert (T[3] == [0, 0, 0, 1]).all()
 
 
-def _limits(n):
-    """JointLimits of the first n joints, where the class allows fewer than seven."""
-    try:
-        return JointLimits(*(getattr(FER, field)[:n] for field in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")))
-    except Cosmos3Error:
-        pytest.skip("JointLimits knows arms of seven joints only")
-
-
 @pytest.mark.parametrize("kind", ["site", "geom"])
 def test_sites_and_geoms_are_driven(kind):
-    name = "tcp" if kind == "site" else next(
-        MODEL.geom(i).name for i in range(MODEL.ngeom) if MODEL.geom(i).name and MODEL.geom_bodyid[i] == MODEL.body("hand").id
+    name = (
+        "tcp"
+        if kind == "site"
+        else next(
+            MODEL.geom(i).name
+            for i in range(MODEL.ngeom)
+            if MODEL.geom(i).name and MODEL.geom_bodyid[i] == MODEL.body("hand").id
+        )
     )
     bridge = MinkIKBridge(MODEL, name, kind)
     q_start, T_hand = feasible_chunk(np.random.default_rng(4), 8, (0.01, 0.02), (1.0, 3.0))
@@ -120,7 +118,7 @@ def test_hard_chunks_keep_the_limits(bridge, method, kind):
     for _ in range(6):
         if kind == "fast":
             q_start, T = feasible_chunk(rng, 32, (0.01, 0.03), (1.0, 5.0))
-            T = T[::4]
+            T = T[::8]
         elif kind == "unreachable":
             q_start, T = feasible_chunk(rng, 16, (0.01, 0.03), (1.0, 5.0))
             T = T.copy()
@@ -143,6 +141,7 @@ def test_hard_chunks_keep_the_limits(bridge, method, kind):
         assert (solution.clamped == (at_speed | at_end)).all()
         assert not solution.converged.all()
         assert solution.clamped.any()
+        assert (solution.residual_m < 4.0).all()
 
 
 def _unit(rng):
@@ -184,9 +183,8 @@ def test_unreachable_pose_is_held_and_the_next_step_goes_on(bridge):
     hold, back = solution.q_rad[39, :7], solution.q_rad[40:, :7]
     assert not solution.converged[:40].any()
     reached = dh_forward(solution.q_rad[:, :7])[:, :3, 3]
-    assert np.linalg.norm(reached[39]) > 0.7  # stretched out towards it
-    assert np.abs(solution.q_rad[39] - solution.q_rad[38]).max() < 0.05  # and about at rest there
-    assert solution.residual_m[39] <= solution.residual_m[0]
+    assert np.linalg.norm(reached[39] - away[:3, 3]) < np.linalg.norm(reached[0] - away[:3, 3]) - 0.2  # as near as it can
+    assert np.abs(solution.q_rad[39] - solution.q_rad[38]).max() < 0.01  # and about at rest there
     assert solution.converged[-1]
     assert np.abs(back[0] - hold).max() <= (FER.velocity * DT_S).max() * 1.001
 
@@ -209,7 +207,7 @@ def test_a_start_inside_the_margin_stays_legal(bridge):
 
 def test_frames_that_cannot_be_driven():
     for kind in ("body", "site", "geom"):
-        with pytest.raises(FrameError, match="no such|has no"):
+        with pytest.raises(FrameError, match="has no"):
             MinkIKBridge(MODEL, "nonsense", kind)
     with pytest.raises(UnknownNameError, match="body"):
         MinkIKBridge(MODEL, "hand", "camera")
