@@ -20,8 +20,8 @@ from strands_cosmos3.types import JointTrajectory
 BEAUTY_HW = (360, 640)
 VIEW_HW = (180, 320)
 LAYOUTS = {"full": 25.0, "views": 15.0}
-"""What a film shows -> frames a second, or the nearest that the control frequency allows. ``full`` is the scene, the
-commanded path and the three views; ``views`` is the three views alone, side by side, an order of magnitude quicker."""
+"""What a film shows -> frames a second. ``full`` is the scene, the commanded path and the three views; ``views`` is the
+three views alone, side by side, an order of magnitude quicker."""
 _TRAIL_POINTS = 240
 
 
@@ -52,8 +52,8 @@ class Film:
         if layout not in LAYOUTS:
             raise UnknownNameError("film layout", layout, LAYOUTS)
         self.scene, self.caption, self.layout = scene, caption, layout
-        self._every = max(1, round(control_frequency / LAYOUTS[layout]))
-        self._fps = control_frequency / self._every
+        self._tick_s = 1.0 / control_frequency
+        self._fps = min(LAYOUTS[layout], control_frequency)
         self._quality = quality
         self._writer = None if path is None else VideoWriter(path, self._fps)
         self._eyes: Renderer | None = None
@@ -81,12 +81,12 @@ class Film:
         """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one."""
         if video is not None:
             self._predicted = np.asarray(video)
-            self._prediction_from_s = self._ticks / (self._every * self._fps)
+            self._prediction_from_s = self._ticks * self._tick_s
 
     def frame(self, data: mujoco.MjData) -> None:
         """Called at every control tick; renders a frame when one is due."""
         self._ticks += 1
-        if self._writer is None or (self._ticks - 1) % self._every:
+        if self._writer is None or self._writer.frames > (self._ticks - 1) * self._tick_s * self._fps + 1e-9:
             return
         views = self.observe(data)
         if self.layout == "views":
@@ -106,7 +106,7 @@ class Film:
     def _imagined(self) -> NDArray[np.uint8] | None:
         if self._predicted is None:
             return None
-        since_s = self._ticks / (self._every * self._fps) - self._prediction_from_s
+        since_s = self._ticks * self._tick_s - self._prediction_from_s
         return self._predicted[min(int(since_s * self._prediction_fps), len(self._predicted) - 1)]
 
     def __enter__(self) -> Film:
