@@ -1,4 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
 """The arm as a MuJoCo model: the embedded one, or another by path or name."""
 
 from __future__ import annotations

@@ -68,8 +68,13 @@ class Rollout:
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
         self._check()
+        from strands_cosmos3.instruction import parse_instruction
+        from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.robot import ControlConfig, Robot
 
+        physics_steps_per_tick(self.control_frequency)
+        if self.instruction and self.backend == "scripted":
+            parse_instruction(self.instruction)
         robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward))
         console = Console()
         episodes: list[Episode] = []

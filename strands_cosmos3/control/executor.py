@@ -228,7 +228,7 @@ class Executor:
         """Sample lead-in, motion and final stop on the physics clock. Row 0 is the present reference."""
         spline, dt_s = motion.spline, self.dt_s
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
-        at_s = np.arange(n_motion + 1) * dt_s
+        at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
         segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
         body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
@@ -243,7 +243,7 @@ class Executor:
 def _braking(profile: StopProfile, gripper: float, dt_s: float) -> ReferenceBlock:
     """A stop on the physics clock, row 0 being its start; it has no time on any chunk's clock."""
     n = int(np.ceil(profile.end_s / dt_s)) + 1
-    q, qd, qdd = profile.sample(np.arange(n + 1) * dt_s)
+    q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s)
     return ReferenceBlock(q, qd, qdd, np.full(n + 1, gripper), np.full(n + 1, np.nan))
 
 

@@ -1,4 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
 """What stands around the arm: table, cubes, bin, lights and cameras, added to the arm's specification."""
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
 from strands_cosmos3.arm.panda import dh_forward
@@ -44,7 +46,7 @@ class EpisodeLog:
     q_achieved: list[F64] = field(default_factory=list)
     gripper_achieved: list[F64] = field(default_factory=list)
     blocks: list[ReferenceBlock] = field(default_factory=list)
-    chunk_of: list[F64] = field(default_factory=list)
+    chunk_of: list[NDArray[np.int_]] = field(default_factory=list)
     plans: list[JointTrajectory] = field(default_factory=list)
     motions: list[PlannedMotion] = field(default_factory=list)
     motion_from_s: list[float] = field(default_factory=list)
@@ -89,8 +91,13 @@ class EpisodeLog:
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
-        rows = [(p.residual_m[:n], p.residual_rad[:n]) for p, n in zip(self.plans, self.rows_executed, strict=True)]
-        return ErrorSummary.of(_joined([m for m, _ in rows]), _joined([r for _, r in rows]))
+        metres, radians = [], []
+        for plan, n in zip(self.plans, self.rows_executed, strict=True):
+            assert plan.residual_m is not None  # JointTrajectory fills both
+            assert plan.residual_rad is not None
+            metres.append(plan.residual_m[:n])
+            radians.append(plan.residual_rad[:n])
+        return ErrorSummary.of(_joined(metres), _joined(radians))
 
     def summarise(self, recording: Recording | None) -> dict[str, ErrorSummary | None]:
         """``path``, ``tracking`` and ``drift`` of the whole episode."""
@@ -126,7 +133,7 @@ class EpisodeLog:
                 angles.append(angle)
         return ErrorSummary.of(_joined(distances), _joined(angles))
 
-    def arrays(self) -> dict[str, F64]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Every trajectory of the episode, for :meth:`Rollout.save_npz`."""
         q_ref = np.concatenate([block.q_rad for block in self.blocks])
         q = np.concatenate(self.q_achieved)

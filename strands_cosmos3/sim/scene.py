@@ -1,4 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
 """The scene: a Panda on a table, three cubes, an open bin, and the cameras of the DROID rig.
 
 The world's origin is the robot's base; z = 0 is the table's top. x points away from the robot, y to its left. Lengths
@@ -121,9 +120,7 @@ class Scene:
                 return Layout(tuple(self.cubes), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed)))
         raise ConfigError(f"{len(self.cubes)} cubes do not fit {SEPARATION_M} m apart into the spawn region.")
 
-    def reset(
-        self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True
-    ) -> None:
+    def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
         """Put everything in place, at rest, with the servos commanded to hold it there.
 
         Args:
