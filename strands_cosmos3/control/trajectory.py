@@ -11,6 +11,7 @@ Legend: K knots, n joints, S samples in a segment, M sampled times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,9 +142,7 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
 _Law = Callable[[F64, F64, F64], F64]
 
 
-def _stretch(
-    law: _Law, knots: F64, asked: F64, start: JointState, limits: JointLimits, dt_s: float
-) -> tuple[F64, F64] | None:
+def _stretch(law: _Law, knots: F64, asked: F64, start: JointState, limits: JointLimits, dt_s: float) -> tuple[F64, F64] | None:
     """Durations [K - 1] and knot velocities [K, n] within limits, or None where slowing down leads nowhere."""
     longest_s = _SLOWEST * np.maximum(asked, _rest_to_rest_s(knots, limits, dt_s)).sum()
     h = asked.copy()
@@ -152,12 +151,23 @@ def _stretch(
         excess = _excess(knots, velocity, h, start, limits, dt_s)
         if excess.max() <= _TOLERANCE:
             return h, velocity
-        # A knot's velocity belongs to both its segments, so a slow-down spreads to the neighbours.
-        spread = np.maximum(excess, np.sqrt(np.maximum(np.r_[excess[1:], 1.0], np.r_[1.0, excess[:-1]])))
-        h = h * np.where(spread > 1.0, np.minimum(spread * _OVERSHOOT, 2.0), 1.0)
+        stretch = h / asked * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
+        h = asked * _ramped(stretch)
         if h.sum() > longest_s:
             return None
     return None
+
+
+def _ramped(stretch: F64) -> F64:
+    """[K - 1] the least stretch that is no less than asked and changes by no more than a factor from row to row.
+
+    A slow row beside a fast one would make the spline swing out: the joint would back up to gather speed.
+    """
+    for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
+        towards = -1 if order.step > 0 else 1
+        for k in order:
+            stretch[k] = max(stretch[k], stretch[k + towards] / _RAMP)
+    return stretch
 
 
 def _rest_to_rest_s(knots: F64, limits: JointLimits, dt_s: float) -> F64:
@@ -173,8 +183,8 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
         v_end = 1.5 * (knots[1] - knots[0]) / h[0] - 0.5 * v_start  # a cubic whose end has no acceleration
         return np.vstack((v_start, v_end))
     t = np.concatenate(([0.0], np.cumsum(h)))
-    spline = CubicSpline(t, knots, bc_type=((1, v_start), (2, np.zeros_like(v_start))))
-    return spline(t, 1)
+    ends: Any = ((1, v_start), (2, np.zeros_like(v_start)))
+    return np.asarray(CubicSpline(t, knots, bc_type=ends)(t, 1))
 
 
 def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
@@ -183,7 +193,7 @@ def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     The acceleration jumps at knots then, and :func:`_excess` counts the jumps. Fritsch and Butland 1984.
     """
     t = np.concatenate(([0.0], np.cumsum(h)))
-    velocity = PchipInterpolator(t, knots)(t, 1)
+    velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
     velocity[0], velocity[-1] = v_start, 0.0
     return velocity
 
