@@ -52,6 +52,8 @@ class Rollout:
     """Whose velocity, acceleration and jerk limits hold: the Panda's (fer) or the Research 3's."""
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
+    arm_model: str = "panda"
+    """The arm: panda is the embedded model; or the path of an .xml with the Franka's names, or menagerie (needs the network)."""
     video: Path | None = None
     """Write a film (.mp4): the scene, the commanded path, and what the cameras see."""
     film: Literal["full", "views"] = "full"
@@ -75,7 +77,7 @@ class Rollout:
         physics_steps_per_tick(self.control_frequency)
         if self.instruction and self.backend == "scripted":
             parse_instruction(self.instruction)
-        robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward))
+        robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
         console = Console()
         episodes: list[Episode] = []
         with _viewer(robot, self.view) as on_tick, _bar(console) as bar:

@@ -7,6 +7,7 @@ are in metres, angles in radians. A :class:`Scene` is a model and the indices in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -77,11 +78,13 @@ class Scene:
             ``qvel`` entries, index of its body.
     """
 
-    def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES):
+    def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None):
         """Compile the scene.
 
         Args:
             cubes: What lies on the table; every name once.
+            arm: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
+                ``"menagerie"`` (fetched over the network).
 
         Raises:
             ConfigError: Two cubes share a name.
@@ -91,7 +94,7 @@ class Scene:
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
         self.bin: Bin = BIN
         self.view_names: tuple[str, ...] = DROID_RIG.views
-        self.model: mujoco.MjModel = furnish(cubes).compile()
+        self.model: mujoco.MjModel = furnish(cubes, arm).compile()
         model = self.model
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in ARM_JOINTS])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
