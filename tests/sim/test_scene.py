@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -11,7 +12,7 @@ from strands_cosmos3.arm.model import PHYSICS_HZ, panda_path
 from strands_cosmos3.arm.panda import FER, FINGER_TRAVEL_M, HOME_Q
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError, UnknownNameError
-from strands_cosmos3.sim.scene import SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, Cube, Layout, Scene
+from strands_cosmos3.sim.scene import SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, VIEWS, Cube, Layout, Scene
 
 CUBES = ("cube_red", "cube_green", "cube_blue")
 ROW = Layout(CUBES, [[0.5, 0.0], [0.5, -0.15], [0.5, 0.15]], [0.0, 0.0, 0.0])
@@ -240,3 +241,10 @@ def test_an_arm_without_the_names_is_refused(tmp_path):
         Scene(arm=bare)
     with pytest.raises(UnknownNameError, match="menagerie"):
         Scene(arm="pandda")
+
+
+def test_the_cameras_page_says_what_the_scene_has():
+    page = (Path(__file__).resolve().parents[2] / "docs/scene.md").read_text()
+    for name, view in VIEWS.items():
+        figures = [f"({', '.join(f'{x:g}' for x in point)})" for point in (view.position_m, view.target_m)]
+        assert f"| {name} | {view.parent} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |" in page
