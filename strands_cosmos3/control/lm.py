@@ -80,6 +80,13 @@ class LevenbergMarquardt:
         T[:3, 3] = self._position
         return T
 
+    def residual(self, T_world_ee: F64, q_rad: F64) -> tuple[float, float]:
+        """Distance [m] and angle [rad] between a pose [4, 4] and the driven frame's at a configuration [nq]."""
+        self.data.qpos[:] = q_rad
+        mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
+        position_sq, rotation_sq = self._evaluate(q_rad[self._chain], T_world_ee[:3, 3])
+        return position_sq**0.5, rotation_sq**0.5
+
     def solve(self, T_world_ee: F64, angles_rad: F64) -> LMResult:
         """Drive the frame to a pose without regard to bounds; joints off the chain stay as ``data.qpos`` has them.
 

@@ -183,8 +183,7 @@ def test_a_spoilt_plan_is_withheld(field, value):
     fields = ("q_rad", "qd_rad_s", "qdd_rad_s2", "gripper", "nominal_s")
     executor._plan = ReferenceBlock(**{name: spoilt if name == field else getattr(executor._plan, name) for name in fields})
     with pytest.raises(ActuatorGuardError):
-        while True:
-            blocks.append(executor.advance(12))
+        blocks.extend(executor.advance(12) for _ in range(1000))
     assert executor.state is ExecutorState.FAULT
     blocks += [executor.advance(12) for _ in range(60)]
     assert_lawful(*joined(blocks), FER)

@@ -135,6 +135,8 @@ def test_hard_chunks_keep_the_limits(bridge, method, kind):
         mm, deg = distance_mm_deg(mujoco_fk(MODEL, solution.q_rad), T)
         within = (mm <= 1.000001e-3) & (deg <= 1.000001e-4)
         assert (within == solution.converged).all()
+        np.testing.assert_allclose(solution.residual_m * 1e3, mm, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(np.rad2deg(solution.residual_rad), deg, rtol=1e-6, atol=1e-7)
         step = np.abs(np.diff(np.vstack([q_start, q]), axis=0))
         at_speed = (step >= FER.velocity * DT_S * (1 - 1e-6)).any(axis=1)
         at_end = ((q <= FER.q_min + LIMIT_MARGIN_RAD + 1e-9) | (q >= FER.q_max - LIMIT_MARGIN_RAD - 1e-9)).any(axis=1)
