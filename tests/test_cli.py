@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
-
 from strands_cosmos3.cli import COMMANDS, main
 
 EPISODE = Path(__file__).resolve().parents[2] / "shared/data/droid_episode_48330.json"
@@ -85,6 +88,34 @@ def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
     assert episode["tracking"]["mean_mm"] < 0.5
     assert episode["tracking"]["max_mm"] < 2.0
     assert episode["drift"]["mean_mm"] < 0.5
+
+
+def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
+    film, report, npz = (tmp_path / f"a.{suffix}" for suffix in ("mp4", "json", "npz"))
+    arguments = ["rollout", "--task", "place", "--episodes", "3", "--json", str(report), "--npz", str(npz), "--video", str(film)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strands_cosmos3.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size > 0 for path in tmp_path.glob(".a*")):  # it is filming
+        assert time.monotonic() < deadline, "no film was begun"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "interrupted" in out
+    (episode,) = json.loads(report.read_text())["episodes"]
+    assert episode["outcome"] == "interrupted"
+    with np.load(tmp_path / "a-seed0.npz") as arrays:
+        last = np.diff(arrays["q_commanded_rad"][-3:], axis=0) * 600
+    assert np.abs(last).max() < 1e-9  # at rest
+    with av.open(str(tmp_path / "a-seed0.mp4")) as kept:
+        assert sum(1 for _ in kept.decode(video=0)) > 0
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_failed_task_is_status_one():

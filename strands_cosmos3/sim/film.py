@@ -118,4 +118,5 @@ class Film:
                 renderer.close()
         self._eyes = self._beauty = None
         if self._writer is not None:
-            self._writer.__exit__(kind, error, trace)
+            given_up = isinstance(error, KeyboardInterrupt)  # what was filmed until then is worth keeping
+            self._writer.__exit__(*((None, None, None) if given_up else (kind, error, trace)))
