@@ -28,10 +28,8 @@ def recording(path: Path) -> Path:
 
 def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = {name: tmp_path / f"deep/er/a.{name}" for name in ("mp4", "json", "png", "npz")}
-    status = main(
-        ["rollout", "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", "--video", str(out["mp4"])]
-        + ["--json", str(out["json"]), "--plot", str(out["png"]), "--npz", str(out["npz"])]
-    )
+    files = ["--video", str(out["mp4"]), "--json", str(out["json"]), "--plot", str(out["png"]), "--npz", str(out["npz"])]
+    status = main(["rollout", "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files])
     assert status == 0
     printed = capsys.readouterr().out
     assert "success" in printed
@@ -92,7 +90,8 @@ def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
 
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     film, report, npz = (tmp_path / f"a.{suffix}" for suffix in ("mp4", "json", "npz"))
-    arguments = ["rollout", "--task", "place", "--episodes", "3", "--json", str(report), "--npz", str(npz), "--video", str(film)]
+    files = ["--json", str(report), "--npz", str(npz), "--video", str(film)]
+    arguments = ["rollout", "--task", "place", "--episodes", "3", *files]
     process = subprocess.Popen(
         [sys.executable, "-m", "strands_cosmos3.cli", *arguments],
         stdout=subprocess.PIPE,
