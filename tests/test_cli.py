@@ -12,6 +12,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+
 from strands_cosmos3.cli import COMMANDS, main
 
 EPISODE = Path(__file__).resolve().parents[2] / "shared/data/droid_episode_48330.json"

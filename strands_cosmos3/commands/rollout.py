@@ -53,7 +53,7 @@ class Rollout:
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
     arm_model: str = "panda"
-    """The arm: panda is the embedded model; or the path of an .xml with the Franka's names, or menagerie (needs the network)."""
+    """The arm: panda is the embedded model; else an .xml with the Franka's names, or menagerie (fetched over the network)."""
     video: Path | None = None
     """Write a film (.mp4): the scene, the commanded path, and what the cameras see."""
     film: Literal["full", "views"] = "full"

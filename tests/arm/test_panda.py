@@ -8,6 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+
 from strands_cosmos3.arm.model import PHYSICS_HZ, load_model, load_panda, panda_path
 from strands_cosmos3.arm.panda import (
     ACTUATORS,
@@ -238,7 +239,6 @@ def test_menagerie_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "robot_descriptions.panda_mj_description", raising=False)
     with pytest.raises(EnvironmentalError, match=r"no route to mujoco_menagerie.*embedded arm"):
         load_model("menagerie")
-
 
 
 def test_minks_collision_limit_finds_pairs(model):
