@@ -1,6 +1,7 @@
 """Instructions: the verb, the cube, and the other cube."""
 
 import pytest
+
 from strands_cosmos3.errors import InputError
 from strands_cosmos3.instruction import Goal, Verb, parse_instruction
 

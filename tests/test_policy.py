@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.panda import FER, FR3, HOME_Q
 from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, NonFiniteError, ShapeError

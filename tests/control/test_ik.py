@@ -3,6 +3,7 @@
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.model import load_panda
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk
@@ -155,6 +156,7 @@ def test_step_box_against_minks_velocity_limit():
     """Ten iterations with mink's VelocityLimit move several times as far as a control step allows; the box does not."""
     import mink
     import qpsolvers
+
     from strands_cosmos3.control.ik import StepBoxLimit
 
     q_start, T = feasible_chunk(np.random.default_rng(6), 32, (0.01, 0.03), (1.0, 5.0))

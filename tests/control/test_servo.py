@@ -3,6 +3,7 @@
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.model import load_panda
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.arm.servo import JointServo

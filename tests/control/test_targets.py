@@ -6,6 +6,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.arm.model import load_panda
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward

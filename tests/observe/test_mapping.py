@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.panda import HOME_Q
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, ObservationError
 from strands_cosmos3.observe.mapping import CANONICAL, resolve_mapping

@@ -8,6 +8,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.model import PHYSICS_HZ, panda_path
 from strands_cosmos3.arm.panda import FER, FINGER_TRAVEL_M, HOME_Q
 from strands_cosmos3.embodiments import DROID_RIG
