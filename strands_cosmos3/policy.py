@@ -286,7 +286,7 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     """
     if provider != "cosmos3":
         raise ConfigError(f"unknown policy provider {provider!r}; this package provides 'cosmos3'.")
-    options = [name for name in inspect.signature(Cosmos3Policy).parameters]
+    options = list(inspect.signature(Cosmos3Policy).parameters)
     if unknown := [name for name in config if name not in options]:
         raise ConfigError(f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(options)}.")
     return Cosmos3Policy(**config)

@@ -125,10 +125,10 @@ class EpisodeLog:
         chunk = np.concatenate(self.chunk_of)
         nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
         distances, angles = [], []
-        for index, plan in enumerate(self.plans):
+        for index, (plan, motion) in enumerate(zip(self.plans, self.motions, strict=True)):
             at = np.flatnonzero((chunk == index) & np.isfinite(nominal_s))
             if len(at):
-                distance, angle = between(T_commanded[at], _intended(plan, nominal_s[at], T_commanded[at]))
+                distance, angle = between(T_commanded[at], _intended(plan, motion, nominal_s[at], T_commanded[at]))
                 distances.append(distance)
                 angles.append(angle)
         return ErrorSummary.of(_joined(distances), _joined(angles))
@@ -150,14 +150,15 @@ class EpisodeLog:
         }
 
 
-def _intended(plan: JointTrajectory, at_s: F64, T_commanded: F64) -> F64:
+def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64) -> F64:
     """[M, 4, 4] the point of the intended path that is nearest to each commanded pose, near its own time.
 
     The path is the poses joined straight, from the anchor on. Being late on it is not leaving it, so the foot of the
     perpendicular is compared, searched within two rows of the pose's own time on the chunk's clock.
     """
     if plan.poses is None:  # angles are all there is: the path is the angles joined straight
-        return dh_forward(np.stack([np.interp(at_s, plan.t_s, column) for column in plan.q_rad.T], axis=1))
+        knots = motion.spline.q_rad.T  # the rows, and where the arm was told to be when they came
+        return dh_forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
     T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
     t_s = np.concatenate(([0.0], plan.t_s))
     corner = T[:, :3, 3]
