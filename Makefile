@@ -8,35 +8,40 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
 .PHONY: rollout test test-slow check bench doctor clean system
 
-rollout: $(VENV)/.ready  ## a simulated Franka picks up a cube, filmed: out/rollout.mp4
+rollout: $(VENV)/.sim  ## a simulated Franka picks up a cube, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
 	  --video $(OUT)/rollout.mp4 --plot $(OUT)/rollout.png --json $(OUT)/rollout.json
 
-test: $(VENV)/.ready  ## the test suite, some minutes on two cores
+test: $(VENV)/.dev  ## the test suite, some minutes on two cores
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/.ready  ## the slow checks: hundreds of episodes, millions of samples
+test-slow: $(VENV)/.dev  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
 
-check: $(VENV)/.ready  ## style and types
+check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(VENV)/.ready  ## the figures in the README
+bench: $(VENV)/.sim  ## the figures in the README
 	$(BIN)/strands-cosmos3 bench ik
 	$(BIN)/strands-cosmos3 bench tracking
 	$(BIN)/strands-cosmos3 bench sim
 
-doctor: $(VENV)/.ready
+doctor: $(VENV)/.sim
 	$(BIN)/strands-cosmos3 doctor
 
-$(VENV)/.ready: pyproject.toml constraints.txt | system
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer; run make PYTHON=python3.11 ...")'
+# make rollout needs the simulation alone; everything else the whole set, torch's CPU build first (constraints.txt says why).
+$(VENV)/.sim: pyproject.toml constraints.txt | system
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sim]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.sim
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@touch $@
 
 system:
 	@if [ "$$(uname)" = Linux ] && ! ldconfig -p 2>/dev/null | grep -q 'libEGL_mesa'; then \
