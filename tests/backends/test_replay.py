@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.arm.panda import HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording, ReplayBackend, load_recording

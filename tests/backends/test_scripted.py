@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.backends.scripted import STATE_KEYS, ScriptedBackend
 from strands_cosmos3.embodiments import get_embodiment
