@@ -224,8 +224,7 @@ def test_malformed_calls(sort):
         thunk = sort(rng, executor) if sort is executor_accept else sort(rng)
         try:
             answer = thunk()
-        except Cosmos3Error as error:
-            assert len(str(error)) > 20
+        except Cosmos3Error:
             continue
         except BaseException as error:
             raise AssertionError(f"{sort.__name__} call {call}: {error!r} is none of ours") from error
