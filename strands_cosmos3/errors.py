@@ -11,11 +11,19 @@
     │   ├── StatisticsError              statistics of the wrong domain or width, or q99 <= q01
     │   ├── ActionSpaceError             an action chunk handed to the wrong decoder
     │   ├── FrameError                   a frame that does not exist, or is not rigidly attached
-    │   └── ObservationError             a camera or state key that is missing or malformed
+    │   ├── ObservationError             a camera or state key that is missing or malformed
+    │   └── WireFormatError              bytes that are no message of the policy protocol, or a value that has none
     ├── ConfigError (ValueError)         options that contradict each other or are not available
     ├── ControlError (RuntimeError)      the arm cannot, or must not, execute what was asked
     │   └── ActuatorGuardError           a non-finite or out-of-range control value, stopped before `ctrl`
     ├── BackendError (RuntimeError)      inference failed, or answered something unusable
+    │   └── ServiceError                 a policy server, or the way to it, failed; the next call dials again
+    │       ├── ServiceAbsentError (ConnectionError)   nothing listens there
+    │       ├── ServiceSilentError (TimeoutError)      it did not answer in time
+    │       ├── ServiceClosedError (ConnectionError)   it hung up before the answer was complete
+    │       ├── ServiceUnreadableError   it answered something else than this protocol
+    │       ├── ServiceRefusedError      it answered with an error: no access, a bad request, failed inference
+    │       └── ServiceChunkError        it answered rows that must not be executed: not finite, or of another shape
     └── EnvironmentalError (RuntimeError)  something on this machine is missing
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
@@ -82,6 +90,10 @@ class ObservationError(InputError):
     """An observation without a camera or state key that is needed, or with a malformed one."""
 
 
+class WireFormatError(InputError):
+    """Bytes that are no message of the policy protocol, or a value that cannot become one."""
+
+
 class ConfigError(Cosmos3Error, ValueError):
     """Options that contradict each other, or that this installation cannot honour."""
 
@@ -96,6 +108,34 @@ class ActuatorGuardError(ControlError):
 
 class BackendError(Cosmos3Error, RuntimeError):
     """Inference failed or answered something unusable."""
+
+
+class ServiceError(BackendError):
+    """A policy server, or the way to it, failed. The connection is gone; the next call dials again."""
+
+
+class ServiceAbsentError(ServiceError, ConnectionError):
+    """Nothing listens at that address, or there is no such host."""
+
+
+class ServiceSilentError(ServiceError, TimeoutError):
+    """The server accepted the connection and did not answer in time."""
+
+
+class ServiceClosedError(ServiceError, ConnectionError):
+    """The server hung up before its answer was complete."""
+
+
+class ServiceUnreadableError(ServiceError):
+    """What answers there does not speak this protocol."""
+
+
+class ServiceRefusedError(ServiceError):
+    """The server answered with an error: no access, a request it cannot use, an inference that failed."""
+
+
+class ServiceChunkError(ServiceError):
+    """The server answered rows that must not be executed: not finite, or of another shape."""
 
 
 class EnvironmentalError(Cosmos3Error, RuntimeError):

@@ -140,12 +140,13 @@ class Request:
         action_space: What the answer's rows must mean.
         instruction: What the user said.
         n_rows: Rows wanted.
-        q_rad: [n] joint angles.
+        q_rad: [n] joint angles, or None where whoever asks gave a pose only.
         gripper: Open fraction.
         T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None where no arm model is known.
         mode: What is asked.
         prompt: The exact text for the model, composed from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
+        images: The views themselves, by name, for whoever composes elsewhere.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -155,7 +156,7 @@ class Request:
     action_space: ActionSpace
     instruction: str
     n_rows: int
-    q_rad: F64
+    q_rad: F64 | None
     gripper: float
     T_base_cosmos: F64 | None = None
     mode: Mode = Mode.POLICY
@@ -164,12 +165,15 @@ class Request:
     seed: int = 0
     t_motion_s: float = 0.0
     privileged: Mapping[str, F64] | None = None
+    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
+        instance_of(self.images, Mapping, "images")
         _set(
             self,
-            q_rad=finite_array(self.q_rad, "q_rad", (None,)),
+            q_rad=None if self.q_rad is None else finite_array(self.q_rad, "q_rad", (None,)),
+            images=MappingProxyType({name: _image(image, f"image {name!r}") for name, image in self.images.items()}),
             gripper=_fraction(self.gripper, "gripper"),
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )

@@ -24,17 +24,13 @@ def test_the_drawing_names_every_error_and_its_standard_base():
 
 
 def test_the_drawing_s_indentation_is_the_inheritance():
-    parents = {}
-    group = None
+    branch = ["Cosmos3Error"]
     for line in errors.__doc__.splitlines():
         if (match := re.search(r"[├└]── (\w+)", line)) is None:
             continue
-        if line.index(match[0]) == 4:
-            group, parents[match[1]] = match[1], "Cosmos3Error"
-        else:
-            parents[match[1]] = group
-    for name, parent in parents.items():
-        assert getattr(errors, parent) in getattr(errors, name).__bases__, name
+        depth = line.index(match[0]) // 4  # four columns a generation
+        branch[depth:] = [match[1]]
+        assert getattr(errors, branch[depth - 1]) in getattr(errors, match[1]).__bases__, match[1]
 
 
 def test_unknown_name_lists_what_is_valid_and_suggests_the_nearest():

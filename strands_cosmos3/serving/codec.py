@@ -1,0 +1,228 @@
+"""Messages of the policy protocol: msgpack, with numpy arrays as openpi writes them.
+
+An array is a map with **bytes** keys: ``b"__ndarray__": True``, ``b"data"``, ``b"dtype"`` (numpy's ``dtype.str``) and
+``b"shape"``; a numpy scalar has ``b"__npgeneric__"`` instead. Source of the convention: openpi-client 0.1.2,
+``msgpack_numpy``.
+
+What comes from the network is not trusted. A frame's skeleton is walked before anything is built, so that its depth, its
+keys and its values are bounded; an array's type is looked up in a short table (never parsed: objects and structures have
+no entry) and its bytes must be exactly what its shape says. Decoded arrays are read-only views of the received bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.errors import WireFormatError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a message may be.
+
+    Args:
+        max_bytes: Of the whole frame.
+        max_depth: Of containers in containers; an array counts as a map that holds a list.
+        max_keys: Of any one map.
+        max_values: Of the whole message, keys included; a picture counts as nine.
+        max_text_bytes: Of all text together; Python may need four bytes for each.
+    """
+
+    max_bytes: int = 16 * 2**20
+    max_depth: int = 8
+    max_keys: int = 64
+    max_values: int = 4096
+    max_text_bytes: int = 256 * 2**10
+
+
+DEFAULT_LIMITS = Limits()
+MAX_NDIM = 5
+_BASES = ("u1", "i4", "i8", "f4", "f8", "b1")
+_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({f"{order}{base}": np.dtype(base) for base in _BASES for order in "|<"})
+_ALLOWED = frozenset(_DTYPES.values())
+_ARRAY, _SCALAR = b"__ndarray__", b"__npgeneric__"
+_DTYPE_NAMES = "uint8, int32, int64, float32, float64, bool, little-endian"
+
+# msgpack's one-byte tags from 0xc0 to 0xdf: what they open, bytes of the length or of the value that follow the tag.
+_PLAIN, _BYTES, _TEXT, _LIST, _MAP = "plain", "bytes", "text", "list", "map"
+_TAGS: Mapping[int, tuple[str, int]] = MappingProxyType(
+    {
+        0xC0: (_PLAIN, 0),
+        0xC2: (_PLAIN, 0),
+        0xC3: (_PLAIN, 0),
+        0xCA: (_PLAIN, 4),
+        0xCB: (_PLAIN, 8),
+        **{0xCC + i: (_PLAIN, 2**i) for i in range(4)},
+        **{0xD0 + i: (_PLAIN, 2**i) for i in range(4)},
+        **{0xC4 + i: (_BYTES, 2**i) for i in range(3)},
+        **{0xD9 + i: (_TEXT, 2**i) for i in range(3)},
+        **{0xDC + i: (_LIST, 2 * 2**i) for i in range(2)},
+        **{0xDE + i: (_MAP, 2 * 2**i) for i in range(2)},
+    }
+)
+
+
+def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """A message as bytes.
+
+    Args:
+        message: None, booleans, numbers, strings, bytes, lists, maps with string keys, numpy arrays and scalars of the
+            allowed types.
+        limits: What the receiver takes; only the size is checked here.
+
+    Raises:
+        WireFormatError: A value has no form on the wire, or the whole is too large.
+    """
+    try:
+        frame = cast("bytes", msgpack.packb(message, default=_to_wire))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(error, WireFormatError):
+            raise
+        raise WireFormatError(f"this message cannot be written: {error}. Use maps, lists, numbers, text and arrays.") from None
+    if len(frame) > limits.max_bytes:
+        raise WireFormatError(f"a message of {len(frame)} bytes; at most {limits.max_bytes}. Send smaller pictures.")
+    return frame
+
+
+def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """The message in a frame. Arrays are read-only and share the frame's bytes where msgpack lets them.
+
+    Raises:
+        WireFormatError: It is no msgpack, exceeds a limit, or holds an array that is not what it says.
+    """
+    if len(frame) > limits.max_bytes:
+        raise WireFormatError(f"a message of {len(frame)} bytes; at most {limits.max_bytes}.")
+    _walk(frame, limits)
+    try:
+        return msgpack.unpackb(frame, raw=False, strict_map_key=True, object_hook=_from_wire)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # UnicodeDecodeError is a ValueError
+        if isinstance(error, WireFormatError):
+            raise
+        raise WireFormatError(f"this message cannot be read: {error}.") from None
+
+
+def _to_wire(value: object) -> dict[bytes, Any]:
+    if isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+        dtype = _allowed(array.dtype)
+        if array.ndim > MAX_NDIM:
+            raise WireFormatError(f"an array of {array.ndim} dimensions; at most {MAX_NDIM}.")
+        whole = np.ascontiguousarray(array, dtype=dtype)
+        data = whole.data.cast("B") if whole.size and whole.ndim else whole.tobytes()
+        return {_ARRAY: True, b"data": data, b"dtype": dtype.str, b"shape": array.shape}
+    if isinstance(value, np.generic):
+        return {_SCALAR: True, b"data": value.item(), b"dtype": _allowed(value.dtype).str}
+    raise WireFormatError(f"a {type(value).__name__} has no form on the wire; use maps, lists, numbers, text and arrays.")
+
+
+def _allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    little = dtype.newbyteorder("<") if dtype.kind in "biuf" else dtype
+    if little not in _ALLOWED:
+        raise WireFormatError(f"arrays of {dtype} are not part of the protocol; allowed: {_DTYPE_NAMES}.")
+    return little
+
+
+def _from_wire(value: dict[Any, Any]) -> Any:
+    if _ARRAY in value:
+        return _array(value)
+    if _SCALAR in value:
+        return _scalar(value)
+    return value
+
+
+def _array(value: dict[Any, Any]) -> NDArray[Any]:
+    dtype, shape, data = _dtype(value), value.get(b"shape"), value.get(b"data")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in cast("list[Any]", shape)):
+        raise WireFormatError("an array's shape must be a list of whole numbers of at least zero.")
+    sizes = cast("list[int]", shape)
+    if len(sizes) > MAX_NDIM:
+        raise WireFormatError(f"an array of {len(sizes)} dimensions; at most {MAX_NDIM}.")
+    if not isinstance(data, bytes) or math.prod(sizes) * dtype.itemsize != len(data):
+        have = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise WireFormatError(f"an array {sizes} of {dtype} is {math.prod(sizes) * dtype.itemsize} bytes, but {have} came.")
+    array = np.frombuffer(data, dtype=dtype) if data else np.empty(0, dtype)
+    array = array.reshape(sizes)
+    array.setflags(write=False)
+    return array
+
+
+def _scalar(value: dict[Any, Any]) -> Any:
+    dtype, item = _dtype(value), value.get(b"data")
+    if not isinstance(item, int | float):
+        raise WireFormatError(f"a numpy scalar must hold a number, got {type(item).__name__}.")
+    try:
+        return dtype.type(item)
+    except (OverflowError, ValueError) as error:
+        raise WireFormatError(f"a scalar of {dtype} cannot hold its number: {error}.") from None
+
+
+def _dtype(value: dict[Any, Any]) -> np.dtype[Any]:
+    name = value.get(b"dtype")
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise WireFormatError(f"arrays of dtype {str(name)[:40]!r} are not read; allowed: {_DTYPE_NAMES}.")
+    return dtype
+
+
+def _walk(frame: bytes, limits: Limits) -> None:
+    """Follow the frame's tags from end to end, building nothing.
+
+    Raises:
+        WireFormatError: It is cut short, goes on after its end, has a tag outside the protocol, or exceeds a limit.
+    """
+    at, values, text, open_ = 0, 0, 0, [1]  # open_: values still to come, by container; the first is the message itself
+    while open_:
+        if open_[-1] == 0:
+            open_.pop()
+            continue
+        open_[-1] -= 1
+        values += 1
+        if values > limits.max_values:
+            raise WireFormatError(f"a message of more than {limits.max_values} values; use arrays for numbers.")
+        kind, count, at = _step(frame, at)
+        if kind == _MAP and count > limits.max_keys:
+            raise WireFormatError(f"a map of {count} keys; at most {limits.max_keys}.")
+        text += count if kind == _TEXT else 0
+        if text > limits.max_text_bytes:
+            raise WireFormatError(f"more than {limits.max_text_bytes} bytes of text.")
+        if kind in (_LIST, _MAP):
+            if len(open_) > limits.max_depth:
+                raise WireFormatError(f"containers nested deeper than {limits.max_depth}.")
+            open_.append(count * (2 if kind == _MAP else 1))
+    if at != len(frame):
+        raise WireFormatError(f"the message ends after {at} bytes, but {len(frame)} came." if at < len(frame) else _CUT_SHORT)
+
+
+_CUT_SHORT = "the message is cut short."
+
+
+def _step(frame: bytes, at: int) -> tuple[str, int, int]:
+    """What one tag opens, how many items (or bytes of text) it holds, and where the next tag is."""
+    if at >= len(frame):
+        raise WireFormatError(_CUT_SHORT)
+    tag = frame[at]
+    at += 1
+    if tag < 0x80 or tag >= 0xE0:
+        return _PLAIN, 0, at
+    if tag < 0x90:
+        return _MAP, tag & 0x0F, at
+    if tag < 0xA0:
+        return _LIST, tag & 0x0F, at
+    if tag < 0xC0:
+        return _TEXT, tag & 0x1F, at + (tag & 0x1F)
+    if tag not in _TAGS:
+        raise WireFormatError(f"msgpack tag 0x{tag:02x} (an extension) is not part of the protocol.")
+    kind, width = _TAGS[tag]
+    if kind == _PLAIN:
+        return kind, 0, at + width
+    count = int.from_bytes(frame[at : at + width], "big")
+    at += width
+    return kind, count, at + (count if kind in (_BYTES, _TEXT) else 0)

@@ -1,0 +1,179 @@
+"""A backend behind the wire: one frame in, one frame out, whatever happens in between. No sockets here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from strands_cosmos3.checks import instance_of
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, NonFiniteError, WireFormatError
+from strands_cosmos3.serving import wire
+from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
+from strands_cosmos3.types import ActionChunk, Request
+
+logger = logging.getLogger(__name__)
+
+_HOME_Q_RAD = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
+_SOME_POSE = ((0.4, 0.0, 0.4), (1.0, 0.0, 0.0, 0.0))
+
+
+class Inference(Protocol):
+    """What a server uses of a :class:`~strands_cosmos3.backends.base.Backend`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs_privileged(self) -> bool: ...
+    @property
+    def requires_images(self) -> bool: ...
+    def infer(self, request: Request) -> ActionChunk: ...
+    def reset(self, seed: int | None = None) -> None: ...
+
+
+@dataclass
+class Session:
+    """What one connection remembers.
+
+    Attributes:
+        started_s: When its episode began, on the monotonic clock; None before the first request.
+        calls: Inferences of the episode.
+        previous_total_ms: From the last request's arrival to its reply's departure.
+        roboarena: Whether its client names the endpoint ``infer``, and so wants bare arrays.
+    """
+
+    started_s: float | None = None
+    calls: int = 0
+    previous_total_ms: float | None = None
+    roboarena: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A frame to send back, and what became of the request: ``ok``, ``reset`` or ``error`` (then close the connection)."""
+
+    frame: bytes | str
+    outcome: str
+    infer_s: float = 0.0
+
+
+@dataclass
+class ServedPolicy:
+    """Answers wire messages by a backend. Its methods run on one thread.
+
+    Args:
+        backend: Who infers. One that needs a simulator's state is refused: that never leaves its process.
+        embodiment: Whose policy this is.
+        action_space: ``joint_pos``; or ``midtrain``, answered as absolute poses. None is ``joint_pos`` where there is one.
+        seed: Noise seed for clients that send none; each call of an episode uses the next one.
+        limits: Of messages.
+        warm_up_message: A wire message that the backend can answer; None makes one up.
+
+    Raises:
+        ConfigError: The backend cannot be served.
+        ActionSpaceError: The embodiment's rows have no form on the wire.
+    """
+
+    backend: Inference
+    embodiment: Embodiment | str = "droid"
+    action_space: str | None = None
+    seed: int = 0
+    limits: Limits = DEFAULT_LIMITS
+    warm_up_message: Mapping[str, Any] | None = None
+    _embodiment: Embodiment = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._embodiment = get_embodiment(self.embodiment)
+        travels = wire.wire_space(self._embodiment, self.action_space)
+        absolute = travels.meaning == "pose_absolute"
+        self._space = self._embodiment.action_space("midtrain") if absolute else travels
+        if self.backend.needs_privileged:
+            raise ConfigError(
+                f"backend {self.backend.name!r} needs the simulator's state, which never leaves its process, so it cannot be "
+                "served. Serve replay or a model backend."
+            )
+
+    def warm_up(self) -> None:
+        """Run one inference end to end, so that the first client does not wait for compilation and caches.
+
+        Raises:
+            Cosmos3Error: The backend cannot answer; then it should not be served.
+        """
+        message = self._some_message() if self.warm_up_message is None else self.warm_up_message
+        self._infer(decode(encode(dict(message), self.limits), self.limits), Session())
+        self.backend.reset(None)
+
+    def answer(self, frame: bytes | str, session: Session) -> Answer:
+        """The answer to one frame. It never raises: what goes wrong becomes a line of text, and its traceback stays here."""
+        try:
+            message = self._read(frame)
+            if message.get(wire.ENDPOINT) == "reset":
+                return self._reset(session)
+            session.roboarena |= message.get(wire.ENDPOINT) == "infer"
+            return self._infer(message, session)
+        except Cosmos3Error as error:
+            logger.warning("request refused: %s", error)
+            return Answer(f"{type(error).__name__}: {error}", "error")
+        except BaseException as error:  # the seam: a backend may raise anything, and the next request must be served
+            logger.exception("inference failed")
+            return Answer(f"InternalError: inference failed ({type(error).__name__}); the server's log has the rest.", "error")
+
+    def _read(self, frame: bytes | str) -> Mapping[str, Any]:
+        if isinstance(frame, str):
+            raise WireFormatError("requests are binary frames of msgpack, this is text.")
+        message = decode(frame, self.limits)
+        if not isinstance(message, dict):
+            raise WireFormatError(f"a request is a map, got {type(message).__name__}.")
+        return cast("dict[str, Any]", message)
+
+    def _reset(self, session: Session) -> Answer:
+        self.backend.reset(None)
+        session.started_s, session.calls = None, 0
+        reply = wire.reset_reply(session.roboarena)
+        return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
+
+    def _infer(self, message: Mapping[str, Any], session: Session) -> Answer:
+        now = time.monotonic()
+        if session.started_s is None:
+            session.started_s = now
+        request = wire.decode_request(
+            message,
+            self._embodiment,
+            self._space,
+            images=self.backend.requires_images,
+            seed=self.seed + session.calls,
+            t_motion_s=now - session.started_s,
+        )
+        try:
+            chunk = instance_of(self.backend.infer(request), ActionChunk, "the backend's answer")
+        except (NonFiniteError, InputError) as error:  # made no chunk: it is the backend's fault, not the asker's
+            raise BackendError(f"the backend's rows are not sent: {error}") from error
+        infer_s = time.monotonic() - now
+        session.calls += 1
+        rows = wire.encode_rows(chunk, request)
+        timing = {"infer_ms": infer_s * 1e3}
+        if session.previous_total_ms is not None:
+            timing["prev_total_ms"] = session.previous_total_ms
+        reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
+        if wire.REQUEST_ID in message:
+            reply[wire.REQUEST_ID] = message[wire.REQUEST_ID]
+        return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
+
+    def _some_message(self) -> dict[str, Any]:
+        """A gray picture before an arm at rest."""
+        message: dict[str, Any] = {
+            wire.PROMPT: "warm up",
+            wire.JOINTS: np.array(_HOME_Q_RAD),
+            wire.GRIPPER: np.zeros(1),
+            wire.POSITION: np.array(_SOME_POSE[0]),
+            wire.QUATERNION: np.array(_SOME_POSE[1]),
+        }
+        if self._embodiment.rig is not None:
+            view = np.full((*self._embodiment.rig.view_hw, 3), 128, np.uint8)
+            message |= dict.fromkeys(self._embodiment.rig.wire_names, view)
+        return message

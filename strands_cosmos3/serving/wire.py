@@ -1,0 +1,353 @@
+"""What a message means: our Request as an observation on the wire and back, an ActionChunk as a reply and back.
+
+Both directions stand side by side, so that the client and the server cannot disagree. A gripper flips here and nowhere
+else: on the wire 1 is closed, inside 1 is open. Poses are of the Cosmos frame in the robot's base, quaternions x y z w.
+
+Sources: openpi-client and openpi-server (keys, arrays), cosmos-framework's RoboLab server (observation keys, absolute
+replies of ``midtrain``), roboarena's and vllm-omni's policy servers (endpoint, session, bare arrays).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.decode import decode_chunk
+from strands_cosmos3.actions.rotations import matrix_to_quaternion, quaternion_to_matrix, se3
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.embodiments import WIRE_GRIPPER, ActionSpace, CameraRig, Embodiment
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    BackendError,
+    InputError,
+    ObservationError,
+    ServiceChunkError,
+    ServiceRefusedError,
+    ServiceUnreadableError,
+    ShapeError,
+    UnknownNameError,
+)
+from strands_cosmos3.types import ActionChunk, Request
+
+PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/gripper_position"
+POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat", "observation/image"
+ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
+SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
+"""Our own keys are named so that no other server takes them for its own; they may be left out."""
+
+_ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
+_UNIT_TOLERANCE = 1e-2
+_MAX_ROWS = 1024
+_RESET_DONE = "reset successful"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one family of servers differs from openpi's.
+
+    Args:
+        name: As users name it.
+        endpoint: Whether every request names its endpoint, and there is one to reset.
+        session: Whether a request carries the episode's ``session_id``.
+        extensions: Whether our own keys may be sent: the request's id, the seed, the motion clock.
+        numbered_from_zero: Whether the exterior cameras are 0 and 1 instead of 1 and 2.
+    """
+
+    name: str
+    endpoint: bool = False
+    session: bool = False
+    extensions: bool = False
+    numbered_from_zero: bool = False
+
+
+ROBOLAB = Dialect("robolab", extensions=True)
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        "robolab": ROBOLAB,
+        "openpi": replace(ROBOLAB, name="openpi"),
+        "vllm-omni": Dialect("vllm-omni", endpoint=True, session=True),
+        "roboarena": Dialect("roboarena", endpoint=True, session=True, numbered_from_zero=True),
+    }
+)
+
+
+def get_dialect(name: str) -> Dialect:
+    """The dialect of that name.
+
+    Raises:
+        UnknownNameError: No such dialect; the message lists them.
+    """
+    if name not in DIALECTS:
+        raise UnknownNameError("dialect", name, DIALECTS)
+    return DIALECTS[name]
+
+
+def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
+    """The action space whose rows travel: ``joint_pos`` as it is; ``midtrain`` and ``pose_abs`` as absolute poses.
+
+    Raises:
+        ActionSpaceError: The embodiment does not have it, or its rows have no form on the wire.
+    """
+    space = embodiment.action_space(name or ("joint_pos" if "joint_pos" in embodiment.spaces else None))
+    travels = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs")
+    if travels is None:
+        raise ActionSpaceError(f"rows of {embodiment.name!r} have no form on this wire; it carries DROID's 8 columns only.")
+    return travels
+
+
+def encode_request(request: Request, dialect: Dialect, session_id: str, request_id: int) -> dict[str, Any]:
+    """The observation that asks a server for a chunk.
+
+    Raises:
+        BackendError: The request lacks what its action space needs.
+    """
+    if request.action_space.meaning == "joint_position":
+        if request.q_rad is None:
+            raise BackendError("a 'joint_pos' server wants joint angles, and the request has none.")
+        state = {JOINTS: request.q_rad.astype(np.float32)}
+    else:
+        if request.T_base_cosmos is None:
+            raise BackendError("a 'midtrain' server wants the measured pose; give the policy robot='panda'.")
+        position, quaternion = request.T_base_cosmos[:3, 3], matrix_to_quaternion(request.T_base_cosmos[:3, :3])
+        state = {POSITION: position.astype(np.float32), QUATERNION: quaternion.astype(np.float32)}
+    message: dict[str, Any] = {
+        PROMPT: request.instruction,
+        **state,
+        GRIPPER: WIRE_GRIPPER.from_fraction(np.array([request.gripper])).astype(np.float32),
+        **_pictures(request, dialect),
+    }
+    if dialect.endpoint:
+        message[ENDPOINT] = "infer"
+    if dialect.session:
+        message[SESSION] = session_id
+    if dialect.extensions:
+        message |= {REQUEST_ID: request_id, SEED: request.seed, MOTION_CLOCK: request.t_motion_s}
+    return message
+
+
+def _pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
+    rig = request.embodiment.rig
+    if rig is not None and all(view in request.images for view in rig.views):
+        return {key: request.images[view] for view, key in zip(rig.views, _keys(rig, dialect), strict=True)}
+    return {} if request.composite is None else {COMPOSITE: request.composite}
+
+
+def _keys(rig: CameraRig, dialect: Dialect) -> tuple[str, ...]:
+    return (rig.wire_names[0], *_ROBOARENA_EXTERIORS) if dialect.numbered_from_zero else rig.wire_names
+
+
+def decode_request(
+    message: Mapping[str, Any],
+    embodiment: Embodiment,
+    space: ActionSpace,
+    *,
+    images: bool,
+    seed: int = 0,
+    t_motion_s: float = 0.0,
+) -> Request:
+    """The request in an observation from the wire. Unknown keys are ignored.
+
+    Args:
+        message: What came.
+        embodiment: Whose policy is asked.
+        space: What the backend's rows shall mean.
+        images: Whether the backend needs pictures.
+        seed: For an asker who gives none.
+        t_motion_s: Likewise.
+
+    Raises:
+        ObservationError: A key is missing; the message names it.
+        InputError: A value is malformed.
+    """
+    q = _latest(message, JOINTS, 7) if JOINTS in message else None
+    pose = None
+    if space.meaning == "joint_position":
+        if q is None:
+            raise _missing(message, JOINTS)
+    else:
+        rotation = quaternion_to_matrix(_latest(message, QUATERNION, 4))
+        pose = se3(rotation, _latest(message, POSITION, 3))
+    prompt = message.get(PROMPT, "")
+    if not isinstance(prompt, str):
+        raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
+    views, composite = _read_pictures(message, embodiment, images)
+    return Request(
+        embodiment=embodiment,
+        action_space=space,
+        instruction=prompt,
+        n_rows=embodiment.chunk_rows(space.name),
+        q_rad=q,
+        gripper=float(WIRE_GRIPPER.to_fraction(_last_number(message, GRIPPER))),
+        T_base_cosmos=pose,
+        composite=composite,
+        seed=int(_number(message.get(SEED, seed), SEED)),
+        t_motion_s=_number(message.get(MOTION_CLOCK, t_motion_s), MOTION_CLOCK),
+        images=views,
+    )
+
+
+def _number(value: Any, key: str) -> float:
+    return float(finite_array(value, repr(key), ()))
+
+
+def _latest(message: Mapping[str, Any], key: str, n: int) -> F64:
+    """[n] the newest of [n] or [T, n]."""
+    if key not in message:
+        raise _missing(message, key)
+    value = np.asarray(message[key])
+    return finite_array(value[-1] if value.ndim == 2 and len(value) else value, repr(key), (n,))
+
+
+def _last_number(message: Mapping[str, Any], key: str) -> float:
+    """The newest of a scalar, [T] or [T, 1]."""
+    if key not in message:
+        raise _missing(message, key)
+    value = np.asarray(message[key])
+    if value.ndim > 2 or (value.ndim == 2 and value.shape[1] != 1) or value.size == 0:
+        raise ShapeError(f"{key!r} must be a number, [T] or [T, 1], got {list(value.shape)}.")
+    return _number(value.reshape(-1)[-1], key)
+
+
+def _read_pictures(
+    message: Mapping[str, Any], embodiment: Embodiment, needed: bool
+) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
+    """The views by name, and the composite: whichever the message has."""
+    rig = embodiment.rig
+    if rig is not None:
+        zero = DIALECTS["roboarena"] if _ROBOARENA_EXTERIORS[0] in message else ROBOLAB
+        keys = _keys(rig, zero)
+        missing = [key for key in keys if key not in message]
+        if not missing:
+            return {view: message[key] for view, key in zip(rig.views, keys, strict=True)}, None
+        if needed and len(missing) < len(keys) and COMPOSITE not in message:
+            raise _missing(message, missing[0])
+    if COMPOSITE in message:
+        return {}, message[COMPOSITE]
+    if needed:
+        raise _missing(message, COMPOSITE, f", or {', '.join(rig.wire_names)}" if rig is not None else "")
+    return {}, None
+
+
+def _missing(message: Mapping[str, Any], key: str, other: str = "") -> ObservationError:
+    have = ", ".join(str(name)[:60] for name in list(message)[:16]) or "nothing"
+    return ObservationError(f"the observation lacks {key!r}{other}; it has: {have}.")
+
+
+def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
+    """[T, 8] a chunk's rows as they travel: joint angles, or absolute poses of the Cosmos frame, and the wire's gripper.
+
+    Raises:
+        ActionSpaceError: The chunk answers another question than the request's.
+        BackendError: A row does not fit float32.
+    """
+    meaning = chunk.action_space.meaning
+    if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
+        raise ActionSpaceError(f"asked for {request.action_space.name!r}, the backend answered {chunk.action_space.name!r}.")
+    if meaning == "joint_position":
+        columns, gripper = chunk.action[:, :7], np.clip(chunk.action[:, 7], 0.0, 1.0)
+    else:
+        assert request.T_base_cosmos is not None  # decode_request saw to it
+        poses = decode_chunk(chunk, request.T_base_cosmos)
+        T = poses.T_base_frame
+        columns = np.concatenate([T[:, :3, 3], matrix_to_quaternion(T[:, :3, :3])], axis=1)
+        gripper = np.zeros(len(T)) if poses.gripper is None else poses.gripper
+    rows = np.concatenate([columns, WIRE_GRIPPER.from_fraction(gripper)[:, None]], axis=1)
+    if not (np.abs(rows) < np.finfo(np.float32).max).all():
+        raise BackendError("the backend answered a row that does not fit float32; it is not sent.")
+    return rows.astype(np.float32)
+
+
+def decode_reply(reply: Any, request: Request, dialect: Dialect, request_id: int) -> ActionChunk:
+    """The chunk in a server's reply: a map with ``action`` or ``actions``, or a bare array.
+
+    Raises:
+        ServiceRefusedError: The reply is an error.
+        ServiceUnreadableError: It is no reply of this protocol, or one to another request.
+        ServiceChunkError: Its rows must not be executed.
+    """
+    timing: dict[str, float] = {}
+    rows: Any = reply
+    if isinstance(reply, dict):
+        fields = cast("dict[str, Any]", reply)
+        if fields.get("type") == "error":
+            raise ServiceRefusedError(f"the server reports an error: {short(fields.get('message', 'it does not say which'))}")
+        echoed = fields.get(REQUEST_ID, request_id)
+        if echoed != request_id:
+            raise ServiceUnreadableError(f"the reply answers request {short(echoed)}, but {request_id} was asked.")
+        rows = fields.get("action", fields.get("actions"))
+        timing = _timing(fields.get("server_timing"))
+    if not isinstance(rows, np.ndarray):
+        have = ", ".join(str(key)[:40] for key in list(cast("dict[Any, Any]", reply))[:8]) if isinstance(reply, dict) else ""
+        raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions' (it has: {have or type(reply).__name__}).")
+    return _chunk(cast("NDArray[Any]", rows), request, timing)
+
+
+def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:
+    space = wire_space(request.embodiment, request.action_space.name)
+    if rows.dtype.kind not in "fi" or rows.ndim != 2 or rows.shape[1] != space.width or not 1 <= len(rows) <= _MAX_ROWS:
+        raise ServiceChunkError(
+            f"the server answered {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is [T, {space.width}] numbers: "
+            f"{', '.join(space.columns)}. Does it serve another action space?"
+        )
+    if not np.isfinite(rows).all():
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
+        raise ServiceChunkError(
+            f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}; nothing is executed."
+        )
+    action = rows.astype(np.float64)
+    if space.meaning == "pose_absolute":
+        norm = np.linalg.norm(action[:, 3:7], axis=1)
+        if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
+            raise ServiceChunkError(
+                f"columns 3 to 6 have norm {norm.flat[np.abs(norm - 1).argmax()]:.3g}, so they are no quaternions; these are "
+                "not 'pose_abs' rows. Joint angles? Then ask with action_space='joint_pos'."
+            )
+    action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
+    return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing)
+
+
+def _timing(value: Any) -> dict[str, float]:
+    """The server's milliseconds, where they are numbers; they are for looking at only."""
+    if not isinstance(value, dict):
+        return {}
+    items = list(cast("dict[Any, Any]", value).items())[:8]
+    return {f"server_{name}": float(number) for name, number in items if isinstance(number, int | float)}
+
+
+def encode_reset(session_id: str) -> dict[str, Any]:
+    """The message that ends an episode, for dialects that have an endpoint for it."""
+    return {ENDPOINT: "reset", SESSION: session_id}
+
+
+def reset_reply(bare: bool) -> str | dict[str, str]:
+    """What a server answers to it: a text to roboarena's clients, else a map with a status."""
+    return _RESET_DONE if bare else {"status": _RESET_DONE}
+
+
+def require_reset_reply(reply: Any) -> None:
+    """Check a server's answer to a reset.
+
+    Raises:
+        ServiceRefusedError, ServiceUnreadableError: It is an error, or none of the answers that a reset has.
+    """
+    status: Any = cast("dict[Any, Any]", reply).get("status") if isinstance(reply, dict) else reply
+    if status == _RESET_DONE:
+        return
+    if isinstance(reply, str):
+        raise ServiceRefusedError(f"the server refused to reset: {short(reply)}")
+    raise ServiceUnreadableError(f"the server answered {short(reply)} to a reset.")
+
+
+def short(value: Any) -> str:
+    """A foreign value in one line of at most 300 characters: of a traceback, what was raised."""
+    lines = [line.strip() for line in str(value).splitlines() if line.strip()]
+    if not lines:
+        return "(nothing)"
+    line = lines[-1] if lines[0].startswith("Traceback") else " ".join(lines)
+    printable = "".join(c if c.isprintable() else "?" for c in line)
+    return printable if len(printable) <= 300 else printable[:297] + "..."
