@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "arm": BASE,
     "observe": BASE,
     "control": BASE | {"actions", "arm"},
-    "backends": BASE | {"actions", "observe"},
+    "serving": BASE | {"actions"},
+    "backends": BASE | {"actions", "observe", "serving"},
     "policy": BASE | {"backends", "observe", "arm", "control"},
     "sim": BASE | {"actions", "arm", "control", "observe", "backends", "policy"},
-    "bench": BASE | {"actions", "arm", "control", "observe", "backends", "policy", "sim"},
-    "commands": BASE | {"actions", "arm", "control", "observe", "backends", "policy", "sim", "bench"},
+    "bench": BASE | {"actions", "arm", "control", "observe", "serving", "backends", "policy", "sim"},
+    "commands": BASE | {"actions", "arm", "control", "observe", "serving", "backends", "policy", "sim", "bench"},
     "cli": BASE | {"commands"},
 }
 """Room -> rooms it may import, beside itself."""
@@ -37,6 +38,8 @@ HEAVY = {
     "av": {"sim"},
     "PIL": {"sim"},
     "matplotlib": {"sim"},
+    "msgpack": {"serving"},
+    "websockets": {"serving", "bench"},
     "tyro": {"commands", "cli"},
     "rich": {"commands"},
 }
@@ -103,4 +106,6 @@ def test_no_broad_except_but_at_the_seams():
                 node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"))
             ):
                 broad.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    assert len(broad) <= 1, f"one is allowed (fetching a model over the network fails in its own ways): {broad}"
+    seams = {"arm/model.py", "serving/served.py"}  # fetching a model fails in its own ways; a served backend may raise anything
+    assert {name.split(":")[0] for name in broad} <= seams, broad
+    assert len(broad) <= len(seams), broad

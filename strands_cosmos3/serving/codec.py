@@ -82,7 +82,7 @@ def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
         WireFormatError: A value has no form on the wire, or the whole is too large.
     """
     try:
-        frame = cast("bytes", msgpack.packb(message, default=_to_wire))
+        frame = msgpack.packb(message, default=_to_wire)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, WireFormatError):
             raise
@@ -119,7 +119,8 @@ def _to_wire(value: object) -> dict[bytes, Any]:
         data = whole.data.cast("B") if whole.size and whole.ndim else whole.tobytes()
         return {_ARRAY: True, b"data": data, b"dtype": dtype.str, b"shape": array.shape}
     if isinstance(value, np.generic):
-        return {_SCALAR: True, b"data": value.item(), b"dtype": _allowed(value.dtype).str}
+        scalar = cast("np.generic[Any]", value)
+        return {_SCALAR: True, b"data": scalar.item(), b"dtype": _allowed(scalar.dtype).str}
     raise WireFormatError(f"a {type(value).__name__} has no form on the wire; use maps, lists, numbers, text and arrays.")
 
 

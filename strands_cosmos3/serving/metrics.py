@@ -52,12 +52,13 @@ class Metrics:
         )
 
     def _histogram(self) -> str:
-        name, total, lines = "inference_seconds", 0, {}
+        total = 0
+        lines: dict[str, float] = {}
         for bound, count in zip((*map(str, _BUCKETS_S), "+Inf"), self._within, strict=True):
             total += count
             lines[f'_bucket{{le="{bound}"}}'] = total
         lines |= {"_sum": self._seconds, "_count": total}
-        return _family(name, "histogram", "Time from the worker's start to its answer.", lines)
+        return _family("inference_seconds", "histogram", "Time from the worker's start to its answer.", lines)
 
 
 def _labelled(label: str, counts: Counter[str]) -> dict[str, float]:

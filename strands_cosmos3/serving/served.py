@@ -160,8 +160,9 @@ class ServedPolicy:
         if session.previous_total_ms is not None:
             timing["prev_total_ms"] = session.previous_total_ms
         reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
-        if wire.REQUEST_ID in message:
-            reply[wire.REQUEST_ID] = message[wire.REQUEST_ID]
+        request_id = message.get(wire.REQUEST_ID)
+        if isinstance(request_id, int | str):
+            reply[wire.REQUEST_ID] = request_id
         return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
 
     def _some_message(self) -> dict[str, Any]:

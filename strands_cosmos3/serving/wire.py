@@ -282,8 +282,10 @@ def decode_reply(reply: Any, request: Request, dialect: Dialect, request_id: int
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
     if not isinstance(rows, np.ndarray):
-        have = ", ".join(str(key)[:40] for key in list(cast("dict[Any, Any]", reply))[:8]) if isinstance(reply, dict) else ""
-        raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions' (it has: {have or type(reply).__name__}).")
+        have = (
+            ", ".join(str(key)[:40] for key in list(cast("dict[Any, Any]", reply))[:8]) if isinstance(reply, dict) else "no map"
+        )
+        raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions' (it has: {have}).")
     return _chunk(cast("NDArray[Any]", rows), request, timing)
 
 

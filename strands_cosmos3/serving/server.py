@@ -1,0 +1,297 @@
+"""The policy server: WebSockets on an event loop that never computes, inference on one worker thread beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import http
+import ipaddress
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request as HttpRequest
+from websockets.http11 import Response
+
+from strands_cosmos3.checks import positive, whole_number
+from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error
+from strands_cosmos3.serving.codec import encode
+from strands_cosmos3.serving.metrics import Metrics
+from strands_cosmos3.serving.served import Answer, ServedPolicy, Session
+from strands_cosmos3.serving.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_INTERNAL_ERROR, _GOING_AWAY = 1011, 1001
+_FRAMES_WAITING = 2
+_PING_S = 20.0
+_PONG_S = 60.0
+_CLOSE_S = 2.0
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where and for whom a server listens.
+
+    Args:
+        host: Interface; anything but loopback wants a token.
+        port: 0 takes a free one.
+        token: What clients must show as ``Authorization: Api-Key <token>`` or ``Bearer <token>``; None asks for nothing.
+        grace_s: How long a shutdown waits for the running inference.
+        max_clients: Connections at a time; more are answered 503.
+
+    Raises:
+        ConfigError: The interface is not loopback and there is no token, or a value is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    grace_s: float = 30.0
+    max_clients: int = 128
+
+    def __post_init__(self) -> None:
+        whole_number(self.port, "port", 0, 65535)
+        whole_number(self.max_clients, "max_clients", 1)
+        positive(self.grace_s, "grace_s")
+        if self.token is not None and (not self.token or not self.token.isascii() or any(c.isspace() for c in self.token)):
+            raise ConfigError("a token must be ASCII without spaces and not be empty.")
+        if self.token is None and not _is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host!r} can be reached from other machines, and whoever reaches this server moves the robot. "
+                "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and forward the port with ssh -L."
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PolicyServer:
+    """Serves a policy until it is told to stop.
+
+    ``run()`` blocks and obeys SIGTERM and Ctrl-C; as a context manager it serves from a thread of its own.
+
+    Args:
+        policy: Who answers.
+        config: Where.
+
+    Attributes:
+        port: The port it listens on, once it does.
+        metrics: What it counted.
+    """
+
+    def __init__(self, policy: ServedPolicy, config: ServerConfig | None = None):
+        self.policy = policy
+        self.config = config or ServerConfig()
+        self.metrics = Metrics()
+        self.port = self.config.port
+        self._expected = [f"{scheme} {self.config.token}".encode() for scheme in ("Api-Key", "Bearer")]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._thread: threading.Thread | None = None
+        self._worker: Worker
+
+    def run(self, ready: Callable[[PolicyServer], None] | None = None) -> None:
+        """Warm up, listen, serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
+
+        Args:
+            ready: Called once it listens.
+
+        Raises:
+            Cosmos3Error: The backend cannot answer its warm-up, or the address cannot be listened on.
+        """
+        asyncio.run(self._serve(ready, signals=True))
+
+    def stop(self) -> None:
+        """Ask it to stop, from any thread; the running inference is finished first."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._signalled)
+
+    def __enter__(self) -> PolicyServer:
+        ready, failed = threading.Event(), list[Cosmos3Error]()
+
+        def body() -> None:
+            try:
+                asyncio.run(self._serve(lambda _: ready.set(), signals=False))
+            except Cosmos3Error as error:
+                failed.append(error)
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=body, name="policy-server", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if failed:
+            raise failed[0]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _signalled(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _serve(self, ready: Callable[[PolicyServer], None] | None, signals: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        if signals:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.add_signal_handler(number, self._signalled)
+        self._worker = Worker("inference")
+        try:
+            await self._warm_up()
+            if self._stop.is_set():
+                return
+            server = await self._listen()
+            self.port = server.sockets[0].getsockname()[1]
+            if ready is not None:
+                ready(self)
+            await self._stop.wait()
+            await self._drain(server)
+        finally:
+            self._worker.close(timeout_s=0.1)
+
+    async def _warm_up(self) -> None:
+        """One inference on the worker, before anybody can connect."""
+        failed: list[Cosmos3Error] = []
+
+        def job() -> None:
+            try:
+                self.policy.warm_up()
+            except Cosmos3Error as error:
+                failed.append(error)
+
+        started = time.monotonic()
+        warm = asyncio.wrap_future(self._worker.submit(job))
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({warm, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if failed:
+            raise BackendError(f"the backend cannot answer its warm-up, so it is not served: {failed[0]}") from failed[0]
+        logger.info("warmed up in %.2f s", time.monotonic() - started)
+
+    async def _listen(self) -> Server:
+        try:
+            return await serve(
+                self._handle,
+                self.config.host,
+                self.config.port,
+                process_request=self._screen,
+                origins=[None],  # browsers send one: a web page must not move a robot
+                compression=None,
+                max_size=self.policy.limits.max_bytes,
+                max_queue=_FRAMES_WAITING,
+                ping_interval=_PING_S,
+                ping_timeout=_PONG_S,
+                close_timeout=_CLOSE_S,
+                logger=logging.getLogger(f"{__name__}.websockets"),
+            )
+        except OSError as error:
+            what = (
+                "is in use; choose another --port" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            )
+            raise ConfigError(f"{self.config.host}:{self.config.port} {what}.") from None
+
+    async def _drain(self, server: Server) -> None:
+        """Take nothing new, let what is under way finish within the grace, then say goodbye to everybody."""
+        server.close(close_connections=False)
+        deadline = time.monotonic() + self.config.grace_s
+        while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*(client.close(_GOING_AWAY, "the server stops") for client in list(server.connections)))
+        await server.wait_closed()
+
+    def _screen(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
+        """Plain HTTP is answered here, and whoever may not connect."""
+        path = request.path.partition("?")[0]
+        if path == "/healthz":
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        if self.config.token is not None and not self._knows(request.headers):
+            response = self._refuse(connection, http.HTTPStatus.UNAUTHORIZED, "Authorization: Api-Key <token> is needed.\n")
+            response.headers["WWW-Authenticate"] = "Api-Key"
+            return response
+        if path == "/metrics":
+            response = connection.respond(http.HTTPStatus.OK, self.metrics.text())
+            del response.headers["Content-Type"]
+            response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
+            return response
+        if "Upgrade" not in request.headers:
+            response = self._refuse(connection, http.HTTPStatus.UPGRADE_REQUIRED, "This is a WebSocket policy server.\n")
+            response.headers["Upgrade"] = "websocket"
+            return response
+        if self.metrics.clients >= self.config.max_clients:
+            return self._refuse(connection, http.HTTPStatus.SERVICE_UNAVAILABLE, "All places are taken.\n")
+        return None
+
+    def _refuse(self, connection: ServerConnection, status: http.HTTPStatus, text: str) -> Response:
+        self.metrics.handshakes_refused[str(status.value)] += 1
+        return connection.respond(status, text)
+
+    def _knows(self, headers: Headers) -> bool:
+        shown = headers.get_all("Authorization")
+        given = shown[0].encode("utf-8", "replace") if len(shown) == 1 else b""
+        matches = [hmac.compare_digest(given, expected) for expected in self._expected]  # all, whichever fits
+        return any(matches)
+
+    async def _handle(self, client: ServerConnection) -> None:
+        """One connection: metadata, then an answer to each request until somebody leaves."""
+        session = Session()
+        self.metrics.clients += 1
+        self.metrics.connections += 1
+        try:
+            await client.send(encode({}))
+            async for frame in client:
+                arrived = time.monotonic()
+                if self._stop.is_set():
+                    break
+                if not await self._exchange(client, frame, session):
+                    break
+                session.previous_total_ms = (time.monotonic() - arrived) * 1e3
+        except ConnectionClosed:
+            pass
+        finally:
+            self.metrics.clients -= 1
+
+    async def _exchange(self, client: ServerConnection, frame: bytes | str, session: Session) -> bool:
+        """Answer one request; returns whether the connection goes on."""
+        self.metrics.received_bytes += len(frame)
+        self.metrics.in_flight += 1
+        try:
+            answer = await self._ask(client, frame, session)
+            self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
+            if answer is None:
+                return False
+            await client.send(answer.frame)
+            self.metrics.sent_bytes += len(answer.frame)
+        finally:
+            self.metrics.in_flight -= 1
+        if answer.outcome == "ok":
+            self.metrics.observe(answer.infer_s)
+        if answer.outcome == "error":
+            await client.close(_INTERNAL_ERROR, "the text frame before this says why")
+        return answer.outcome != "error"
+
+    async def _ask(self, client: ServerConnection, frame: bytes | str, session: Session) -> Answer | None:
+        """The worker's answer, or None where the client leaves before it: then a job that still waits is dropped."""
+        future = asyncio.wrap_future(self._worker.submit(lambda: self.policy.answer(frame, session)))
+        left = asyncio.ensure_future(client.wait_closed())
+        try:
+            await asyncio.wait({future, left}, return_when=asyncio.FIRST_COMPLETED)
+            return future.result() if future.done() else None
+        finally:
+            left.cancel()
+            future.cancel()

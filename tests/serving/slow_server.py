@@ -1,0 +1,28 @@
+"""A real server process whose inference takes a while, sleeping or burning Python: slow_server.py SECONDS sleep|spin."""
+
+import sys
+import time
+
+from conftest import Echo
+
+from strands_cosmos3.serving.served import ServedPolicy
+from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+
+seconds, how = float(sys.argv[1]), sys.argv[2]
+grace = float(sys.argv[3]) if len(sys.argv) > 3 else 30.0
+
+
+def work(request):
+    if request.instruction == "warm up":
+        return
+    print("inferring", flush=True)
+    end = time.monotonic() + seconds
+    if how == "sleep":
+        time.sleep(seconds)
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+server = PolicyServer(ServedPolicy(Echo(work)), ServerConfig(port=0, grace_s=grace))
+server.run(ready=lambda server: print(server.port, flush=True))
+print("bye", flush=True)

@@ -1,0 +1,457 @@
+"""The server as a client on the network sees it, in this process and as a process of its own."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+from conftest import DROID, Echo, observation, picture, until
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from strands_cosmos3.backends.replay import Recording, ReplayBackend
+from strands_cosmos3.backends.scripted import ScriptedBackend
+from strands_cosmos3.errors import BackendError, ConfigError, InputError
+from strands_cosmos3.serving.codec import decode, encode
+from strands_cosmos3.serving.served import ServedPolicy
+from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+from strands_cosmos3.types import ActionChunk
+
+
+@contextmanager
+def dial(port: int, **options) -> Iterator[ClientConnection]:
+    with connect(f"ws://127.0.0.1:{port}", compression=None, **options) as client:
+        assert decode(client.recv(timeout=5)) == {}
+        yield client
+
+
+def ask(client: ClientConnection, message: object) -> object:
+    client.send(message if isinstance(message, bytes | str) else encode(message))
+    reply = client.recv(timeout=20)
+    return reply if isinstance(reply, str) else decode(reply)
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text
+
+
+def listening(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    return False
+
+
+def test_a_chunk_comes_back_under_both_names_with_its_timing(serve):
+    with dial(serve().port) as client:
+        first = ask(client, observation())
+        second = ask(client, observation())
+    assert first["action"].dtype == np.float32
+    np.testing.assert_allclose(first["action"][:, :7], np.linspace(0.1, 0.7, 7) + 0.01 * np.arange(4)[:, None], atol=1e-6)
+    np.testing.assert_array_equal(first["action"], first["actions"])
+    assert set(first["server_timing"]) == {"infer_ms"}
+    assert set(second["server_timing"]) == {"infer_ms", "prev_total_ms"}
+
+
+def test_the_gripper_flips_in_both_directions(serve):
+    backend = Echo()
+    with dial(serve(backend).port) as client:
+        reply = ask(client, observation(gripper=0.2))
+    assert backend.requests[-1].gripper == pytest.approx(0.8)  # 0.2 closed on the wire is 0.8 open inside
+    np.testing.assert_allclose(reply["action"][:, 7], 0.2, atol=1e-6)  # and the echo of 0.8 open is 0.2 closed again
+
+
+@pytest.mark.parametrize("gripper", [0.2, np.float64(0.2), [0.2], [[0.2]], np.array([0.9, 0.2]), np.array([[0.9], [0.2]])])
+def test_a_gripper_is_a_number_or_a_history(serve, gripper):
+    backend = Echo()
+    with dial(serve(backend).port) as client:
+        ask(client, {**observation(np.tile(np.arange(7) / 10, (3, 1))), "observation/gripper_position": gripper})
+    assert backend.requests[-1].gripper == pytest.approx(0.8)
+    np.testing.assert_allclose(backend.requests[-1].q_rad, np.arange(7) / 10)
+
+
+def test_views_a_composite_and_roboarena_s_names_arrive_as_pictures(serve):
+    backend = Echo()
+    backend.requires_images = True
+    pictures = [picture(), picture() + 1, picture() + 2]
+    with dial(serve(backend).port) as client:
+        for keys in (
+            DROID.rig.wire_names,
+            (DROID.rig.wire_names[0], *(f"observation/exterior_image_{i}_left" for i in (0, 1))),
+        ):
+            ask(client, observation(**dict(zip(keys, pictures, strict=True))))
+            seen = backend.requests[-1].images
+            assert [int(seen[view][0, 0, 0]) for view in DROID.rig.views] == [100, 101, 102]
+        ask(client, observation(**{"observation/image": picture(540, 640)}))
+        assert backend.requests[-1].composite.shape == (540, 640, 3)
+        assert "exterior_image_2_left" in ask(
+            client, observation(**dict(zip(DROID.rig.wire_names[:2], pictures, strict=False)))
+        )
+
+
+def test_unknown_keys_and_a_session_are_ignored(serve):
+    with dial(serve().port) as client:
+        reply = ask(client, observation(session_id="x", nonsense={"a": [1, None]}, empty=np.zeros(0)))
+    assert reply["action"].shape == (4, 8)
+
+
+def test_seed_clock_and_request_id_are_taken_and_the_id_comes_back(serve):
+    backend = Echo()
+    more = {"cosmos3/seed": 5, "cosmos3/t_motion_s": 1.5, "cosmos3/request_id": 42}
+    with dial(serve(backend).port) as client:
+        assert ask(client, observation(**more))["cosmos3/request_id"] == 42
+        assert (backend.requests[-1].seed, backend.requests[-1].t_motion_s) == (5, 1.5)
+        ask(client, observation())
+    assert backend.requests[-1].seed == 1  # the second call of the episode, counted here
+    assert 0 <= backend.requests[-1].t_motion_s < 60
+
+
+def test_reset_is_answered_in_both_dialects_and_starts_a_new_episode(serve):
+    backend = Echo()
+    server = serve(backend)
+    with dial(server.port) as client:
+        ask(client, observation())
+        ask(client, observation())
+        resets = backend.resets
+        assert ask(client, {"endpoint": "reset", "session_id": "x"}) == {"status": "reset successful"}
+        assert backend.resets == resets + 1
+        ask(client, observation())
+        assert backend.requests[-1].seed == 0
+    with dial(server.port) as client:  # roboarena's clients name the endpoint, want bare arrays and a text
+        assert ask(client, observation(endpoint="infer")).shape == (4, 8)
+        assert ask(client, {"endpoint": "reset"}) == "reset successful"
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (b"\xc1", "WireFormatError"),
+        ("hello", "binary"),
+        (encode([1]), "map"),
+        ({"prompt": "x"}, "observation/joint_position"),
+        ({**observation(), "prompt": 3}, "text"),
+        (observation(np.full(7, np.nan)), "finite"),
+        (observation(np.zeros(6)), "shape"),
+        (observation(np.zeros((0, 7))), "shape"),
+        (observation(gripper=np.inf), "finite"),
+        ({**observation(), "observation/gripper_position": np.zeros((2, 2))}, "T, 1"),
+        ({**observation(), "observation/gripper_position": "open"}, "numbers"),
+        (observation(**{"observation/image": np.zeros((4, 4, 3), np.float32)}), "uint8"),
+        (observation(**{"observation/image": "picture"}), "uint8"),
+        (observation(**{"cosmos3/seed": "x"}), "numbers"),
+    ],
+)
+def test_a_bad_request_is_a_line_of_text_then_1011_and_the_next_dial_works(serve, message, says):
+    server = serve()
+    with dial(server.port) as client:
+        reply = ask(client, message)
+        assert isinstance(reply, str)
+        assert says in reply
+        assert "Traceback" not in reply
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=5)
+        assert closed.value.rcvd.code == 1011
+    with dial(server.port) as client:
+        assert "action" in ask(client, observation())
+
+
+class Wrong(Echo):
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def infer(self, request):
+        return super().infer(request) if request.instruction == "warm up" else self.answer(request)
+
+
+def forged(rows):
+    """A chunk that no check has seen, as a careless backend might build it."""
+
+    def answer(request):
+        chunk = Echo().infer(request)
+        object.__setattr__(chunk, "action", np.asarray(rows))
+        return chunk
+
+    return answer
+
+
+def explode(request):
+    raise ZeroDivisionError("/secret/path is in here")
+
+
+def pose_rows(request):
+    return ActionChunk([[0.4, 0, 0.4, 1, 0, 0, 0, 0.5]], DROID.spaces["pose_abs"], DROID)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda request: None, "BackendError"),
+        (lambda request: ActionChunk(np.full((4, 8), np.nan), request.action_space, DROID), "finite"),
+        (lambda request: ActionChunk(np.zeros((4, 7)), request.action_space, DROID), "columns"),
+        (forged(np.full((4, 8), np.nan)), "float32"),
+        (forged(np.full((4, 8), 1e300)), "float32"),
+        (pose_rows, "ActionSpaceError"),
+        (explode, "InternalError: inference failed (ZeroDivisionError)"),
+    ],
+)
+def test_what_a_backend_must_not_answer_is_never_sent(serve, answer, says):
+    server = serve(Wrong(answer))
+    with dial(server.port) as client:
+        reply = ask(client, observation())
+    assert isinstance(reply, str)
+    assert says in reply
+    assert "secret" not in reply
+    assert "Traceback" not in reply
+    assert server.metrics.requests["error"] == 1
+
+
+def test_a_message_beyond_the_limit_closes_with_1009(serve):
+    with dial(serve().port) as client:
+        with suppress(ConnectionClosed):
+            client.send(bytes(17 * 2**20))
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=10)
+        assert closed.value.rcvd.code == 1009
+
+
+def test_http_has_health_metrics_and_nothing_else(serve):
+    server = serve()
+    with dial(server.port) as client:
+        ask(client, observation())
+        status, text = get(server.port, "/metrics")
+    assert get(server.port, "/healthz") == (200, "OK\n")
+    assert get(server.port, "/healthz?x=1")[0] == 200
+    assert status == 200
+    assert 'strands_cosmos3_requests_total{outcome="ok"} 1' in text
+    assert 'strands_cosmos3_inference_seconds_bucket{le="+Inf"} 1' in text
+    assert "# TYPE strands_cosmos3_inference_seconds histogram" in text
+    assert [line for line in text.splitlines() if line.startswith("strands_cosmos3_clients ")] == ["strands_cosmos3_clients 1"]
+    for path, method in (("/", "GET"), ("/anything", "GET"), ("/", "POST"), ("/metricss", "GET")):
+        assert get(server.port, path, method)[0] == 426
+
+
+@pytest.mark.parametrize("header", ["Api-Key s3cret", "Bearer s3cret"])
+def test_with_a_token_only_who_shows_it_comes_in(serve, header):
+    server = serve(token="s3cret")
+    with dial(server.port, additional_headers={"Authorization": header}) as client:
+        assert "action" in ask(client, observation())
+    for wrong in ({}, {"Authorization": "Api-Key s3cre"}, {"Authorization": "s3cret"}, {"Authorization": "Basic s3cret"}):
+        with pytest.raises(InvalidStatus) as refused, dial(server.port, additional_headers=wrong):
+            pass
+        assert refused.value.response.status_code == 401
+        assert get(server.port, "/metrics", **wrong)[0] == 401
+    assert get(server.port, "/metrics", Authorization=header)[0] == 200
+    assert get(server.port, "/healthz")[0] == 200
+
+
+def test_a_web_page_is_refused(serve):
+    with pytest.raises(InvalidStatus) as refused, dial(serve().port, origin="http://evil.example"):
+        pass
+    assert refused.value.response.status_code == 403
+
+
+def test_more_clients_than_places_are_turned_away(serve):
+    server = serve(max_clients=1)
+    with dial(server.port):
+        with pytest.raises(InvalidStatus) as refused, dial(server.port):
+            pass
+        assert refused.value.response.status_code == 503
+    until(lambda: server.metrics.clients == 0)
+    with dial(server.port):
+        pass
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "robot.example", ""])
+def test_another_interface_wants_a_token(host):
+    with pytest.raises(ConfigError, match="token"):
+        ServerConfig(host=host)
+    ServerConfig(host=host, token="x")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback_does_not(host):
+    ServerConfig(host=host)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"token": ""}, {"token": "a b"}, {"token": "é"}, {"port": 70000}, {"max_clients": 0}, {"grace_s": -1}]
+)
+def test_a_configuration_out_of_range_is_refused(bad):
+    with pytest.raises((ConfigError, InputError)):
+        ServerConfig(**bad)
+
+
+def test_a_backend_that_sees_the_simulator_s_state_is_not_served():
+    with pytest.raises(ConfigError, match="never leaves its process"):
+        ServedPolicy(ScriptedBackend(), "droid", "midtrain")
+
+
+def test_a_backend_that_cannot_answer_is_not_served_and_a_taken_port_is_named(serve):
+    class Broken(Echo):
+        def infer(self, request):
+            raise BackendError("no weights")
+
+    with pytest.raises(BackendError, match=r"warm-up.*no weights"):
+        serve(Broken())
+    port = serve().port
+    with pytest.raises(ConfigError, match="in use"):
+        serve(port=port)
+
+
+def test_the_warm_up_comes_before_the_first_client(serve):
+    backend = Echo()
+    serve(backend)
+    assert [request.instruction for request in backend.requests] == ["warm up"]
+
+
+def recording() -> Recording:
+    T = np.tile(np.eye(4), (31, 1, 1))
+    T[:, :3, :3] = np.diag([1.0, -1.0, -1.0])
+    T[:, :3, 3] = [0.4, 0.0, 0.4]
+    T[:, 0, 3] += 0.005 * np.arange(31)
+    return Recording(T, np.linspace(1, 0.2, 31), 15.0, np.zeros(7))
+
+
+def test_midtrain_is_answered_as_absolute_poses_that_are_denormalised_and_integrated(serve):
+    motion = recording()
+    backend = ReplayBackend(motion)
+    server = serve(backend, action_space="midtrain")
+    pose = {"observation/eef_pos": np.array([0.4, 0, 0.4]), "observation/eef_quat": np.array([1.0, 0, 0, 0])}
+    request = {"prompt": "", **pose, "observation/gripper_position": 0.0, "cosmos3/t_motion_s": 0.0}
+    with dial(server.port) as client:
+        rows = ask(client, request)["action"]
+        assert rows.shape == (16, 8)
+        np.testing.assert_allclose(rows[:, :3], motion.T_base_cosmos[1:17, :3, 3], atol=1e-6)
+        np.testing.assert_allclose(np.abs(rows[:, 3:7]), [[1, 0, 0, 0]] * 16, atol=1e-6)
+        np.testing.assert_allclose(rows[:, 7], 1 - motion.gripper[1:17], atol=1e-6)
+        assert "eef_pos" in ask(client, {"prompt": "", "observation/eef_quat": pose["observation/eef_quat"]})
+    with dial(server.port) as client:
+        assert "norm" in ask(client, {**request, "observation/eef_quat": np.array([1.0, 1, 0, 0])})
+
+
+def test_sixty_four_clients_at_once_get_their_own_replies(serve):
+    server = serve()
+    wrong: list[int] = []
+
+    def one(number: int) -> None:
+        q = np.full(7, number / 64)
+        with dial(server.port) as client:
+            for _ in range(4):
+                rows = ask(client, observation(q, **{"cosmos3/request_id": number, "observation/image": picture()}))
+                if rows["cosmos3/request_id"] != number or not np.allclose(rows["action"][0, :7], q):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert server.metrics.requests["ok"] == 256
+    until(lambda: server.metrics.clients == 0)
+
+
+def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
+    gate = threading.Event()
+    backend = Echo(lambda request: request.instruction != "warm up" and gate.wait(20))
+    server = serve(backend)
+    with dial(server.port) as first:
+        first.send(encode(observation()))
+        until(lambda: server.metrics.in_flight == 1)
+        with dial(server.port) as second:
+            second.send(encode(observation()))
+            until(lambda: server.metrics.in_flight == 2)
+        until(lambda: server.metrics.requests["abandoned"] == 1)
+        gate.set()
+        assert "action" in decode(first.recv(timeout=10))
+    assert len(backend.requests) == 2  # the warm-up and the first
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
+    """A process of its own at a small scale: 3 s of inference, pings every 0.4 s that must be answered in 0.4 s."""
+    _, port = spawn("slow_server.py", "3", how)
+    with dial(port, ping_interval=0.4, ping_timeout=0.4) as client:
+        client.send(encode(observation()))
+        slowest, end = 0.0, time.monotonic() + 2.5
+        while time.monotonic() < end:
+            started = time.monotonic()
+            assert get(port, "/healthz") == (200, "OK\n")
+            slowest = max(slowest, time.monotonic() - started)
+            time.sleep(0.05)
+        assert "action" in decode(client.recv(timeout=20))
+    assert slowest < 0.1, f"/healthz took {slowest * 1e3:.0f} ms during inference"
+
+
+@pytest.mark.slow
+def test_a_minute_of_inference_survives_default_pings(spawn):
+    _, port = spawn("slow_server.py", "60", "spin")
+    with dial(port) as client:
+        client.send(encode(observation()))
+        slowest, end = 0.0, time.monotonic() + 58
+        while time.monotonic() < end:
+            started = time.monotonic()
+            assert get(port, "/healthz")[0] == 200
+            slowest = max(slowest, time.monotonic() - started)
+            time.sleep(0.5)
+        assert "action" in decode(client.recv(timeout=30))
+    assert slowest < 0.1, f"/healthz took {slowest * 1e3:.0f} ms"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_inference_finish_and_exits_with_zero(spawn, number):
+    process, port = spawn("slow_server.py", "1", "sleep")
+    with dial(port) as client:
+        client.send(encode(observation()))
+        assert process.stdout.readline() == "inferring\n"
+        process.send_signal(number)
+        assert "action" in decode(client.recv(timeout=10))
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=10)
+        assert closed.value.rcvd.code == 1001
+    out, error = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "bye\n")
+    assert "Traceback" not in error
+    assert not listening(port)
+
+
+def test_an_inference_that_never_returns_cannot_keep_the_server_from_ending(spawn):
+    process, port = spawn("slow_server.py", "3600", "sleep", "0.3")
+    with dial(port) as client:
+        client.send(encode(observation()))
+        assert process.stdout.readline() == "inferring\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20)[0] == "bye\n"
+    assert process.returncode == 0
+
+
+def test_a_second_ctrl_c_does_not_wait(spawn):
+    process, port = spawn("slow_server.py", "3600", "sleep", "3600")
+    with dial(port) as client:
+        client.send(encode(observation()))
+        assert process.stdout.readline() == "inferring\n"
+        process.send_signal(signal.SIGINT)
+        until(lambda: not listening(port))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20)[0] == "bye\n"
+    assert process.returncode == 0
+
+
+def test_nothing_is_left_behind():
+    before = threading.active_count()
+    with PolicyServer(ServedPolicy(Echo()), ServerConfig(port=0)) as server, dial(server.port) as client:
+        ask(client, observation())
+    until(lambda: threading.active_count() == before)
