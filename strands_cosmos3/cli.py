@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ from strands_cosmos3.errors import Cosmos3Error
 
 COMMANDS = {
     "rollout": ("rollout", "Rollout"),
+    "serve": ("serve", "Serve"),
     "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),
 }
@@ -41,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
-        return int(command.run())
+        return int(_with_environment(command).run())
     except Cosmos3Error as error:
         print(f"strands-cosmos3: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
@@ -64,6 +67,14 @@ def _union(arguments: list[str]) -> Any:
     if named:  # a union of one would lose its subcommand's name
         union = union | Annotated[_Nothing, tyro.conf.subcommand("help", prefix_name=False)]
     return union
+
+
+def _with_environment(command: Any) -> Any:
+    """The command with those of its fields that were left open filled from the environment variables that they name."""
+    if not is_dataclass(command):
+        return command
+    named = {f.name: os.environ.get(f.metadata["environment"]) for f in fields(command) if "environment" in f.metadata}
+    return replace(command, **{name: value for name, value in named.items() if value and getattr(command, name) is None})
 
 
 class _Nothing:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -54,7 +54,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     grace_s: float = 30.0
     max_clients: int = 128
 

@@ -1,0 +1,104 @@
+"""``strands-cosmos3 serve``: a policy behind a WebSocket, for robots and simulators that speak openpi's protocol."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from strands_cosmos3.errors import ConfigError, MissingDependencyError, ResourceNotFoundError
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a policy on the openpi / RoboLab wire (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and ends.
+
+    Whoever reaches the port moves the robot: it listens on this machine only, unless you set a token.
+    """
+
+    backend: str = "replay"
+    """Who infers. replay follows --trajectory. A backend that needs the simulator's state cannot be served."""
+    trajectory: Path | None = None
+    """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
+    embodiment: str = "droid"
+    """Whose policy it is."""
+    action_space: Literal["joint_pos", "midtrain"] | None = None
+    """What travels: joint angles, or poses (midtrain, answered as absolute poses). The default is midtrain for replay, else
+    joint_pos."""
+    host: str = "127.0.0.1"
+    """Interface. Any but this machine's own wants a token."""
+    port: int = 8000
+    """Port; 0 takes a free one and prints it."""
+    token_file: Path | None = None
+    """File with the token that clients must show; the environment's STRANDS_COSMOS3_TOKEN is read otherwise."""
+    max_clients: int = 128
+    """Connections at a time."""
+    grace: float = 30.0
+    """Seconds that a shutdown waits for the running inference."""
+    seed: int = 0
+    """Noise seed for clients that send none."""
+    verbose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Log connections too, not only what goes wrong."""
+    token: Annotated[str | None, tyro.conf.Suppress] = field(
+        default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
+    )
+
+    def run(self) -> int:
+        """Serve until told to stop; returns 0."""
+        try:
+            from strands_cosmos3.serving.served import ServedPolicy
+            from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
+        from strands_cosmos3.backends import make_backend
+
+        config = ServerConfig(self.host, self.port, self._token(), self.grace, self.max_clients)
+        if self.trajectory is not None and self.backend != "replay":
+            raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
+        logging.basicConfig(
+            level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+        )
+        backend = make_backend(self.backend, self.trajectory)
+        space = self.action_space or ("midtrain" if self.backend == "replay" else None)
+        try:
+            policy = ServedPolicy(backend, self.embodiment, space, self.seed, warm_up_message=_warm_up_message(backend))
+            server = PolicyServer(policy, config)
+            console = Console()
+            server.run(ready=lambda server: console.print(self._says(server.port), highlight=False, soft_wrap=True))
+        finally:
+            backend.close()
+        console.print("stopped")
+        return 0
+
+    def _says(self, port: int) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"serving {self.backend} for {self.embodiment} on ws://{host}:{port} (also /healthz and /metrics); Ctrl-C stops"
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return self.token
+        try:
+            return self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            raise ResourceNotFoundError(f"no token can be read from {str(self.token_file)!r}.") from None
+
+
+def _warm_up_message(backend: Any) -> dict[str, Any] | None:
+    """A replay can only be asked from where it starts."""
+    from strands_cosmos3.actions.rotations import matrix_to_quaternion
+    from strands_cosmos3.backends.replay import ReplayBackend
+    from strands_cosmos3.serving import wire
+
+    if not isinstance(backend, ReplayBackend):
+        return None
+    T = backend.recording.T_base_cosmos[0]
+    return {
+        wire.POSITION: T[:3, 3],
+        wire.QUATERNION: matrix_to_quaternion(T[:3, :3]),
+        wire.JOINTS: backend.recording.q_start_rad,
+        wire.GRIPPER: 0.0,
+    }
