@@ -27,6 +27,7 @@ bench: $(VENV)/.sim  ## the figures in the README
 	$(BIN)/strands-cosmos3 bench ik
 	$(BIN)/strands-cosmos3 bench tracking
 	$(BIN)/strands-cosmos3 bench sim
+	$(BIN)/strands-cosmos3 bench tasks
 
 doctor: $(VENV)/.sim
 	$(BIN)/strands-cosmos3 doctor

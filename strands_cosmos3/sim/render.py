@@ -79,7 +79,7 @@ class Quality:
 
     shadow_px: int = 0
     samples: int = 0
-    slices: int = 12
+    slices: int = 8
 
 
 OBSERVATION = Quality()
