@@ -71,7 +71,7 @@ def _union(arguments: list[str]) -> Any:
 
 def _with_environment(command: Any) -> Any:
     """The command with those of its fields that were left open filled from the environment variables that they name."""
-    if not is_dataclass(command):
+    if not is_dataclass(command) or isinstance(command, type):
         return command
     named = {f.name: os.environ.get(f.metadata["environment"]) for f in fields(command) if "environment" in f.metadata}
     return replace(command, **{name: value for name, value in named.items() if value and getattr(command, name) is None})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.backends import make_backend
+from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
@@ -73,16 +73,23 @@ class Cosmos3Policy(Policy):
     Args:
         embodiment: Whose domain speaks, e.g. ``"droid"``.
         robot: ``"panda"`` (or ``"franka"``) turns chunks into joint targets for that arm; None passes raw columns through.
-        backend: ``"scripted"``, ``"replay"``, or a :class:`~strands_cosmos3.backends.base.Backend` of your own.
+        backend: ``"scripted"``, ``"replay"``, ``"service"``, or a :class:`~strands_cosmos3.backends.base.Backend` of your own.
+            None is ``"service"`` where its host, port, api_key or client is given.
         model: For ``replay``, the recording: a path or a :class:`~strands_cosmos3.backends.replay.Recording`.
         mode: What is asked of the model; these backends know ``"policy"``.
-        action_space: Which of the embodiment's action spaces the backend speaks; None is its default.
+        action_space: Which of the embodiment's action spaces the backend speaks; None is its default, and ``joint_pos`` for
+            a service that may speak it.
         observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping.
         action_mapping: Canonical name -> key of the action, likewise.
         prompt: Used where a call gives an empty instruction.
         seed: Noise seed; each call of an episode uses the next one.
         actions_per_step: Steps a call returns at most; None returns the whole chunk.
         arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
+        host, port: For ``service``: where its server is; None is localhost and 8000. It is connected to on the first call.
+        api_key: For ``service``: the server's token.
+        client: For ``service``: a :class:`~strands_cosmos3.serving.client.PolicyClient` of your own instead of these.
+        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``.
+        transport: ``"raw"``, the only one there is.
 
     Attributes:
         last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``.
@@ -106,12 +113,23 @@ class Cosmos3Policy(Policy):
         seed: int | None = None,
         actions_per_step: int | None = None,
         arm_model: Any = None,
+        host: str | None = None,
+        port: int | None = None,
+        api_key: str | None = None,
+        client: Any = None,
+        dialect: str | None = None,
+        transport: str = "raw",
     ):
+        if transport != "raw":
+            raise ConfigError(f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack).")
         self.embodiment = get_embodiment(embodiment)
         self.robot = robot
         self.mode = Mode.parse(mode)
         if self.mode is not Mode.POLICY:
             raise ConfigError(f"mode {mode!r} needs a model backend; 'scripted' and 'replay' know mode 'policy' only.")
+        self.backend = make_backend(backend, model, ServiceOptions(host, port, api_key, client, dialect))
+        if action_space is None and self.backend.name == "service" and "joint_pos" in self.embodiment.spaces:
+            action_space = "joint_pos"  # what the released policy servers speak
         self.action_space = self.embodiment.action_space(action_space)
         self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
         self.prompt = prompt
@@ -123,7 +141,6 @@ class Cosmos3Policy(Policy):
         self._calls = 0
         self._planning = threading.Lock()  # get_actions runs in worker threads; solver and counters are shared
         self._bridge = None if robot is None else _make_bridge(arm_model)
-        self.backend = make_backend(backend, model)
         self.requires_images = self.backend.requires_images
 
     @property
@@ -240,6 +257,7 @@ class Cosmos3Policy(Policy):
             seed=self._first_seed + self._calls,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
+            images=observation.images if self.backend.requires_images else {},
         )
 
     def _full_q(self, observation: Observation) -> Any:
@@ -281,12 +299,22 @@ def _resample(plan: JointTrajectory, observation: Observation, hz: float) -> Joi
 def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     """A policy by name, as strands-robots makes them: ``create_policy("cosmos3", embodiment="droid", backend="scripted")``.
 
+    Without a backend it is ``service`` on localhost:8000, as strands-robots' own ``cosmos3``; ``"cosmos3://host:port"`` says
+    where that server is.
+
     Raises:
         ConfigError: Another provider (this package makes Cosmos 3 policies only), or an option that there is not.
     """
-    if provider != "cosmos3":
-        raise ConfigError(f"unknown policy provider {provider!r}; this package provides 'cosmos3'.")
+    name, _, address = provider.partition("://")
+    if name != "cosmos3" or ("://" in provider and not address):
+        raise ConfigError(f"unknown policy provider {provider!r}; this package provides 'cosmos3' and 'cosmos3://host:port'.")
+    if address:
+        if twice := [key for key in ("host", "port", "client") if config.get(key) is not None]:
+            raise ConfigError(f"{provider!r} says where the server is; leave {', '.join(twice)} out.")
+        config["host"] = f"ws://{address}"
     options = list(inspect.signature(Cosmos3Policy).parameters)
     if unknown := [name for name in config if name not in options]:
         raise ConfigError(f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(options)}.")
+    if config.get("backend") is None:
+        config["backend"] = "service"
     return Cosmos3Policy(**config)

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
-BACKENDS = ("scripted", "replay")
+BACKENDS = ("scripted", "replay", "service")
 """Backends that this version has, by name."""
 
 
-def make_backend(backend: str | Backend | None, model: Any = None) -> Backend:
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Where ``service`` finds its server. See :class:`~strands_cosmos3.serving.client.ClientConfig`.
+
+    Args:
+        host: None is localhost.
+        port: None is 8000.
+        api_key: The server's token, or None.
+        client: A :class:`~strands_cosmos3.serving.client.PolicyClient` of your own, instead of the three above.
+        dialect: None is ``robolab``.
+    """
+
+    host: str | None = None
+    port: int | None = None
+    api_key: str | None = field(default=None, repr=False)
+    client: Any = None
+    dialect: str | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that were given."""
+        return tuple(name for name, value in vars(self).items() if value is not None)
+
+
+def make_backend(backend: str | Backend | None, model: Any = None, service: ServiceOptions | None = None) -> Backend:
     """A backend by name, or the one given.
 
     Args:
-        backend: A name from :data:`BACKENDS`, or an object that keeps the protocol.
+        backend: A name from :data:`BACKENDS`, or an object that keeps the protocol. None is ``service`` where one of its
+            options is given.
         model: For ``replay``, a path or a ``Recording``.
+        service: For ``service``.
 
     Raises:
         ConfigError: No backend was chosen, or it lacks its model.
         UnknownNameError: No such backend.
     """
+    service = service or ServiceOptions()
+    if backend is None and service.given:
+        backend = "service"
+    if backend != "service" and service.given:
+        raise ConfigError(f"{', '.join(service.given)} belong to backend 'service', not to {backend!r}.")
     if backend is None:
         raise ConfigError(
             f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or an object with infer(), reset() and "
@@ -41,4 +73,20 @@ def make_backend(backend: str | Backend | None, model: Any = None) -> Backend:
         if model is None:
             raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz) or a Recording.")
         return ReplayBackend(model if isinstance(model, Recording) else load_recording(model))
+    if backend == "service":
+        return _make_service(service)
     raise UnknownNameError("backend", backend, BACKENDS)
+
+
+def _make_service(service: ServiceOptions) -> Backend:
+    try:
+        from strands_cosmos3.backends.service import ServiceBackend
+        from strands_cosmos3.serving.client import ClientConfig, PolicyClient
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"backend 'service' needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
+    client = service.client
+    if client is None:
+        client = PolicyClient(ClientConfig(service.host or "localhost", service.port, service.api_key))
+    elif service.host or service.port or service.api_key:
+        raise ConfigError("a client knows its server already; leave host, port and api_key out.")
+    return ServiceBackend(client, service.dialect or "robolab")

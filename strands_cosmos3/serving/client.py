@@ -111,7 +111,7 @@ class PolicyClient:
         sleep: How to pause between dials.
 
     Attributes:
-        counters: ``dials``, ``reconnects``, ``exchanges`` and failures by their error's name.
+        counters: ``dials``, ``reconnects``, ``exchanges`` that were complete and ``failures`` that were not.
         metadata: The server's first frame.
     """
 
@@ -146,14 +146,15 @@ class PolicyClient:
         """
         frame = encode(message, self.limits)
         with self._lock:
+            complete = False
             try:
                 self._ensure()
                 value = read(self._decoded(self._wait(self._ask(frame))))
-            except BaseException as error:
-                self.counters[type(error).__name__] += 1
-                self._abort()
-                raise
-            self.counters["exchanges"] += 1
+                complete = True
+            finally:  # whatever it was, Ctrl-C included
+                self.counters["exchanges" if complete else "failures"] += 1
+                if not complete:
+                    self._abort()
             return value
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ class PolicyClient:
             self._connection = self._dial()
 
     def _dial(self) -> ClientConnection:
-        pause = self.config.first_pause_s
+        pause, failure = self.config.first_pause_s, ""
         for attempt in range(self.config.attempts):
             if attempt:
                 self._sleep(pause)
@@ -187,11 +188,11 @@ class PolicyClient:
             try:
                 tcp = socket.create_connection((self._host, self._port), timeout=self.config.connect_s)
             except (OSError, UnicodeError) as error:
-                failure = error
+                failure = short(error)
                 continue
             return self._wait(self._greet(tcp))
         raise ServiceAbsentError(
-            f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure}). "  # pyright: ignore[reportPossiblyUnboundVariable]
+            f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure}). "
             "Is it running? strands-cosmos3 serve starts one."
         )
 
@@ -253,7 +254,7 @@ class PolicyClient:
             case TimeoutError():
                 return ServiceSilentError(f"{self._uri} did not answer within {deadline_s:g} s while {doing}.")
             case InvalidStatus():
-                return self._http(error.response.status_code, error.response.body or b"")
+                return self._http(error.response.status_code, bytes(error.response.body or b""))
             case InvalidMessage() if isinstance(error.__cause__, EOFError | OSError):
                 return ServiceClosedError(f"{self._uri} hung up while {doing}.")
             case InvalidHandshake() | InvalidURI():
@@ -265,7 +266,8 @@ class PolicyClient:
             case ConnectionClosed() if error.rcvd is not None:
                 said = f"code {error.rcvd.code}" + (f", {short(error.rcvd.reason)}" if error.rcvd.reason else "")
                 return ServiceClosedError(f"{self._uri} hung up while {doing} ({said}).")
-        return ServiceClosedError(f"{self._uri} hung up while {doing}.")
+            case _:
+                return ServiceClosedError(f"{self._uri} hung up while {doing}.")
 
     def _http(self, status: int, body: bytes) -> ServiceError:
         if status in (401, 403):

@@ -272,6 +272,8 @@ def decode_reply(reply: Any, request: Request, dialect: Dialect, request_id: int
     """
     timing: dict[str, float] = {}
     rows: Any = reply
+    if isinstance(reply, str):
+        raise ServiceRefusedError(f"the server reports an error: {short(reply)}")
     if isinstance(reply, dict):
         fields = cast("dict[str, Any]", reply)
         if fields.get("type") == "error":
@@ -282,10 +284,9 @@ def decode_reply(reply: Any, request: Request, dialect: Dialect, request_id: int
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
     if not isinstance(rows, np.ndarray):
-        have = (
-            ", ".join(str(key)[:40] for key in list(cast("dict[Any, Any]", reply))[:8]) if isinstance(reply, dict) else "no map"
-        )
-        raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions' (it has: {have}).")
+        keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
+        have = ", ".join(str(key)[:40] for key in keys) or "nothing of the kind"
+        raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions'; it has {have}.")
     return _chunk(cast("NDArray[Any]", rows), request, timing)
 
 

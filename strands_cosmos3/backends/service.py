@@ -1,0 +1,79 @@
+"""Inference behind a socket: a policy server of ours or of somebody else who speaks openpi's protocol."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from strands_cosmos3.serving.wire import decode_reply, encode_request, encode_reset, get_dialect, require_reset_reply
+from strands_cosmos3.types import ActionChunk, Request
+
+_T = TypeVar("_T")
+
+
+class Exchange(Protocol):
+    """What this backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
+
+    def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T: ...
+    def close(self) -> None: ...
+
+
+class ServiceBackend:
+    """Asks a policy server. It connects on the first inference.
+
+    ``joint_pos`` comes back as joint angles. ``midtrain`` and ``pose_abs`` are asked with the measured pose and come back as
+    absolute poses, so those chunks are ``pose_abs``. The simulator's state is never sent.
+
+    Args:
+        client: The connection.
+        dialect: ``robolab`` (also ``openpi``), ``vllm-omni`` or ``roboarena``.
+        requires_images: Whether the server wants pictures; model servers do.
+
+    Raises:
+        UnknownNameError: No such dialect.
+    """
+
+    name = "service"
+    needs_privileged = False
+    model_sha256 = None
+
+    def __init__(self, client: Exchange, dialect: str = "robolab", requires_images: bool = True):
+        self.requires_images = requires_images
+        self._client = client
+        self._dialect = get_dialect(dialect)
+        self._session = _new_session()
+        self._calls = 0
+        self._asked = False
+
+    def infer(self, request: Request) -> ActionChunk:
+        """The server's chunk.
+
+        Raises:
+            ServiceError: One of its kinds: absent, silent, closed, unreadable, refused, or a chunk not to be executed.
+            BackendError: The request lacks what its action space needs.
+        """
+        self._calls += 1
+        number = self._calls
+        message = encode_request(request, self._dialect, self._session, number)
+        self._asked = True
+        return self._client.exchange(message, lambda reply: decode_reply(reply, request, self._dialect, number))
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start another session; a server whose dialect has an endpoint for it is told, if it was asked anything yet.
+
+        Raises:
+            ServiceError: It could not be told.
+        """
+        old, self._session = self._session, _new_session()
+        if self._dialect.endpoint and self._asked:
+            self._asked = False
+            self._client.exchange(encode_reset(old), require_reset_reply)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def _new_session() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,235 @@
+"""The service backend against our own server, and the policy in front of it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from conftest import DROID, Echo, picture, until
+from test_server import recording
+from test_wire import T, request
+
+from strands_cosmos3 import create_policy
+from strands_cosmos3.backends import make_backend
+from strands_cosmos3.backends.replay import ReplayBackend
+from strands_cosmos3.backends.service import ServiceBackend
+from strands_cosmos3.errors import ConfigError, ObservationError, ServiceAbsentError, ServiceRefusedError
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.serving.client import ClientConfig, PolicyClient
+from strands_cosmos3.serving.server import PolicyServer
+from strands_cosmos3.types import Observation
+
+
+@pytest.fixture
+def connect():
+    """connect(port, dialect, **config): a service backend, closed at the end."""
+    made: list[ServiceBackend] = []
+
+    def make(port: int, dialect: str = "robolab", sleep=lambda s: None, **config) -> ServiceBackend:
+        made.append(ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", port, **config), sleep=sleep), dialect))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+@pytest.mark.parametrize("dialect", ["robolab", "openpi", "vllm-omni", "roboarena"])
+def test_every_dialect_reaches_our_server_and_resets_it(serve, connect, dialect):
+    backend = Echo()
+    service = connect(serve(backend).port, dialect)
+    service.reset()  # nothing was asked yet, so nobody is told
+    chunk = service.infer(request())
+    np.testing.assert_allclose(chunk.action[0, :7], request().q_rad, atol=1e-6)
+    np.testing.assert_allclose(chunk.action[:, 7], 0.2, atol=1e-6)
+    resets = backend.resets
+    service.reset()
+    assert backend.resets == resets + (dialect in ("vllm-omni", "roboarena"))
+    assert backend.requests[-1].seed == (9 if dialect in ("robolab", "openpi") else 0)
+
+
+def test_midtrain_is_asked_with_the_pose_and_answered_with_poses(serve, connect):
+    motion = recording()
+    service = connect(serve(ReplayBackend(motion), action_space="midtrain").port)
+    at_start = request(DROID.spaces["midtrain"], T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0)
+    chunk = service.infer(at_start)
+    assert chunk.action_space.name == "pose_abs"
+    np.testing.assert_allclose(chunk.action[:, :3], motion.T_base_cosmos[1:17, :3, 3], atol=1e-6)
+    np.testing.assert_allclose(chunk.action[:, 7], motion.gripper[1:17], atol=1e-6)
+    with pytest.raises(ServiceRefusedError, match="rows are not sent"):
+        service.infer(request(DROID.spaces["midtrain"], T_base_cosmos=T))  # too far from the recording
+    assert service.infer(at_start).action.shape == (16, 8)  # dialled again
+
+
+def test_it_connects_when_it_is_first_asked_and_waits_between_dials(connect):
+    pauses: list[float] = []
+    service = connect(9, sleep=pauses.append, attempts=4, first_pause_s=0.1, longest_pause_s=0.25)
+    with pytest.raises(ServiceAbsentError, match="4 attempts"):
+        service.infer(request())
+    assert pauses == [0.1, 0.2, 0.25]
+
+
+def test_a_server_that_comes_back_is_dialled_again(serve, connect):
+    first = serve()
+    service = connect(first.port)
+    service.infer(request())
+    first.__exit__(None, None, None)
+    with pytest.raises(ServiceAbsentError):
+        service.infer(request())
+    serve(port=first.port)
+    assert service.infer(request()).action.shape == (4, 8)
+    assert service._client.counters["reconnects"] == 2  # the one that failed, the one that did not
+
+
+def test_a_token_is_shown_in_either_scheme_and_its_lack_is_named(serve, connect):
+    port = serve(token="s3cret").port
+    for scheme in ("Api-Key", "Bearer"):
+        assert connect(port, token="s3cret", scheme=scheme).infer(request())
+    for token in (None, "wrong"):
+        with pytest.raises(ServiceRefusedError, match="api_key"):
+            connect(port, token=token).infer(request())
+
+
+def test_sixty_four_clients_get_their_own_chunks(serve, connect):
+    server = serve()
+    wrong = []
+
+    def one(number: int) -> None:
+        q = np.full(7, number / 64)
+        service = connect(server.port)
+        for _ in range(3):
+            if not np.allclose(service.infer(request(q_rad=q)).action[0, :7], q, atol=1e-6):
+                wrong.append(number)
+        service.close()
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert server.metrics.requests["ok"] == 192
+
+
+def test_closing_leaves_neither_a_thread_nor_a_connection(serve, connect):
+    server = serve()
+    before = threading.active_count()
+    service = connect(server.port)
+    service.infer(request())
+    assert threading.active_count() > before
+    service.close()
+    service.close()
+    assert threading.active_count() == before
+    until(lambda: server.metrics.clients == 0)
+
+
+def observation(images: bool = True) -> dict:
+    flat = {f"joint{i + 1}": 0.1 * i for i in range(7)} | {"finger_joint1": 0.008}
+    return flat | {view: picture() for view in DROID.rig.views} if images else flat
+
+
+def panda(server: PolicyServer, **more) -> Cosmos3Policy:
+    return Cosmos3Policy("droid", robot="panda", host="127.0.0.1", port=server.port, **more)
+
+
+def test_the_policy_turns_a_served_chunk_into_the_robot_s_joints(serve):
+    backend = Echo()
+    with panda(serve(backend)) as policy:
+        assert policy.requires_images
+        steps = policy.get_actions_sync(observation(), "pick up the red cube")
+    assert len(steps) == 4
+    assert steps[0]["joint3"] == pytest.approx(0.2, abs=1e-6)
+    assert steps[0]["finger_joint1"] == pytest.approx(0.008, abs=1e-6)  # a fifth open, there and back
+    assert backend.requests[-1].gripper == pytest.approx(0.2)
+    assert backend.requests[-1].instruction == "pick up the red cube"
+    assert set(backend.requests[-1].images) == set(DROID.rig.views)
+    assert policy.last_rollout["action_space"] == "joint_pos"
+    assert "server_infer_ms" in policy.last_rollout["timing"]
+
+
+def test_a_missing_camera_is_named(serve):
+    with panda(serve()) as policy, pytest.raises(ObservationError, match="wrist"):
+        policy.get_actions_sync(observation(images=False), "x")
+
+
+def test_the_policy_follows_a_served_recording_through_inverse_kinematics(serve):
+    from strands_cosmos3.bench.motions import SLOW_DEG, SLOW_M
+    from strands_cosmos3.bench.tracking import recording_of_motion
+    from strands_cosmos3.control.ik import MinkIKBridge
+    from strands_cosmos3.sim import load_panda
+
+    motion = recording_of_motion(np.random.default_rng(0), SLOW_M, SLOW_DEG)
+    server = serve_recording(serve, motion)
+    with panda(server, action_space="midtrain") as policy:
+        seen = Observation(motion.q_start_rad, 1.0, {view: picture() for view in DROID.rig.views}, t_motion_s=0.0)
+        plan = policy.plan(seen, "")
+    bridge = MinkIKBridge(load_panda())
+    q = np.zeros(bridge.model.nq)
+    q[bridge.q_address] = plan.q_rad[-1]
+    T_end = bridge.ee_pose(q) @ DROID.tool_frame.T_parent_cosmos
+    row_s = plan.t_s[-1]
+    want, _ = motion.at(np.array([row_s]))
+    np.testing.assert_allclose(T_end[:3, 3], want[0, :3, 3], atol=2e-4)
+
+
+def serve_recording(serve, motion) -> PolicyServer:
+    from strands_cosmos3.commands.serve import _warm_up_message
+
+    backend = ReplayBackend(motion)
+    return serve(backend, action_space="midtrain", warm_up_message=_warm_up_message(backend))
+
+
+def test_create_policy_takes_the_server_s_address(serve):
+    server = serve()
+    with create_policy(f"cosmos3://127.0.0.1:{server.port}", robot="panda") as policy:
+        assert len(policy.get_actions_sync(observation(), "x")) == 4
+    with create_policy("cosmos3", robot="panda") as policy:  # strands-robots' default: localhost:8000, dialled on demand
+        assert policy.backend.name == "service"
+        assert policy.action_space.name == "joint_pos"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"transport": "zmq"}, "raw"),
+        ({"backend": "replay", "port": 8000}, "belong to backend 'service'"),
+        ({"backend": "service", "client": PolicyClient(), "port": 3}, "leave host, port"),
+        ({"host": "http://x"}, "no address"),
+        ({"host": "x:y:z/"}, "no address"),
+        ({"port": 8000, "dialect": "klingon"}, "roboarena"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(config, says):
+    with pytest.raises(ValueError, match=says):
+        Cosmos3Policy("droid", **config)
+
+
+@pytest.mark.parametrize(("provider", "more"), [("cosmos3://", {}), ("cosmos3://a:1", {"port": 2}), ("openvla://a:1", {})])
+def test_providers_that_make_no_sense_are_refused(provider, more):
+    with pytest.raises(ConfigError):
+        create_policy(provider, **more)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "uri"),
+    [
+        ("localhost", None, "ws://localhost:8000"),
+        ("10.0.0.2", 9, "ws://10.0.0.2:9"),
+        ("a:77", None, "ws://a:77"),
+        ("::1", 5, "ws://[::1]:5"),
+        ("ws://a:5/policy", None, "ws://a:5/policy"),
+        ("wss://gpu.example", None, "wss://gpu.example:443"),
+    ],
+)
+def test_addresses_in_every_spelling(host, port, uri):
+    assert ClientConfig(host, port).address[0] == uri
+
+
+def test_make_backend_names_the_choices():
+    with pytest.raises(ConfigError, match="service"):
+        make_backend(None)
+
+
+def test_a_token_is_in_no_repr():
+    assert "s3cret" not in repr(ClientConfig(token="s3cret"))

@@ -1,0 +1,180 @@
+"""What messages mean: both directions are inverses, grippers flip once, and wrong rows are refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import DROID, Echo, picture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    BackendError,
+    ServiceChunkError,
+    ServiceRefusedError,
+    ServiceUnreadableError,
+    UnknownNameError,
+)
+from strands_cosmos3.serving import wire
+from strands_cosmos3.serving.codec import decode, encode
+from strands_cosmos3.types import ActionChunk, Request
+
+JOINT_POS, POSE_ABS, MIDTRAIN = (DROID.spaces[name] for name in ("joint_pos", "pose_abs", "midtrain"))
+T = se3(so3_exp(np.array([0.3, 2.5, -0.4])), np.array([0.4, -0.1, 0.3]))
+VIEWS = {view: picture() + i for i, view in enumerate(DROID.rig.views)}
+
+
+def request(space=JOINT_POS, **more) -> Request:
+    fields = {
+        "q_rad": np.linspace(-0.5, 0.5, 7),
+        "gripper": 0.2,
+        "T_base_cosmos": T,
+        "images": VIEWS,
+        "seed": 9,
+        "t_motion_s": 2.5,
+    }
+    return Request(DROID, space, "pick up the cube", DROID.chunk_rows(space.name), **{**fields, **more})
+
+
+@pytest.mark.parametrize("dialect", wire.DIALECTS)
+@pytest.mark.parametrize("space", [JOINT_POS, MIDTRAIN])
+def test_a_request_arrives_as_it_was_sent(dialect, space):
+    sent = request(space)
+    message = decode(encode(wire.encode_request(sent, wire.get_dialect(dialect), "s", 3)))
+    got = wire.decode_request(message, DROID, space, images=True, seed=9, t_motion_s=2.5)
+    assert (got.instruction, got.seed, got.t_motion_s, got.n_rows) == (sent.instruction, 9, 2.5, sent.n_rows)
+    assert got.gripper == pytest.approx(0.2)
+    assert message["observation/gripper_position"] == pytest.approx(0.8)
+    if space is JOINT_POS:
+        np.testing.assert_allclose(got.q_rad, sent.q_rad, atol=1e-7)
+        assert got.T_base_cosmos is None
+    else:
+        np.testing.assert_allclose(got.T_base_cosmos, T, atol=1e-6)
+    for view in DROID.rig.views:
+        np.testing.assert_array_equal(got.images[view], sent.images[view])
+
+
+def test_the_quaternion_on_the_wire_is_x_y_z_w():
+    quarter_about_z = se3(so3_exp(np.array([0, 0, np.pi / 2])), np.zeros(3))
+    message = wire.encode_request(request(MIDTRAIN, T_base_cosmos=quarter_about_z), wire.ROBOLAB, "s", 1)
+    np.testing.assert_allclose(message["observation/eef_quat"], [0, 0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-7)
+
+
+def test_dialects_differ_as_documented():
+    keys = {name: set(wire.encode_request(request(), dialect, "s", 1)) for name, dialect in wire.DIALECTS.items()}
+    assert keys["robolab"] == keys["openpi"] > {"prompt", "cosmos3/request_id", "observation/exterior_image_2_left"}
+    assert {"endpoint", "session_id", "observation/exterior_image_2_left"} < keys["vllm-omni"]
+    assert {"endpoint", "session_id", "observation/exterior_image_0_left"} < keys["roboarena"]
+    assert not any(key.startswith("cosmos3/") for key in keys["vllm-omni"] | keys["roboarena"])
+    with pytest.raises(UnknownNameError, match="roboarena"):
+        wire.get_dialect("klingon")
+
+
+def test_the_simulator_s_state_is_never_sent():
+    message = wire.encode_request(request(privileged={"cube_red": np.full((4, 4), 7.0)}), wire.ROBOLAB, "s", 1)
+    assert not any("cube" in key or "privileged" in key for key in message)
+
+
+def test_a_composite_is_sent_where_there_are_no_views():
+    message = wire.encode_request(request(images={}, composite=picture(540, 640)), wire.ROBOLAB, "s", 1)
+    assert message["observation/image"].shape == (540, 640, 3)
+
+
+@pytest.mark.parametrize(("space", "missing"), [(JOINT_POS, {"q_rad": None}), (MIDTRAIN, {"T_base_cosmos": None})])
+def test_a_request_without_its_state_is_not_sent(space, missing):
+    with pytest.raises(BackendError, match="wants"):
+        wire.encode_request(request(space, **missing), wire.ROBOLAB, "s", 1)
+
+
+@given(st.floats(0, 1), st.integers(1, 40))
+@settings(max_examples=30)
+def test_joint_rows_come_back_as_they_were_answered(gripper, n):
+    rows = np.column_stack([np.random.default_rng(n).uniform(-2, 2, (n, 7)), np.full(n, gripper)])
+    sent = wire.encode_rows(ActionChunk(rows, JOINT_POS, DROID), request())
+    np.testing.assert_allclose(sent[:, 7], 1 - gripper, atol=1e-6)
+    back = wire.decode_reply({"action": sent}, request(), wire.ROBOLAB, 1)
+    np.testing.assert_allclose(back.action, rows, atol=1e-6)
+    assert back.action_space is JOINT_POS
+
+
+@pytest.mark.parametrize("asked", [MIDTRAIN, POSE_ABS])
+def test_pose_rows_come_back_as_absolute_poses(asked):
+    rows = np.array([[0.4, 0.1, 0.3, 0.5, -0.5, 0.5, 0.5, 0.2]])
+    sent = wire.encode_rows(ActionChunk(rows, POSE_ABS, DROID), request(asked))
+    back = wire.decode_reply({"actions": sent}, request(asked), wire.ROBOLAB, 1)
+    assert back.action_space is POSE_ABS
+    np.testing.assert_allclose(back.action, rows, atol=1e-6)
+    assert sent[0, 7] == pytest.approx(0.8)
+
+
+def good(**more):
+    return {"action": np.zeros((4, 8), np.float32), **more}
+
+
+@pytest.mark.parametrize(
+    "reply", [good(), {"actions": good()["action"]}, good()["action"], good(server_timing={"infer_ms": 5.0})]
+)
+def test_every_dialect_s_reply_is_a_chunk(reply):
+    chunk = wire.decode_reply(reply, request(), wire.ROBOLAB, 1)
+    assert chunk.action.shape == (4, 8)
+    assert chunk.action[0, 7] == 1.0  # zero is open on the wire
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File secret\nValueError: bad prompt"
+
+
+def with_value(value: float) -> np.ndarray:
+    rows = np.zeros((4, 8))
+    rows[2, 3] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "says"),
+    [
+        ({"type": "error", "message": "out of memory"}, ServiceRefusedError, "out of memory"),
+        (
+            TRACEBACK,
+            ServiceRefusedError,
+            "ValueError: bad prompt",
+        ),
+        ({"action": with_value(np.nan)}, ServiceChunkError, r"action\[2, 3\] \(joint_3\) is nan"),
+        ({"action": with_value(-np.inf)}, ServiceChunkError, "inf"),
+        ({"action": np.zeros((4, 7))}, ServiceChunkError, "another action space"),
+        ({"action": np.zeros((4, 10))}, ServiceChunkError, r"\[4, 10\]"),
+        ({"action": np.zeros(8)}, ServiceChunkError, r"\[8\]"),
+        ({"action": np.zeros((1, 4, 8))}, ServiceChunkError, r"\[1, 4, 8\]"),
+        ({"action": np.zeros((0, 8))}, ServiceChunkError, r"\[0, 8\]"),
+        ({"action": np.zeros((2000, 8))}, ServiceChunkError, "2000"),
+        ({"action": np.zeros((4, 8), bool)}, ServiceChunkError, "bool"),
+        ({"action": np.zeros((4, 8), np.uint8)}, ServiceChunkError, "uint8"),
+        ({"action": [[0.0] * 8]}, ServiceUnreadableError, "no array"),
+        ({"status": "reset successful"}, ServiceUnreadableError, "status"),
+        (None, ServiceUnreadableError, "nothing"),
+        ([1], ServiceUnreadableError, "nothing"),
+        (good(**{"cosmos3/request_id": 2}), ServiceUnreadableError, "request 2, but 1"),
+    ],
+)
+def test_wrong_replies_are_refused_by_name(reply, error, says):
+    with pytest.raises(error, match=says) as caught:
+        wire.decode_reply(reply, request(), wire.ROBOLAB, 1)
+    assert "secret" not in str(caught.value)
+
+
+def test_joint_angles_are_not_taken_for_poses():
+    with pytest.raises(ServiceChunkError, match="no quaternions"):
+        wire.decode_reply(good(), request(MIDTRAIN), wire.ROBOLAB, 1)
+
+
+def test_rows_of_another_meaning_are_not_sent():
+    with pytest.raises(ActionSpaceError, match="midtrain"):
+        wire.encode_rows(Echo().infer(request()), request(MIDTRAIN))
+
+
+def test_an_embodiment_without_a_form_on_the_wire_is_named():
+    from strands_cosmos3.embodiments import get_embodiment
+
+    with pytest.raises(ActionSpaceError, match="umi"):
+        wire.wire_space(get_embodiment("umi"), None)
