@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.protocol import State
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import (
@@ -35,6 +36,7 @@ from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
 from strands_cosmos3.serving.wire import short
 
 _T = TypeVar("_T")
+_CLOSE_S = 0.2  # how long a peer that was told to close may take before its connection is cut
 _OURS = {1002: "broke the WebSocket protocol", 1007: "sent text that is no UTF-8", 1009: "sent more than is read"}
 """Close codes that this side sends, and what the other side did."""
 
@@ -199,7 +201,13 @@ class PolicyClient:
     async def _greet(self, tcp: socket.socket) -> ClientConnection:
         """Handshake and metadata, within their deadline."""
         headers = {"Authorization": f"{self.config.scheme} {self.config.token}"} if self.config.token else None
-        connection: ClientConnection | None = None
+        made: list[ClientConnection] = []
+
+        class Remembered(ClientConnection):  # to be found even if the handshake ends badly
+            def __init__(self, *args: Any, **kwargs: Any):
+                super().__init__(*args, **kwargs)
+                made.append(self)
+
         try:
             async with asyncio.timeout(self.config.handshake_s):
                 tcp.setblocking(False)
@@ -212,29 +220,31 @@ class PolicyClient:
                     proxy=None,  # the environment is not read here
                     open_timeout=None,
                     ping_interval=None,  # a server that infers may not answer pings; the read deadline judges it
-                    close_timeout=1.0,
+                    close_timeout=_CLOSE_S,
                     max_size=self.limits.max_bytes,
                     max_queue=2,
+                    create_connection=Remembered,
                 )
-                metadata = self._decoded(await connection.recv())
+                metadata = self._decoded(await _receive(connection))
             if isinstance(metadata, str):
                 raise ServiceRefusedError(f"the server at {self._uri} turned us away: {short(metadata)}")
             if not isinstance(metadata, dict):
                 raise ServiceUnreadableError(f"the first frame from {self._uri} is no map of metadata.")
             self.metadata = metadata
             return connection
-        except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, ServiceError) as error:
-            if connection is not None:
+        except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError) as error:
+            broken = made[0].protocol.handshake_exc if made else None  # it said something wrong, then nothing
+            for connection in made:
                 connection.transport.abort()
             tcp.close()
-            raise self._named(error, "shaking hands", self.config.handshake_s) from None
+            raise self._named(broken or error, "shaking hands", self.config.handshake_s) from None
 
     async def _ask(self, frame: bytes) -> bytes | str:
         assert self._connection is not None  # _ensure saw to it
         try:
             async with asyncio.timeout(self.config.read_s):
                 await self._connection.send(frame)
-                return await self._connection.recv()
+                return await _receive(self._connection)
         except (OSError, ConnectionClosed) as error:
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
 
@@ -255,9 +265,9 @@ class PolicyClient:
                 return ServiceSilentError(f"{self._uri} did not answer within {deadline_s:g} s while {doing}.")
             case InvalidStatus():
                 return self._http(error.response.status_code, bytes(error.response.body or b""))
-            case InvalidMessage() if isinstance(error.__cause__, EOFError | OSError):
+            case InvalidMessage() if _cut_short(error):
                 return ServiceClosedError(f"{self._uri} hung up while {doing}.")
-            case InvalidHandshake() | InvalidURI():
+            case InvalidHandshake() | ValueError():  # a ValueError is a redirect, which is not followed
                 return ServiceUnreadableError(f"what answers at {self._uri} is no WebSocket server ({short(error)}).")
             case ConnectionClosed() if error.rcvd is None and error.sent is not None and error.sent.code in _OURS:
                 return ServiceUnreadableError(f"{self._uri} {_OURS[error.sent.code]} while {doing}.")
@@ -293,6 +303,26 @@ class PolicyClient:
         if self._connection is not None and self._loop is not None:
             self._wait(_hang_up(self._connection))
         self._connection = None
+
+
+def _cut_short(error: BaseException | None) -> bool:
+    """Whether a malformed HTTP response is one that stopped too early."""
+    while error is not None:
+        if isinstance(error, EOFError) and str(error).startswith("stream ends"):
+            return True
+        error = error.__cause__
+    return False
+
+
+async def _receive(connection: ClientConnection) -> bytes | str:
+    """The next message. A peer that broke the protocol, or said goodbye, is not waited for until it hangs up."""
+    while True:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                return await connection.recv()
+        except TimeoutError:
+            if connection.state is not State.OPEN:
+                connection.transport.abort()
 
 
 async def _usable(connection: ClientConnection) -> bool:
