@@ -1,0 +1,134 @@
+"""The protocol's own implementations, unmodified: openpi-client 0.1.2 calls our server, our client calls openpi-server 0.1.0.
+
+They want numpy < 2, so they live in an environment of their own, made once in pytest's cache (`.pytest_cache/d/peers`).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import HERE, Echo, until
+from test_wire import request
+
+from strands_cosmos3.backends.service import ServiceBackend
+from strands_cosmos3.errors import ServiceChunkError, ServiceClosedError, ServiceRefusedError
+from strands_cosmos3.serving.client import ClientConfig, PolicyClient
+from strands_cosmos3.serving.codec import DEFAULT_LIMITS, decode, encode
+
+PEERS = ("openpi-client==0.1.2", "openpi-server==0.1.0", "typing_extensions", "numpy<2")
+SCRIPTS = HERE / "peers"
+
+
+@pytest.fixture(scope="session")
+def peer(pytestconfig: pytest.Config) -> str:
+    """Python of the peers' environment."""
+    assert pytestconfig.cache is not None
+    home = Path(pytestconfig.cache.mkdir("peers")) / f"py{sys.version_info.major}{sys.version_info.minor}"
+    python, done = home / "bin/python", home / "done"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        pip = subprocess.run([str(python), "-m", "pip", "install", "-q", *PEERS], capture_output=True, text=True)
+        if pip.returncode:
+            pytest.skip(f"the package index does not give {', '.join(PEERS)}: {pip.stderr.strip().splitlines()[-1]}")
+        done.touch()
+    return str(python)
+
+
+def run(peer: str, script: str, *arguments: object, given: bytes = b"") -> bytes:
+    done = subprocess.run([peer, str(SCRIPTS / script), *map(str, arguments)], input=given, capture_output=True, timeout=150)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_what_openpi_writes_we_read_and_what_we_write_it_reads(peer: str):
+    samples = [decode(frame) for frame in decode(run(peer, "openpi_codec.py", "write"))]
+    assert samples[0] == {"prompt": "é", "n": 3, "x": 0.5, "none": None, "yes": True, "list": [1, "a", {"b": b"c"}]}
+    for name in ("u1", "i4", "i8", "f4", "f8", "?"):
+        np.testing.assert_array_equal(samples[1][name], np.arange(24).reshape(2, 3, 4).astype(name), strict=True)
+    assert [type(value).__name__ for value in samples[2]["scalars"]] == ["float32", "int64", "uint8", "bool", "float"]
+    assert run(peer, "openpi_codec.py", "check", given=encode([encode(sample) for sample in samples])) == b"same\n"
+
+
+@pytest.mark.parametrize("token", [(), ("s3cret",)])
+def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
+    backend = Echo()
+    backend.requires_images = True
+    server = serve(backend, token=token[0] if token else None)
+    metadata, first, second, error = map(json.loads, run(peer, "openpi_calls.py", server.port, *token).splitlines())
+    assert metadata == {}
+    np.testing.assert_allclose(np.array(first["rows"])[:, :7], np.arange(7) / 10 + 0.01 * np.arange(4)[:, None], atol=1e-6)
+    np.testing.assert_allclose(np.array(second["rows"])[:, 7], 0.2, atol=1e-6)
+    assert backend.requests[-1].gripper == pytest.approx(0.8)
+    assert [int(backend.requests[-1].images[view][0, 0, 0]) for view in ("wrist", "exterior_1", "exterior_2")] == [1, 2, 3]
+    assert set(second["timing"]) == {"infer_ms", "prev_total_ms"}
+    assert "observation/joint_position" in error["error"]
+    assert "Traceback" not in error["error"]
+
+
+@pytest.mark.slow
+def test_openpi_client_s_default_pings_survive_a_minute_of_inference(spawn, peer: str):
+    _, port = spawn("slow_server.py", "62", "spin")
+    out = run(peer, "openpi_calls.py", port)
+    assert len(out.splitlines()) == 4
+
+
+@pytest.fixture
+def their_server(peer: str):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([peer, str(SCRIPTS / "openpi_serves.py"), str(port)], stderr=subprocess.PIPE)
+
+    def listening() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listening, 30)
+    yield process, port
+    process.kill()
+    process.communicate()
+
+
+def asked(prompt: str, **more):
+    from dataclasses import replace
+
+    return replace(request(**more), instruction=prompt)
+
+
+def test_openpi_server_is_asked(their_server):
+    process, port = their_server
+    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", port)))
+    for value in (0.1, 0.2):
+        chunk = service.infer(asked("pick", q_rad=np.full(7, value), gripper=0.2))
+        assert chunk.action.shape == (8, 8)
+        np.testing.assert_allclose(chunk.action[:, :7], value, atol=1e-6)
+        np.testing.assert_allclose(chunk.action[:, 7], 0.2, atol=1e-6)
+        assert chunk.timing["server_infer_ms"] >= 0
+    for prompt, error, says in (
+        ("fail", ServiceRefusedError, "ValueError: no such luck"),
+        ("nan", ServiceChunkError, "nan"),
+        ("narrow", ServiceChunkError, "7"),
+    ):
+        with pytest.raises(error, match=says) as caught:
+            service.infer(asked(prompt))
+        assert "Traceback" not in str(caught.value)
+        assert service.infer(asked("pick")).action.shape == (8, 8)  # dialled again
+    started = time.monotonic()
+    service.infer(asked("slow"))
+    assert time.monotonic() - started >= 3
+    process.kill()
+    with pytest.raises(ServiceClosedError):
+        service.infer(asked("slow"))
+    service.close()
+
+
+def test_the_limits_leave_room_for_the_largest_honest_request():
+    frame = encode({f"observation/{i}": np.zeros((720, 1280, 3), np.uint8) for i in range(3)})
+    assert len(frame) < DEFAULT_LIMITS.max_bytes
