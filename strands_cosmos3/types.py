@@ -91,9 +91,18 @@ def _image(value: Any, name: str) -> NDArray[np.uint8]:
     image = np.asarray(value)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3 or image.size == 0:
         raise ShapeError(f"{name} must be uint8 of shape [H, W, 3], got {image.dtype} {list(image.shape)}.")
-    image = image.copy()
-    image.setflags(write=False)
+    if not _shares_bytes(image):
+        image = image.copy()
+        image.setflags(write=False)
     return image
+
+
+def _shares_bytes(image: NDArray[np.uint8]) -> bool:
+    """Whether the pixels lie in a ``bytes`` object, as those of a decoded message do: nobody can write to them."""
+    base: Any = image
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, bytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,13 +23,15 @@ class Bench:
     printed beside them.
     """
 
-    what: Annotated[Literal["ik", "tracking", "sim", "tasks"], tyro.conf.Positional]
+    what: Annotated[Literal["ik", "tracking", "sim", "tasks", "service"], tyro.conf.Positional]
     """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes.
-    tasks: successes of the scripted expert."""
+    tasks: successes of the scripted expert. service: the wire beside a bare websockets exchange."""
     chunks: int = 40
     """Random chunks (ik, tracking)."""
     episodes: int | None = None
     """Episodes (sim: 5, tasks: 100 of each)."""
+    exchanges: int = 200
+    """Round trips of each kind (service)."""
     seed: int = 0
     """Seed of the first."""
     episode: Path | None = None
@@ -39,8 +41,8 @@ class Bench:
 
     def run(self) -> int:
         """Measure and print."""
-        if self.chunks < 1 or (self.episodes is not None and self.episodes < 1):
-            raise ConfigError("--chunks and --episodes must be at least 1.")
+        if self.chunks < 1 or self.exchanges < 1 or (self.episodes is not None and self.episodes < 1):
+            raise ConfigError("--chunks, --episodes and --exchanges must be at least 1.")
         require_writable(self.json, (".json",), "--json")
         console = Console()
         with console.status("starting") as status:
@@ -70,6 +72,10 @@ class Bench:
             from strands_cosmos3.bench import tasks
 
             return tasks.run(self.episodes or 100, self.seed, progress)
+        if self.what == "service":
+            from strands_cosmos3.bench import service
+
+            return service.run(self.exchanges, self.seed, progress)
         from strands_cosmos3.bench import sim
 
         return sim.run(self.episodes or 5, self.seed, progress)

@@ -150,8 +150,7 @@ class PolicyClient:
         with self._lock:
             complete = False
             try:
-                self._ensure()
-                value = read(self._decoded(self._wait(self._ask(frame))))
+                value = read(self._decoded(self._ask(frame)))
                 complete = True
             finally:  # whatever it was, Ctrl-C included
                 self.counters["exchanges" if complete else "failures"] += 1
@@ -172,13 +171,18 @@ class PolicyClient:
             self._loop.close()
             self._loop = self._thread = None
 
-    def _ensure(self) -> None:
-        """A fresh connection where there is none, or where the old one ended while nobody asked."""
-        if self._connection is not None and not self._wait(_usable(self._connection)):
+    def _ask(self, frame: bytes) -> bytes | str:
+        """The reply, over a fresh connection where there is none or where the old one ended while nobody asked."""
+        if self._connection is not None:
+            reply = self._wait(self._pass(self._connection, frame, fresh=False))
+            if reply is not None:
+                return reply
             self._abort()
-        if self._connection is None:
-            self.counters["reconnects"] += bool(self.counters["dials"])
-            self._connection = self._dial()
+        self.counters["reconnects"] += bool(self.counters["dials"])
+        self._connection = self._dial()
+        reply = self._wait(self._pass(self._connection, frame, fresh=True))
+        assert reply is not None  # a fresh connection is not judged
+        return reply
 
     def _dial(self) -> ClientConnection:
         pause, failure = self.config.first_pause_s, ""
@@ -239,12 +243,14 @@ class PolicyClient:
             tcp.close()
             raise self._named(broken or error, "shaking hands", self.config.handshake_s) from None
 
-    async def _ask(self, frame: bytes) -> bytes | str:
-        assert self._connection is not None  # _ensure saw to it
+    async def _pass(self, connection: ClientConnection, frame: bytes, fresh: bool) -> bytes | str | None:
+        """Send a frame and wait for the next; None, and nothing sent, where the connection is of no use any more."""
         try:
             async with asyncio.timeout(self.config.read_s):
-                await self._connection.send(frame)
-                return await _receive(self._connection)
+                if not fresh and not await _usable(connection):
+                    return None
+                await connection.send(frame)
+                return await _receive(connection)
         except (OSError, ConnectionClosed) as error:
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
 

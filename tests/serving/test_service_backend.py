@@ -233,3 +233,16 @@ def test_make_backend_names_the_choices():
 
 def test_a_token_is_in_no_repr():
     assert "s3cret" not in repr(ClientConfig(token="s3cret"))
+
+
+def test_a_received_picture_is_not_copied_and_a_local_one_is():
+    from strands_cosmos3.serving.codec import decode, encode
+
+    received = decode(encode(picture()))
+    assert np.shares_memory(request(images={"wrist": received}).images["wrist"], received)
+    mine = picture()
+    held = request(images={"wrist": mine}).images["wrist"]
+    mine[:] = 0
+    assert held[0, 0, 0] == 100
+    with pytest.raises(ValueError, match="read-only"):
+        held[0, 0, 0] = 1

@@ -1,0 +1,137 @@
+"""``bench service``: what the wire costs where inference costs nothing, beside a bare websockets exchange of the same bytes.
+
+Three peers, each a process of its own, asked in turns: our client and our server; a bare websockets client and server
+that pass the same request and the same reply to and fro, without reading either; the same with the request sent back
+whole (an echo in the strict sense).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as bare_serve
+from websockets.sync.client import connect as bare_connect
+
+from strands_cosmos3.arm.panda import HOME_Q
+from strands_cosmos3.backends.service import ServiceBackend
+from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.serving.client import ClientConfig, PolicyClient
+from strands_cosmos3.serving.codec import encode
+from strands_cosmos3.serving.served import ServedPolicy
+from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+from strands_cosmos3.serving.wire import ROBOLAB, encode_request, encode_rows
+from strands_cosmos3.types import ActionChunk, Request
+
+_WARM_UP = 20
+
+
+def run(exchanges: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Round trips in milliseconds and their ratios, for the request's three sizes."""
+    rng = np.random.default_rng(seed)
+    h, w = DROID_RIG.view_hw
+    views = {view: rng.integers(0, 255, (h, w, 3), dtype=np.uint8) for view in DROID_RIG.views}
+    composite = rng.integers(0, 255, (h * 3 // 2, w, 3), dtype=np.uint8)
+    out: dict[str, Any] = {"exchanges": exchanges, "seed": seed}
+    cases = {"composite": _request(composite=composite), "three_views": _request(images=views), "no_pictures": _request()}
+    for name, request in cases.items():
+        progress(f"service: {name}")
+        out[name] = _compare(request, exchanges)
+    return out
+
+
+def _request(**pictures: Any) -> Request:
+    droid = get_embodiment("droid")
+    return Request(droid, droid.action_space("joint_pos"), "pick up the red cube", 32, HOME_Q, 1.0, **pictures)
+
+
+def _compare(request: Request, exchanges: int) -> dict[str, Any]:
+    asked = encode(encode_request(request, ROBOLAB, "", 1))
+    rows = encode_rows(_Nothing().infer(request), request)
+    answered = encode({"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}})
+    with _process(_ours) as ours, _process(_bare, answered) as bare, _process(_bare, None) as echo:
+        client = PolicyClient(ClientConfig("127.0.0.1", ours))
+        backend = ServiceBackend(client)
+        options: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
+        with bare_connect(f"ws://127.0.0.1:{bare}", **options) as a, bare_connect(f"ws://127.0.0.1:{echo}", **options) as b:
+            calls = {"ours_ms": lambda: backend.infer(request), "bare_ms": _pass(a, asked), "echo_ms": _pass(b, asked)}
+            took: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(_WARM_UP + exchanges):
+                for name, call in calls.items():
+                    started = time.perf_counter()
+                    call()
+                    took[name].append((time.perf_counter() - started) * 1e3)
+        backend.close()
+    figures = {name: _summary(times[_WARM_UP:]) for name, times in took.items()}
+    p50 = {name: figure["p50"] for name, figure in figures.items()}
+    ratios = {"ratio_to_bare": p50["ours_ms"] / p50["bare_ms"], "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"]}
+    return {"request_bytes": len(asked), "reply_bytes": len(answered), **figures, **ratios}
+
+
+def _summary(times_ms: list[float]) -> dict[str, float]:
+    p50, p95 = np.percentile(times_ms, [50, 95])
+    return {"p50": float(p50), "p95": float(p95)}
+
+
+def _pass(connection: Any, frame: bytes) -> Callable[[], object]:
+    def call() -> object:
+        connection.send(frame)
+        return connection.recv()
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """A backend that computes nothing: the arm stays where it is."""
+
+    name: str = "nothing"
+    needs_privileged: bool = False
+    requires_images: bool = False
+    model_sha256: None = None
+
+    def infer(self, request: Request) -> ActionChunk:
+        assert request.q_rad is not None
+        rows = np.tile([*request.q_rad, request.gripper], (request.n_rows, 1))
+        return ActionChunk(rows, request.action_space, request.embodiment)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Nothing to forget."""
+
+
+@contextmanager
+def _process(target: Callable[..., None], *arguments: Any):
+    """A server in a process of its own; yields its port."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=target, args=(there, *arguments), daemon=True)
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _ours(pipe: Any) -> None:
+    PolicyServer(ServedPolicy(_Nothing()), ServerConfig(port=0)).run(ready=lambda server: pipe.send(server.port))
+
+
+def _bare(pipe: Any, reply: bytes | None) -> None:
+    async def handle(client: ServerConnection) -> None:
+        async for frame in client:
+            await client.send(frame if reply is None else reply)
+
+    async def main() -> None:
+        async with bare_serve(handle, "127.0.0.1", 0, compression=None, max_size=None) as server:
+            pipe.send(server.sockets[0].getsockname()[1])
+            await server.serve_forever()
+
+    asyncio.run(main())
