@@ -15,6 +15,7 @@ from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
 from strands_cosmos3.sim.film import Film
+from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
 from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
 from strands_cosmos3.sim.tasks import Judge
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome, Rollout
@@ -87,9 +88,24 @@ class Episode:
     ) -> Rollout:
         """Tick until success, the recording's or the time's end, a fault or Ctrl-C; bring the arm to rest and report."""
         started = time.perf_counter()
+        with deferred_interrupt() as interrupt:
+            outcome = self._play(n_ticks, recording, progress, interrupt)
+        wall_s = time.perf_counter() - started
+        return self._report(seed, task, outcome, recording, wall_s)
+
+    def _play(
+        self,
+        n_ticks: int,
+        recording: Recording | None,
+        progress: Callable[[float, float], None] | None,
+        interrupt: Interrupt,
+    ) -> Outcome:
         outcome = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT
         try:
             for tick in range(n_ticks):
+                if interrupt.requested:
+                    outcome = Outcome.INTERRUPTED
+                    break
                 self._tick()
                 if progress is not None:
                     progress((tick + 1) / self.control_frequency, n_ticks / self.control_frequency)
@@ -108,8 +124,7 @@ class Episode:
             self.log.fault = str(error)
         finally:  # whatever else was raised, e.g. by somebody's policy: the arm is not left moving
             self._come_to_rest()
-        wall_s = time.perf_counter() - started
-        return self._report(seed, task, outcome, recording, wall_s)
+        return outcome
 
     def _tick(self) -> None:
         if self._chunk_is_spent():
