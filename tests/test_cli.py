@@ -135,7 +135,10 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--episodes", "0"], "--episodes"),
         (["rollout", "--derating", "2"], "derating"),
         (["rollout", "--duration", "-1"], "duration"),
+        (["rollout", "--port", "8000"], "--backend service"),
+        (["rollout", "--backend", "replay", "--trajectory", "x.json", "--dialect", "openpi"], "--backend service"),
         (["bench", "ik", "--chunks", "0"], "--chunks"),
+        (["bench", "service", "--exchanges", "0"], "--exchanges"),
     ],
 )
 def test_bad_usage_is_status_two_and_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]):

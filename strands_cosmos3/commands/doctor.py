@@ -158,6 +158,18 @@ def _film() -> tuple[str, str]:
         return f"H.264 through PyAV {version('av')}, {path.stat().st_size} bytes", ""
 
 
+def _wire() -> tuple[str, str]:
+    import numpy as np
+
+    from strands_cosmos3.serving.codec import decode, encode
+
+    import_module("strands_cosmos3.serving.server")
+    picture = np.zeros((360, 640, 3), np.uint8)
+    if not np.array_equal(decode(encode(picture)), picture):
+        raise RuntimeError("a picture does not come back as it was sent")
+    return f"websockets {version('websockets')}, msgpack {version('msgpack')}: a picture there and back", ""
+
+
 def _display() -> tuple[str, str]:
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform == "linux" and not display:
@@ -201,6 +213,7 @@ _REMEDIES = {
     "rendering": "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri",
     "films": "pip install 'strands-cosmos3[sim]'",
     "plots": "pip install 'strands-cosmos3[sim]'",
+    "policy wire": "only serve and the service backend need it: pip install 'strands-cosmos3[serve]'",
     "packaged data": "reinstall strands-cosmos3",
     "torch": "not needed for simulation; pip install torch",
     "GPUs": "not needed for simulation",
@@ -215,6 +228,7 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], tuple[str, str]]], ...] = (
     ("rendering", True, _gl),
     ("films", True, _film),
     ("plots", False, _package("matplotlib", "matplotlib")),
+    ("policy wire", False, _wire),
     ("display", False, _display),
     ("torch", False, _torch),
     ("GPUs", False, _gpus),

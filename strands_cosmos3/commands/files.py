@@ -11,7 +11,7 @@ from typing import Any
 
 from strands_cosmos3.errors import ConfigError
 
-_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "torch")
+_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch")
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,17 +25,27 @@ class Rollout:
     """Run a policy in simulation: a Franka with real dynamics, in a closed loop, filmed if you like.
 
     The scripted backend is an expert that sees the simulator's state and speaks the model's own action rows; replay follows
-    a recorded end-effector trajectory. Ctrl-C brings the arm to rest and keeps everything; a second one stops at once.
+    a recorded end-effector trajectory; service asks a policy server and shows it what the cameras see. Ctrl-C brings the arm
+    to rest and keeps everything; a second one stops at once.
     """
 
     task: Literal["reach", "pick", "place", "stack"] | None = None
-    """What to judge success by. The default is pick, or nothing for replay."""
+    """What to judge success by. The default is pick for the expert, else nothing."""
     instruction: str = ""
     """What the policy is told, e.g. "pick up the blue cube". The default is the task's own."""
-    backend: Literal["scripted", "replay"] = "scripted"
+    backend: Literal["scripted", "replay", "service"] = "scripted"
     """Where actions come from."""
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
+    host: str | None = None
+    """For service: where the policy server is; the default is localhost. Its token is read from the environment's
+    STRANDS_COSMOS3_TOKEN."""
+    port: int | None = None
+    """For service: its port; the default is 8000."""
+    action_space: Literal["joint_pos", "midtrain"] | None = None
+    """For service: what it serves; the default is joint_pos."""
+    dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
+    """For service: how it differs from openpi's; the default is robolab."""
     seed: int = 0
     """Seed of the first episode; the next ones count up."""
     episodes: int = 1
@@ -66,6 +76,9 @@ class Rollout:
     """Write the trajectories (.npz)."""
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Watch it live, where there is a display."""
+    token: Annotated[str | None, tyro.conf.Suppress] = field(
+        default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
+    )
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
@@ -99,7 +112,7 @@ class Rollout:
 
     @property
     def _task(self) -> str | None:
-        return self.task if self.task is not None or self.backend == "replay" else "pick"
+        return self.task if self.task is not None or self.backend != "scripted" else "pick"
 
     def _check(self) -> None:
         if self.episodes < 1:
@@ -108,6 +121,10 @@ class Rollout:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
         if self.backend != "replay" and self.trajectory is not None:
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
+        served = {"host": self.host, "port": self.port, "action-space": self.action_space, "dialect": self.dialect}
+        given = [f"--{name}" for name, value in served.items() if value is not None]
+        if self.backend != "service" and given:
+            raise ConfigError(f"{', '.join(given)} belong to --backend service, not to {self.backend}.")
         if self.backend == "replay" and self.task is not None:
             raise ConfigError("a replay has no task to judge; leave --task out.")
         require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")
@@ -119,6 +136,9 @@ class Rollout:
         config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
+        if self.backend == "service":
+            address = {"host": self.host, "port": self.port, "api_key": self.token}
+            config |= {**address, "action_space": self.action_space, "dialect": self.dialect}
         label = f"{self._task or self.backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
         episode = robot.run_policy(

@@ -15,7 +15,8 @@ grace = float(sys.argv[3]) if len(sys.argv) > 3 else 30.0
 def work(request):
     if request.instruction == "warm up":
         return
-    print("inferring", flush=True)
+    if seconds:
+        print("inferring", flush=True)
     end = time.monotonic() + seconds
     if how == "sleep":
         time.sleep(seconds)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +89,39 @@ def test_bad_usage_is_status_two_and_one_line(arguments, says, motion: Path, cap
 def test_a_recording_has_no_joint_angles_to_serve(motion: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["serve", "--trajectory", str(motion), "--action-space", "joint_pos"]) == 1
     assert "midtrain" in capsys.readouterr().err
+
+
+def test_a_rollout_asks_a_policy_server_with_its_cameras(serve, tmp_path: Path):
+    from conftest import Echo
+
+    backend = Echo()
+    backend.requires_images = True
+    server = serve(backend)
+    report = tmp_path / "r.json"
+    arguments = ["--host", "127.0.0.1", "--port", str(server.port), "--instruction", "wave", "--duration", "1"]
+    assert main(["rollout", "--backend", "service", *arguments, "--json", str(report)]) == 0
+    (episode,) = json.loads(report.read_text())["episodes"]
+    assert episode["outcome"] != "fault"
+    assert episode["success"] is None
+    assert len(backend.requests) > 2
+    assert backend.requests[-1].instruction == "wave"
+    assert all(picture.std() > 5 for picture in backend.requests[-1].images.values())
+    assert len(backend.requests[-1].images) == 3
+
+
+def test_a_rollout_without_a_server_ends_in_one_line(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    status = main(["rollout", "--backend", "service", "--port", str(port), "--instruction", "x", "--duration", "1"])
+    printed = capsys.readouterr()
+    assert status == 1
+    assert "no policy server" in " ".join((printed.out + printed.err).split())
+    assert "Traceback" not in printed.err
+
+
+def test_bench_compares_with_a_bare_exchange_of_the_same_bytes(tmp_path: Path):
+    assert main(["bench", "service", "--exchanges", "5", "--json", str(tmp_path / "b.json")]) == 0
+    figures = json.loads((tmp_path / "b.json").read_text())
+    assert figures["composite"]["request_bytes"] == pytest.approx(540 * 640 * 3, rel=1e-3)
+    assert figures["composite"]["ratio_to_echo"] > 0
+    assert figures["three_views"]["bare_ms"]["p50"] > 0

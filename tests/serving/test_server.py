@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -362,6 +364,34 @@ def test_sixty_four_clients_at_once_get_their_own_replies(serve):
     assert not wrong
     assert server.metrics.requests["ok"] == 256
     until(lambda: server.metrics.clients == 0)
+
+
+def test_the_memory_of_a_crowded_server_stays_flat(spawn):
+    process, port = spawn("slow_server.py", "0", "sleep")
+    large = encode(observation(**{"observation/image": picture(540, 640)}))
+
+    def crowd() -> None:
+        def one() -> None:
+            with dial(port) as client:
+                for _ in range(3):
+                    assert "action" in ask(client, large)
+
+        threads = [threading.Thread(target=one) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    crowd()
+    first = resident(process.pid)
+    for _ in range(3):
+        crowd()
+    assert resident(process.pid) - first < 40 * 2**20, "192 more megabytes went through each time"
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
