@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 
 from conftest import Echo
 
@@ -24,6 +25,8 @@ def work(request):
         sum(range(1000))
 
 
-server = PolicyServer(ServedPolicy(Echo(work)), ServerConfig(port=0, grace_s=grace))
+backend = Echo(work)
+backend.requests = deque(maxlen=1)  # a process that is watched for its memory must not collect pictures
+server = PolicyServer(ServedPolicy(backend), ServerConfig(port=0, grace_s=grace))
 server.run(ready=lambda server: print(server.port, flush=True))
 print("bye", flush=True)
