@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
 
 F64 = NDArray[np.float64]
+_K = TypeVar("_K")
 _SO3_TOLERANCE = 1e-6
 
 
@@ -55,9 +56,9 @@ def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
     T = finite_array(value, name, (None, 4, 4) if batch else (4, 4))
     R = T[..., :3, :3]
     off = np.abs(np.swapaxes(R, -1, -2) @ R - np.eye(3)).max()
-    if off > _SO3_TOLERANCE or (np.linalg.det(R) < 0).any():
+    if not off <= _SO3_TOLERANCE or not (np.linalg.det(R) > 0).all():  # written so that NaN fails
         raise InputError(f"{name} is not a rigid transform: R^T R differs from the identity by {off:.3g} (det > 0).")
-    if np.abs(T[..., 3, :] - np.array([0.0, 0.0, 0.0, 1.0])).max() > _SO3_TOLERANCE:
+    if not np.abs(T[..., 3, :] - np.array([0.0, 0.0, 0.0, 1.0])).max() <= _SO3_TOLERANCE:
         raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
     return T
 
@@ -75,3 +76,14 @@ def positive(value: Any, name: str) -> float:
     if not (np.isfinite(number) and number > 0):
         raise InputError(f"{name} must be a finite number above zero, got {value!r}.")
     return number
+
+
+def instance_of(value: object, kind: type[_K], name: str) -> _K:
+    """The value, where it is of that type.
+
+    Raises:
+        InputError: It is of another type.
+    """
+    if not isinstance(value, kind):
+        raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")
+    return value

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
+from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, UnknownNameError
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat"]
@@ -42,7 +42,13 @@ class GripperConvention:
     unit: str = "fraction"
 
     def to_fraction(self, value: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Open fraction of a value, clipped to [0, 1]; the value's shape."""
+        """Open fraction of a value, clipped to [0, 1]; the value's shape.
+
+        Raises:
+            NonFiniteError: The value holds NaN or infinity.
+        """
+        if not np.isfinite(value).all():
+            raise NonFiniteError(f"a gripper value must be finite, got {value}.")
         fraction = (np.asarray(value, dtype=np.float64) - self.closed_value) / (self.open_value - self.closed_value)
         return np.clip(fraction, 0.0, 1.0)
 
@@ -185,7 +191,7 @@ DROID_RIG = CameraRig(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Embodiment:
     """One row of the domain table.
 
@@ -201,7 +207,8 @@ class Embodiment:
         presets: Sampling by action space.
         stats: Name of its statistics, or None without any.
         rig: Its cameras where more than one is composed.
-        translation_scale: Metres for one unit of translation where no statistics exist.
+        translation_scale: Metres for one unit of translation; None where the source's unit is not metres and not known,
+            so that such rows are refused rather than guessed.
     """
 
     name: str
@@ -212,12 +219,10 @@ class Embodiment:
     view_point: ViewPoint | None
     gripper: GripperConvention | None
     tool_frame: ToolFrame
-    presets: Mapping[str, SamplerPreset] = field(
-        default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET})
-    )
+    presets: Mapping[str, SamplerPreset] = field(default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET}))
     stats: str | None = None
     rig: CameraRig | None = None
-    translation_scale: float = 1.0
+    translation_scale: float | None = 1.0
 
     def action_space(self, name: str | None = None) -> ActionSpace:
         """The action space of that name; None is this embodiment's default.
@@ -266,9 +271,7 @@ _HAND = (
 )
 _UR_TOOL = replace(_IDENTITY, parent="tool0")
 _UMI_TOOL = _tool("camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF")
-_FRACTAL_TOOL = _tool(
-    "tcp", -90.0, (0.0, 0.0, -0.164), checked=False, source="cosmos-framework: Rz(-90), TCP -> flange"
-)
+_FRACTAL_TOOL = _tool("tcp", -90.0, (0.0, 0.0, -0.164), checked=False, source="cosmos-framework: Rz(-90), TCP -> flange")
 _BRIDGE_TOOL = _tool(
     "gripper",
     xyz_m=(0.0, 0.0, -0.0936),
@@ -291,7 +294,7 @@ def _domain(
     tool: ToolFrame = _IDENTITY,
     stats: str | None = None,
     normalized: bool = True,
-    translation_scale: float = 1.0,
+    translation_scale: float | None = 1.0,
 ) -> Embodiment:
     normalized = normalized and meaning != "raw"
     return Embodiment(
@@ -309,12 +312,8 @@ def _domain(
 
 
 _DROID = replace(
-    _domain(
-        "droid_lerobot", 8, _ARM, fps=15, view="concat", gripper=MODEL_GRIPPER, tool=_DROID_TOOL, stats="droid_lerobot"
-    ),
-    spaces=MappingProxyType(
-        {"midtrain": _midtrain(_ARM, "pose_delta", True), "joint_pos": JOINT_POS, "pose_abs": POSE_ABS}
-    ),
+    _domain("droid_lerobot", 8, _ARM, fps=15, view="concat", gripper=MODEL_GRIPPER, tool=_DROID_TOOL, stats="droid_lerobot"),
+    spaces=MappingProxyType({"midtrain": _midtrain(_ARM, "pose_delta", True), "joint_pos": JOINT_POS, "pose_abs": POSE_ABS}),
     chunk=MappingProxyType({"midtrain": 16, "joint_pos": 32, "pose_abs": 16}),
     presets=MappingProxyType({"midtrain": MIDTRAIN_PRESET, "joint_pos": POLICY_PRESET, "pose_abs": MIDTRAIN_PRESET}),
     rig=DROID_RIG,
@@ -326,7 +325,16 @@ _ROWS = (
     _domain("camera_pose", 2, POSE9, fps=30, chunk=60, view="ego", normalized=False),
     _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose"),
     _domain("pusht", 4, ("x", "y"), meaning="raw"),
-    _domain("libero", 5, _ARM, fps=20, view="concat", gripper=MODEL_GRIPPER, stats="libero"),
+    _domain(  # its translations reach 0.94 a row at 20 Hz: the controller's units, not metres
+        "libero",
+        5,
+        _ARM,
+        fps=20,
+        view="concat",
+        gripper=MODEL_GRIPPER,
+        stats="libero",
+        translation_scale=None,
+    ),
     _domain("umi", 6, (*POSE9, "width"), fps=20, view="wrist", gripper=UMI_WIDTH, tool=_UMI_TOOL, stats="umi"),
     _domain(
         "bridge_orig_lerobot",
@@ -434,6 +442,7 @@ def raw_embodiment(domain_id: int, width: int) -> Embodiment:
     Raises:
         InputError: The id is outside 0..31 or the width outside 1..64.
     """
-    if not 0 <= domain_id < NUM_DOMAINS or not 1 <= width <= 64:
-        raise InputError(f"domain id {domain_id} with width {width}: the id must be 0..31 and the raw width 1..64.")
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (domain_id, width))
+    if not whole or not 0 <= domain_id < NUM_DOMAINS or not 1 <= width <= 64:
+        raise InputError(f"domain id {domain_id!r} with width {width!r}: the id must be 0..31 and the raw width 1..64.")
     return _domain(f"domain_{domain_id}", domain_id, _numbered("action", width), meaning="raw")

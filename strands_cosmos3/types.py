@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.errors import ActionSpaceError, InputError, ShapeError, UnknownNameError, WildActionError
 
@@ -123,7 +123,8 @@ class Observation:
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None,))
         qd = finite_array(np.zeros_like(q) if self.qd_rad_s is None else self.qd_rad_s, "qd_rad_s", q.shape)
-        images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
+        views = instance_of(self.images, Mapping, "images")
+        images = {name: _image(image, f"image {name!r}") for name, image in views.items()}
         _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper, "gripper"), images=MappingProxyType(images))
 
 
@@ -162,8 +163,8 @@ class Request:
     privileged: Mapping[str, F64] | None = None
 
     def __post_init__(self) -> None:
-        if self.n_rows < 1:
-            raise InputError(f"n_rows must be at least 1, got {self.n_rows}.")
+        if not isinstance(self.n_rows, int) or self.n_rows < 1:
+            raise InputError(f"n_rows must be a whole number of at least 1, got {self.n_rows!r}.")
         _set(
             self,
             q_rad=finite_array(self.q_rad, "q_rad", (None,)),
@@ -203,7 +204,11 @@ class ActionChunk:
 
     def __post_init__(self) -> None:
         action = finite_array(self.action, "action", (None, None))
-        space = self.action_space
+        space = instance_of(self.action_space, ActionSpace, "action_space")
+        embodiment = instance_of(self.embodiment, Embodiment, "embodiment")
+        if space not in embodiment.spaces.values():
+            have = ", ".join(embodiment.spaces)
+            raise ActionSpaceError(f"action space {space.name!r} is not one of {embodiment.name!r}'s own: {have}.")
         if action.shape[1] != space.width:
             raise ActionSpaceError(
                 f"action has {action.shape[1]} columns, but {space.name!r} of {self.embodiment.name!r} has "
@@ -215,9 +220,10 @@ class ActionChunk:
                 f"action[{row}, {column}] ({space.columns[column]}) is {action[row, column]:.4g}; normalised values "
                 f"beyond |z| = {WILD_Z:g} are a fault, not motion. Is the chunk already de-normalised, or another space?"
             )
-        _set(self, action=action, fps=self.embodiment.fps if self.fps is None else self.fps)
-        if self.fps is None or not self.fps > 0:
-            raise InputError(f"embodiment {self.embodiment.name!r} has no frame rate of its own; pass fps > 0.")
+        fps = embodiment.fps if self.fps is None else self.fps
+        if fps is None:
+            raise InputError(f"embodiment {embodiment.name!r} has no frame rate of its own; pass fps > 0.")
+        _set(self, action=action, fps=positive(fps, "fps"))
 
     @property
     def row_times_s(self) -> F64:
@@ -289,15 +295,19 @@ class JointTrajectory:
             for name, value in (("residual_m", self.residual_m), ("residual_rad", self.residual_rad))
         }
         masks = {
-            name: np.full(n, default) if value is None else np.asarray(value, dtype=bool).copy()
+            name: _mask(np.full(n, default) if value is None else value, name, n)
             for name, value, default in (("converged", self.converged, True), ("clamped", self.clamped, False))
         }
-        for name, mask in masks.items():
-            if mask.shape != (n,):
-                raise ShapeError(f"{name} must have shape [{n}], got {list(mask.shape)}.")
-            mask.setflags(write=False)
         gripper = None if self.gripper is None else _fractions(self.gripper, n)
         _set(self, q_rad=q, t_s=_times(self.t_s, n), gripper=gripper, **residuals, **masks)
+
+
+def _mask(value: Any, name: str, n: int) -> NDArray[np.bool_]:
+    mask = np.array(value)
+    if mask.dtype != np.bool_ or mask.shape != (n,):
+        raise ShapeError(f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}.")
+    mask.setflags(write=False)
+    return mask
 
 
 def _times(value: Any, n: int) -> F64:
@@ -348,6 +358,7 @@ class Rollout:
         counters: Events by name.
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
+        fault: What went wrong, where the outcome is a fault.
         arrays: Trajectories by name, as :meth:`save_npz` writes them.
     """
 
@@ -365,6 +376,7 @@ class Rollout:
     realtime_factor: float
     drift: ErrorSummary | None = None
     model_sha256: str | None = None
+    fault: str | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING, repr=False)
 
     @property
@@ -388,6 +400,7 @@ class Rollout:
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
             **({"model_sha256": self.model_sha256} if self.model_sha256 else {}),
+            **({"fault": self.fault} if self.fault else {}),
         }
 
     def save_npz(self, path: str) -> None:

@@ -28,10 +28,8 @@ def trailing(value: Any, name: str, shape: tuple[int | None, ...], largest: floa
     except ValueError:  # ragged; finite_array words the refusal
         lead = 0
     array = finite_array(value, name, (None,) * lead + shape)
-    if np.abs(array).max() > LARGEST:
-        raise InputError(
-            f"{name} reaches {np.abs(array).max():.3g}; beyond {LARGEST:g} it is a fault, not a measurement."
-        )
+    if (reach := np.abs(array).max()) > largest:
+        raise InputError(f"{name} reaches {reach:.3g}; beyond {largest:g} it is a fault, not a measurement.")
     return array
 
 
@@ -45,14 +43,3 @@ def rigid(value: Any, name: str) -> F64:
     T = trailing(value, name, (4, 4))
     rigid_transform(T.reshape(-1, 4, 4), name, batch=True)
     return T
-
-
-def instance_of(value: object, kind: type[_K], name: str) -> _K:
-    """``value``, when it is a ``kind``.
-
-    Raises:
-        InputError: It is something else.
-    """
-    if not isinstance(value, kind):
-        raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")
-    return value

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from strands_cosmos3.actions.arrays import instance_of, rigid, trailing
+from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.actions.normalization import ActionStats, Method, refuse_wild
 from strands_cosmos3.actions.rotations import (
     matrix_to_rot6d,
@@ -25,7 +25,7 @@ from strands_cosmos3.actions.rotations import (
     se3_between,
 )
 from strands_cosmos3.actions.stats import denormalize_chunk, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, rigid_transform
 from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
@@ -117,9 +117,10 @@ def decode_chunk(
     anchor = rigid_transform(trailing(T_base_anchor_cosmos, "T_base_anchor_cosmos", (4, 4)), "T_base_anchor_cosmos")
     space = chunk.action_space
     if space.meaning == "pose_delta":
+        convention = _gripper_of(chunk.embodiment, space)
         rows = _physical_rows(chunk, stats, method)
         poses = decode_pose_trajectory(rows[:, :_POSE], anchor)[1:]
-        gripper = _open_fractions(rows, _POSE, _gripper_of(chunk.embodiment, space))
+        gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])
     elif space.meaning == "pose_absolute":
         rows = trailing(chunk.action, "action", (8,))
         poses = se3(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
@@ -147,7 +148,7 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
     convention = chunk.embodiment.gripper
     if space.columns[-1] != "gripper" or convention is None:
         return JointTrajectory(rows, chunk.row_times_s)
-    return JointTrajectory(rows[:, :-1], chunk.row_times_s, _open_fractions(rows, space.width - 1, convention))
+    return JointTrajectory(rows[:, :-1], chunk.row_times_s, convention.to_fraction(rows[:, -1]))
 
 
 def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTrajectory:
@@ -203,9 +204,10 @@ def encode_chunk(
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     convention = _gripper_of(embodiment, space)
+    _metres(embodiment)
     rows = encode_pose_trajectory(T_base_cosmos)
     if (gripper is None) != (convention is None):
-        wants = "no gripper" if convention is None else "open fractions [T]"
+        wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
         raise InputError(f"rows of {embodiment.name!r} take {wants}, got {type(gripper).__name__}.")
     if convention is not None:
         fraction = finite_array(gripper, "gripper", (len(rows),))
@@ -221,6 +223,7 @@ def encode_chunk(
 
 def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, method: Method) -> F64:
     """[T, D] in metres, rot6d and the gripper's own unit."""
+    _metres(chunk.embodiment)
     if chunk.action_space.normalized:
         return denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
     return chunk.action * _units(chunk.embodiment, chunk.action_space)
@@ -228,7 +231,20 @@ def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, m
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:
     """[D] what one unit of each unnormalised column is: metres for translations, one for the others."""
-    return np.array([embodiment.translation_scale] * 3 + [1.0] * (space.width - 3))
+    return np.array([_metres(embodiment)] * 3 + [1.0] * (space.width - 3))
+
+
+def _metres(embodiment: Embodiment) -> float:
+    """Metres for one unit of physical translation.
+
+    Raises:
+        ActionSpaceError: The embodiment's translations are in a unit that is not known.
+    """
+    if embodiment.translation_scale is None:
+        raise ActionSpaceError(
+            f"the translations of {embodiment.name!r} are in its controller's own unit, not in metres; use the raw columns."
+        )
+    return embodiment.translation_scale
 
 
 def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention | None:
@@ -242,10 +258,6 @@ def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention
         f"{space.name!r} rows of {embodiment.name!r} have {space.width} columns ({', '.join(space.columns[:10])}...): "
         "not one arm's pose delta and gripper. Slice one arm's columns and use decode_pose_trajectory."
     )
-
-
-def _open_fractions(rows: F64, column: int, convention: GripperConvention | None) -> F64 | None:
-    return None if convention is None else convention.to_fraction(rows[:, column])
 
 
 def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> str:

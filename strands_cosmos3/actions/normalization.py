@@ -12,9 +12,11 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from strands_cosmos3.actions.arrays import trailing
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.errors import StatisticsError, UnknownNameError, WildActionError
 from strands_cosmos3.types import WILD_Z
+
+_SMALLEST_SPREAD = 1e-12  # the narrowest real one, AgiBot's still head, is 1e-6
 
 Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
 
@@ -88,8 +90,11 @@ class ActionStats:
     skip_rotation_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        names = (self.domain, *cast("tuple[object, ...]", instance_of(self.columns, tuple, "columns")))
+        if not all(isinstance(name, str) for name in names):
+            raise StatisticsError(f"domain {self.domain!r} and columns {self.columns!r} must be names.")
         for name in FIGURES:
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None or name in FIGURES[:2]:
                 object.__setattr__(self, name, figure(value, name, self.columns, repr(self.domain)))
         require_spread(self.q01, self.q99, ("q01", "q99"), self.columns, repr(self.domain))
         if self.min is not None and self.max is not None:
@@ -157,7 +162,7 @@ def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
         StatisticsError: It has another width.
         ShapeError, NonFiniteError, InputError: It is malformed.
     """
-    array = finite_array(value, name, (None,))
+    array = trailing(finite_array(value, name, (None,)), name, (None,))
     if len(array) != len(columns):
         raise StatisticsError(f"{name} of {owner} has {len(array)} columns, but there are {len(columns)}.")
     return array
@@ -167,9 +172,9 @@ def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[s
     """Refuse figures between which no scale can be laid.
 
     Raises:
-        StatisticsError: ``high <= low`` in some column, which is named.
+        StatisticsError: ``high`` does not exceed ``low`` in some column, which is named.
     """
-    if (bad := np.flatnonzero(high <= low)).size:
+    if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
         i = int(bad[0])
         raise StatisticsError(
             f"statistics of {owner}: {names[1]} must exceed {names[0]}, but column {i} ({columns[i]}) has "

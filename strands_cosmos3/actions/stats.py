@@ -13,9 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from strands_cosmos3.actions.arrays import instance_of
 from strands_cosmos3.actions.normalization import FIGURES, ActionStats, Affine, Method, figure, require_spread, span
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
 from strands_cosmos3.errors import ActionSpaceError, ResourceNotFoundError, StatisticsError
 from strands_cosmos3.resources import resource
@@ -87,9 +86,7 @@ def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | No
             f"{embodiment.stats!r})."
         )
     if stats.width != width:
-        raise StatisticsError(
-            f"statistics of {stats.domain!r} have {stats.width} columns, {embodiment.name!r} {width}."
-        )
+        raise StatisticsError(f"statistics of {stats.domain!r} have {stats.width} columns, {embodiment.name!r} {width}.")
     return stats
 
 
@@ -152,9 +149,7 @@ def normalize_chunk(
     return _chunk_map(rows.shape[1], embodiment, stats, method)(rows, clip)
 
 
-def _chunk_map(
-    width: int, embodiment: Embodiment | str, stats: ActionStats | str | Path | None, method: Method
-) -> Affine:
+def _chunk_map(width: int, embodiment: Embodiment | str, stats: ActionStats | str | Path | None, method: Method) -> Affine:
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     if not space.normalized:
@@ -169,9 +164,9 @@ def _chunk_map(
 
 
 def _quantile_map(q01: Any, q99: Any) -> Affine:
-    low = finite_array(q01, "q01", (None,))
-    columns = tuple(f"column {i}" for i in range(len(low)))
-    high = figure(q99, "q99", columns, "the caller (by q01)")
+    columns = tuple(f"column {i}" for i in range(len(finite_array(q01, "q01", (None,)))))
+    low = figure(q01, "q01", columns, "the caller")
+    high = figure(q99, "q99", columns, "the caller")
     require_spread(low, high, ("q01", "q99"), columns, "the caller")
     return span(low, high, columns)
 
@@ -232,9 +227,7 @@ def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> Acti
     if known in _UPSTREAM_TWO_ARMS and len(_block(block, path)["q01"]) == 2 * width:
         columns = (*columns, *(f"second_{column}" for column in columns))
     meta = data.get("metadata")
-    skipped = (
-        _indices(cast("dict[str, Any]", meta).get("skip_rotation_dims", []), path) if isinstance(meta, dict) else ()
-    )
+    skipped = _indices(cast("dict[str, Any]", meta).get("skip_rotation_dims", []), path) if isinstance(meta, dict) else ()
     return _stats(known, columns, block, data.get("global_raw"), path, skipped).first(width)
 
 

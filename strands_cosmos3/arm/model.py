@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The arm as a MuJoCo model: the embedded one, or another by path or name."""
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def load_panda() -> mujoco.MjModel:
 
 def _load_menagerie() -> mujoco.MjModel:
     try:
+        from git.exc import GitError
         from robot_descriptions.loaders.mujoco import load_robot_description
     except ImportError as error:
         raise MissingDependencyError(
@@ -50,10 +52,10 @@ def _load_menagerie() -> mujoco.MjModel:
         ) from error
     try:
         return load_robot_description("panda_mj_description")
-    except Exception as error:  # it clones a git repository: the network, git and the disk all fail in their own ways
+    except (GitError, OSError, RuntimeError, ValueError) as error:  # no git, no network, no space, or not a model
         raise EnvironmentalError(
-            f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: {error}); it is cloned from "
-            "GitHub at its first use. Use the embedded arm, 'panda', or give the path of an .xml or .mjb file."
+            f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: {error}); it is cloned "
+            "from GitHub at its first use. Use the embedded arm, 'panda', or give the path of an .xml or .mjb file."
         ) from error
 
 
@@ -61,8 +63,9 @@ def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjMode
     """An arm's model.
 
     Args:
-        spec: None or ``"panda"`` for the embedded arm, the path of an ``.xml`` or ``.mjb`` file, ``"menagerie"`` for MuJoCo
-            Menagerie's panda (fetched over the network at its first use, and only then), or a model, returned as it is.
+        spec: None or ``"panda"`` for the embedded arm, the path of an ``.xml`` or ``.mjb`` file, ``"menagerie"`` for
+            MuJoCo Menagerie's panda (fetched over the network at its first use, and only then), or a model, returned
+            as it is.
 
     Raises:
         UnknownNameError: Neither a known name nor a path.

@@ -2,9 +2,9 @@
 
 Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there.
 
-Frames, from the wrist outwards: ``flange`` (also called ``panda_link8``) lies .107 m along link7's z. ``hand`` shares its
-origin and is yawed by -45 degrees. ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID frame
-is ``hand`` yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
+Frames, from the wrist outwards: ``flange`` (also called ``panda_link8``) lies .107 m along link7's z. ``hand`` shares
+its origin and is yawed by -45 degrees. ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID
+frame is ``hand`` yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""How a reference becomes the numbers that a position servo wants: feed-forward through stock actuators.
+
+A MuJoCo position actuator produces ``kp (ctrl - q) - kd qd``. To follow a moving reference without lag, ctrl must lead it:
+by ``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.arm.panda import ARM_ACTUATORS, ARM_JOINTS
+from strands_cosmos3.checks import F64
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError
+
+
+class FeedForward(StrEnum):
+    """What is added to the reference before it reaches the servo."""
+
+    NONE = "none"
+    VELOCITY = "velocity"
+    COMPUTED_TORQUE = "computed_torque"
+
+
+class JointServo:
+    """The seven position servos of an arm in a MuJoCo model.
+
+    Args:
+        model: A model with the Franka's joint and actuator names.
+
+    Raises:
+        ConfigError: A joint or actuator is missing, or an actuator is no position servo.
+    """
+
+    def __init__(self, model: mujoco.MjModel):
+        self.model = model
+        joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
+        actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for name in ARM_ACTUATORS]
+        self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
+        self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
+        self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
+        self.kp: F64 = model.actuator_gainprm[actuators, 0].copy()
+        kd = -model.actuator_biasprm[actuators, 2]
+        if not (self.kp > 0).all() or not np.allclose(model.actuator_biasprm[actuators, 1], -self.kp):
+            raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
+        self._lead_s: F64 = (kd + model.dof_damping[self.dof_address]) / self.kp
+        self._kd: F64 = kd
+        self.ctrl_min: F64 = model.actuator_ctrlrange[actuators, 0].copy()
+        self.ctrl_max: F64 = model.actuator_ctrlrange[actuators, 1].copy()
+        self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
+
+    def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64) -> F64:
+        """ctrl [..., 7] for references [..., 7]: ``q + (kd + damping) / kp qd``, inside the actuators' range."""
+        return self._in_range(q_rad + self._lead_s * qd_rad_s)
+
+    def no_feed_forward(self, q_rad: F64) -> F64:
+        """ctrl [..., 7] that is the reference itself, inside the actuators' range."""
+        return self._in_range(q_rad)
+
+    def computed_torque(self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> F64:
+        """ctrl [7] for one step, between ``mj_step1`` and ``mj_step2``: the dynamics are those of the present state.
+
+        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive) / kp``, inside the actuators' range.
+        """
+        self._acceleration[self.dof_address] = qdd_rad_s2
+        mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
+        dof = self.dof_address
+        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof]
+        return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
+
+    def _in_range(self, ctrl: F64) -> F64:
+        """Clip what feed-forward adds beyond the range; refuse what is not a number.
+
+        Raises:
+            ActuatorGuardError: A value is not finite. MuJoCo answers one such value by zeroing every control.
+        """
+        if not np.isfinite(ctrl).all():
+            raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
+        return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
+
+
+def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
+    found = mujoco.mj_name2id(model, kind, name)
+    if found < 0:
+        raise ConfigError(f"the model has no {name!r}; the arm needs joint1..joint7 and actuator1..actuator8.")
+    return found

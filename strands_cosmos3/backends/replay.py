@@ -1,0 +1,164 @@
+"""A recorded end-effector trajectory, spoken as genuine ``midtrain`` chunks: real input without a model.
+
+Each chunk leads from where the arm was measured to where the recording is at the rows' times, so a replay corrects its
+own drift as a policy would.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strands_cosmos3.actions.decode import encode_chunk
+from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
+from strands_cosmos3.checks import F64, finite_array, rigid_transform
+from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
+from strands_cosmos3.errors import BackendError, InputError, ResourceNotFoundError
+from strands_cosmos3.types import ActionChunk, Request
+
+_LINK8_TO_COSMOS = np.array([[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+"""DROID's dataset right-multiplies Rz(+90 deg) onto the recorded panda_link8 poses (cosmos-framework pose_utils)."""
+_DROID_FPS = 15.0
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A recorded motion.
+
+    Args:
+        T_base_cosmos: [N, 4, 4] poses of the Cosmos frame in the robot's base, the first at time zero.
+        gripper: [N] open fractions.
+        fps: Poses a second.
+        q_start_rad: [7] joint angles of the first pose.
+        source: Where it comes from.
+    """
+
+    T_base_cosmos: F64
+    gripper: F64
+    fps: float
+    q_start_rad: F64
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        T = rigid_transform(self.T_base_cosmos, "T_base_cosmos", batch=True)
+        if len(T) < 2:
+            raise InputError("a recording needs at least two poses.")
+        gripper = finite_array(self.gripper, "gripper", (len(T),))
+        if (gripper < 0).any() or (gripper > 1).any():
+            raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
+        if not (np.isfinite(self.fps) and self.fps > 0):
+            raise InputError(f"fps must be above zero, got {self.fps!r}.")
+        for name, value in (
+            ("T_base_cosmos", T),
+            ("gripper", gripper),
+            ("q_start_rad", finite_array(self.q_start_rad, "q_start_rad", (7,))),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def t_s(self) -> F64:
+        """[N] times of the poses."""
+        return np.arange(len(self.T_base_cosmos)) / self.fps
+
+    @property
+    def duration_s(self) -> float:
+        """Time of the last pose."""
+        return float(self.t_s[-1])
+
+    def at(self, t_s: F64) -> tuple[F64, F64]:
+        """Poses [M, 4, 4] and open fractions [M] at times [M]; the ends hold beyond the recording."""
+        t = np.clip(t_s, 0.0, self.duration_s)
+        poses = interpolate_poses(self.T_base_cosmos, self.t_s, t)
+        nearest = np.clip(np.ceil(t * self.fps - 1e-6).astype(int), 0, len(self.gripper) - 1)
+        return poses, self.gripper[nearest]
+
+    def save_npz(self, path: str | Path) -> None:
+        """Write the project's own format, which :func:`load_recording` reads back."""
+        np.savez_compressed(
+            path,
+            T_base_cosmos=self.T_base_cosmos,
+            gripper=self.gripper,
+            fps=self.fps,
+            q_start_rad=self.q_start_rad,
+            source=self.source,
+        )
+
+
+def load_recording(path: str | Path) -> Recording:
+    """Read a recording: a DROID episode as JSON, or this project's npz.
+
+    The JSON holds raw DROID poses (panda_link8, xyz and extrinsic xyz Euler angles, 15 Hz), a gripper with 1 = closed, and
+    the joint angles of frame 0.
+
+    Raises:
+        ResourceNotFoundError: No such file.
+        InputError: The file is neither, or lacks a field; the message names it.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ResourceNotFoundError(f"no recording at {str(file)!r}; give a DROID episode (.json) or a saved .npz.")
+    try:
+        if file.suffix == ".json":
+            return _from_droid(json.loads(file.read_text()))
+        with np.load(file, allow_pickle=False) as data:
+            fields = {name: data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")}
+            return Recording(**{**fields, "fps": float(fields["fps"])}, source=str(data["source"]) if "source" in data else "")
+    except KeyError as error:
+        raise InputError(f"{str(file)!r} is no recording: it lacks {error}.") from None
+    except (ValueError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{str(file)!r} is no recording: {error}") from None
+
+
+def _from_droid(episode: dict[str, Any]) -> Recording:
+    rows = finite_array(episode["cartesian_position_xyz_eulerxyz"], "cartesian_position_xyz_eulerxyz", (None, 6))
+    T_base_link8 = se3(euler_xyz_to_matrix(rows[:, 3:]), rows[:, :3])
+    return Recording(
+        T_base_link8 @ _LINK8_TO_COSMOS,
+        WIRE_GRIPPER.to_fraction(finite_array(episode["gripper_action"], "gripper_action", (len(rows),))),
+        _DROID_FPS,
+        episode["joint_position_frame0"],
+        str(episode.get("source", "")),
+    )
+
+
+class ReplayBackend:
+    """Speaks a recording. The request's time stamp says where in the recording the arm should be.
+
+    Args:
+        recording: What to replay.
+    """
+
+    name = "replay"
+    needs_privileged = False
+    requires_images = False
+    model_sha256 = None
+
+    def __init__(self, recording: Recording):
+        self.recording = recording
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Rows from the measured pose along the recording.
+
+        Raises:
+            BackendError: The request has no measured pose, or asks for another action space than ``midtrain``.
+            WildActionError: The arm is so far from the recording that a row would be a fault.
+        """
+        if request.T_base_cosmos is None or request.action_space.name != "midtrain":
+            raise BackendError("replay speaks 'midtrain' chunks from a measured pose; give the policy robot='panda'.")
+        fps = self.recording.fps
+        due_s = request.t_capture_s + request.action_space.row_times_s(request.n_rows, fps)
+        poses, gripper = self.recording.at(due_s)
+        rows = encode_chunk(np.concatenate((request.T_base_cosmos[None], poses)), gripper, request.embodiment)
+        return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Nothing to forget: the request's clock says where it is."""
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,1 @@
+"""Benchmarks: the figures of the README, measured by the code that users run."""

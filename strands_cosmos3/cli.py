@@ -1,0 +1,74 @@
+"""``strands-cosmos3``: the command line. Each subcommand is a dataclass in ``commands``; this file only chooses one."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+from strands_cosmos3 import __version__
+from strands_cosmos3.errors import Cosmos3Error
+
+COMMANDS = {
+    "rollout": ("rollout", "Rollout"),
+    "bench": ("bench", "Bench"),
+    "doctor": ("doctor", "Doctor"),
+}
+"""Subcommand -> (module in ``commands``, class)."""
+
+_DESCRIPTION = f"""strands-cosmos3 {__version__}: run NVIDIA Cosmos 3 as a robot policy.
+
+Start here:
+
+  strands-cosmos3 rollout --task pick --video out.mp4    a simulated Franka does a task, filmed
+  strands-cosmos3 doctor                                 what works on this machine, and the remedy for what does not
+
+Exit status: 0 done, 1 a task or check failed, 2 bad usage.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, run, and turn our own errors into one line on standard error.
+
+    Returns:
+        0 done, 1 a task or check failed, 2 bad usage.
+    """
+    import tyro
+
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments in (["--version"], ["-V"]):
+        print(__version__)
+        return 0
+    try:
+        command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
+        return int(command.run())
+    except Cosmos3Error as error:
+        print(f"strands-cosmos3: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
+    except KeyboardInterrupt:
+        print("strands-cosmos3: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _union(arguments: list[str]) -> Any:
+    """The subcommands as a tyro union; only the chosen one's module is loaded."""
+    import tyro
+
+    named = [argument for argument in arguments if argument in COMMANDS]
+    chosen = {named[0]: COMMANDS[named[0]]} if named else COMMANDS
+    union: Any = None
+    for name, (module, cls) in chosen.items():
+        kind = getattr(import_module(f"strands_cosmos3.commands.{module}"), cls)
+        member = Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
+        union = member if union is None else union | member
+    if named:  # a union of one would lose its subcommand's name
+        union = union | Annotated[_Nothing, tyro.conf.subcommand("help", prefix_name=False)]
+    return union
+
+
+class _Nothing:
+    """Show this help."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Output files: refused before anything runs where they cannot be written, and never seen half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.errors import ConfigError
+
+_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "torch")
+
+
+def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
+    """Make the folder of an output file, or say why it cannot be.
+
+    Raises:
+        ConfigError: The name has another suffix, or its folder cannot be made or written to.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{option} {str(path)!r} must end in {' or '.join(suffixes)}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {str(path)!r}: its folder cannot be made ({error.strerror}).") from None
+    if not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise ConfigError(f"{option} {str(path)!r} cannot be written there; choose another place.")
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a hidden file beside ``path``, then put it in its place."""
+    hidden = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(hidden)
+        os.replace(hidden, path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    write_whole(path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n"))
+
+
+def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
+    """The file for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
+    return path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a figure may depend on; what is not installed is left out."""
+    found = {}
+    for name in _REPORTED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,288 @@
+"""Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the control step.
+
+Two ways to the same answer. mink's quadratic program with :class:`StepBoxLimit` handles active bounds and collision
+avoidance; Levenberg-Marquardt on MuJoCo's Jacobians (``lm.py``) is several times faster while no bound is active. The
+default, ``"auto"``, takes the fast way and hands a step to the program when a bound becomes active.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import mink
+import mujoco
+import numpy as np
+import qpsolvers
+from numpy.typing import NDArray
+
+from strands_cosmos3.arm.panda import ARM_JOINTS, FER, JointLimits
+from strands_cosmos3.checks import F64, finite_array, positive, rigid_transform
+from strands_cosmos3.control.lm import LevenbergMarquardt
+from strands_cosmos3.errors import ConfigError, FrameError, InputError, UnknownNameError
+
+Method = Literal["auto", "mink"]
+METHODS = ("auto", "mink")
+POSITION_TOLERANCE_M = 1e-6
+ROTATION_TOLERANCE_RAD = float(np.deg2rad(1e-4))
+LIMIT_MARGIN_RAD = 0.01
+_MAX_ITERATIONS = 30
+_STALL_RATIO = 0.999
+_QP_DAMPING = 1e-9
+_FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SITE, "geom": mujoco.mjtObj.mjOBJ_GEOM}
+
+
+class StepBoxLimit(mink.Limit):
+    r"""A box that is fixed for one whole control step, however many iterations solve it.
+
+    With :math:`q_0` the angles at the start of the step,
+
+    .. math::
+
+        \max(q_{min} + m,\; q_0 - \dot q_{max} \Delta t) \le q + \Delta q
+        \le \min(q_{max} - m,\; q_0 + \dot q_{max} \Delta t)
+
+    where angles are in [rad], :math:`\Delta t` in [s] and m is a margin in [rad]. mink's own ``VelocityLimit`` bounds each
+    iteration anew, so ten iterations may move ten times as far.
+    """
+
+    def __init__(self, q_address: NDArray[np.intp], dof_address: NDArray[np.intp], n_dof: int):
+        n = len(dof_address)
+        self._G = np.zeros((2 * n, n_dof))
+        self._G[np.arange(n), dof_address] = 1.0
+        self._G[n + np.arange(n), dof_address] = -1.0
+        self._q_address = q_address
+        self.lower_rad = np.full(n, -np.inf)
+        self.upper_rad = np.full(n, np.inf)
+
+    def compute_qp_inequalities(self, configuration: mink.Configuration, dt: float) -> mink.Constraint:
+        """``G dq <= h`` at the present iterate; ``dt`` is not used, the box belongs to the control step."""
+        q = configuration.data.qpos[self._q_address]
+        return mink.Constraint(self._G, np.concatenate((self.upper_rad - q, q - self.lower_rad)))
+
+
+@dataclass(frozen=True, eq=False)
+class IKSolution:
+    """Joint angles for a row of poses, and how well each serves its pose.
+
+    Args:
+        q_rad: [T, nq] full configuration vectors of the model.
+        residual_m: [T] distance to the target position.
+        residual_rad: [T] angle to the target rotation.
+        converged: [T] both residuals within tolerance.
+        clamped: [T] a joint or velocity bound is active at the solution.
+        iterations: [T] iterations spent.
+    """
+
+    q_rad: F64
+    residual_m: F64
+    residual_rad: F64
+    converged: NDArray[np.bool_]
+    clamped: NDArray[np.bool_]
+    iterations: NDArray[np.int_]
+
+
+class MinkIKBridge:
+    """Inverse and forward kinematics of one frame of a MuJoCo model.
+
+    Args:
+        model: Any model with a chain of limited hinge or slide joints from its base to the frame. Its base is taken to be
+            at the world's origin, so world and base frames coincide.
+        ee_frame_name: Name of the driven frame.
+        ee_frame_type: ``"body"``, ``"site"`` or ``"geom"``.
+        limits: Limits of the chain's joints; None is the Franka (FER) table where the joints are joint1..joint7.
+        method: ``"auto"`` or ``"mink"``, always the quadratic program.
+        avoid_collisions: Pairs of geom groups (names or ids) that mink must keep apart, e.g. ``[(arm, ["table"])]``.
+            Solutions then come from the quadratic program.
+        min_distance_m: Distance that collision avoidance keeps.
+
+    Raises:
+        FrameError: The model has no such frame, or nothing that moves it.
+        ConfigError: No limits are known for this model's joints.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        ee_frame_name: str = "hand",
+        ee_frame_type: str = "body",
+        limits: JointLimits | None = None,
+        method: Method = "auto",
+        avoid_collisions: Sequence[tuple[Sequence[str | int], Sequence[str | int]]] = (),
+        min_distance_m: float = 0.01,
+    ):
+        if method not in METHODS:
+            raise UnknownNameError("IK method", method, METHODS)
+        self.model = model
+        self.ee_frame_name = ee_frame_name
+        self.ee_frame_type = ee_frame_type
+        self._frame_id = _frame_id(model, ee_frame_name, ee_frame_type)
+        self._joints = _chain(model, self.body_id)
+        self.joint_names = tuple(model.joint(j).name for j in self._joints)
+        if not self._joints:
+            raise FrameError(f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm.")
+        self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
+        dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
+        self.limits = self._resolve_limits(limits)
+        self.method: Method = "mink" if avoid_collisions else method
+        self._configuration = mink.Configuration(model)
+        self._task = mink.FrameTask(ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0)
+        self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
+        self._mink_limits: list[mink.Limit] = [self._box]
+        if avoid_collisions:
+            pairs = [(list(first), list(second)) for first, second in avoid_collisions]
+            self._mink_limits.append(
+                mink.CollisionAvoidanceLimit(model, pairs, minimum_distance_from_collisions=min_distance_m)
+            )
+        self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
+
+    @property
+    def body_id(self) -> int:
+        """Id of the body that carries the driven frame."""
+        if self.ee_frame_type == "body":
+            return self._frame_id
+        owner = self.model.site_bodyid if self.ee_frame_type == "site" else self.model.geom_bodyid
+        return int(owner[self._frame_id])
+
+    def _resolve_limits(self, limits: JointLimits | None) -> JointLimits:
+        if limits is None and self.joint_names != ARM_JOINTS:
+            raise ConfigError(
+                f"no velocity limits are known for joints {', '.join(self.joint_names)}; pass limits=JointLimits(...)."
+            )
+        limits = FER if limits is None else limits
+        if len(limits.velocity) != len(self._joints):
+            raise ConfigError(f"limits are for {len(limits.velocity)} joints, the chain has {len(self._joints)}.")
+        return limits
+
+    def ee_pose(self, qpos: F64) -> F64:
+        """Forward kinematics: [nq] -> [4, 4], ``T_world_ee``.
+
+        Raises:
+            ShapeError, NonFiniteError: ``qpos`` is malformed.
+        """
+        q = finite_array(qpos, "qpos", (self.model.nq,))
+        return self._lm.pose(q)
+
+    def frame_in_ee(self, body_name: str, qpos: F64) -> F64:
+        """[4, 4] ``T_ee_body`` of a body that is rigidly attached to the driven frame.
+
+        Raises:
+            FrameError: There is no such body, or a joint lies between the two.
+        """
+        body = _frame_id(self.model, body_name, "body")
+        if self.model.body_weldid[body] != self.model.body_weldid[self.body_id]:
+            raise FrameError(
+                f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, or a frame fixed to it."
+            )
+        T_world_ee = self.ee_pose(qpos)
+        T_world_body = np.eye(4)
+        T_world_body[:3, :3] = self._lm.data.xmat[body].reshape(3, 3)
+        T_world_body[:3, 3] = self._lm.data.xpos[body]
+        return np.linalg.inv(T_world_ee) @ T_world_body
+
+    def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
+        """Joint angles that take the driven frame through the poses, one control step for each.
+
+        A pose that cannot be reached inside the step's box is held at the best configuration found and reported; the next
+        step goes on from there.
+
+        Args:
+            T_world_ee: [T, 4, 4] target poses.
+            q_init: [nq] configuration before the first step; joints off the chain keep their values.
+            dt_s: Duration of a control step. With None speed is not bounded, only position.
+            method: Overrides the bridge's own.
+
+        Raises:
+            ShapeError, NonFiniteError, InputError: A target or ``q_init`` is malformed; nothing was solved.
+        """
+        targets = rigid_transform(T_world_ee, "T_world_ee", batch=True)
+        q = finite_array(q_init, "q_init", (self.model.nq,)).copy()
+        reach_rad = None if dt_s is None else self.limits.velocity * positive(dt_s, "dt_s")
+        how = self.method if method is None else method
+        # A start inside the margin keeps its place rather than being thrown out of it.
+        lowest = np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, q[self.q_address])
+        highest = np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, q[self.q_address])
+        n = len(targets)
+        out = np.empty((n, self.model.nq))
+        residual_m, residual_rad = np.empty(n), np.empty(n)
+        clamped, iterations = np.zeros(n, dtype=bool), np.zeros(n, dtype=int)
+        for i, target in enumerate(targets):
+            lower, upper = lowest, highest
+            if reach_rad is not None:
+                start = q[self.q_address]
+                lower, upper = np.maximum(lowest, start - reach_rad), np.minimum(highest, start + reach_rad)
+            q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(target, q, lower, upper, how)
+            out[i] = q
+        converged = (residual_m <= POSITION_TOLERANCE_M) & (residual_rad <= ROTATION_TOLERANCE_RAD)
+        return IKSolution(out, residual_m, residual_rad, converged, clamped, iterations)
+
+    def _step(self, target: F64, q: F64, lower: F64, upper: F64, how: Method) -> tuple[F64, float, float, bool, int]:
+        spent = 0
+        if how == "auto":
+            self._lm.data.qpos[:] = q
+            fast = self._lm.solve(target, q[self.q_address])
+            spent = fast.iterations
+            reached = fast.residual_m <= POSITION_TOLERANCE_M and fast.residual_rad <= ROTATION_TOLERANCE_RAD
+            if reached and (fast.angles_rad > lower).all() and (fast.angles_rad < upper).all():
+                return self._lm.data.qpos.copy(), fast.residual_m, fast.residual_rad, False, spent
+        q, residual_m, residual_rad, iterations = self._step_mink(target, q, lower, upper)
+        angles = q[self.q_address]
+        clamped = bool(((angles <= lower + 1e-9) | (angles >= upper - 1e-9)).any())
+        return q, residual_m, residual_rad, clamped, spent + iterations
+
+    def _step_mink(self, target: F64, q: F64, lower: F64, upper: F64) -> tuple[F64, float, float, int]:
+        self._box.lower_rad, self._box.upper_rad = lower, upper
+        configuration, task = self._configuration, self._task
+        task.set_target(mink.SE3.from_matrix(target))
+        configuration.update(q)
+        best = (np.inf, q, np.inf, np.inf)
+        for iteration in range(_MAX_ITERATIONS + 1):
+            x, y, z, u, v, w = task.compute_error(configuration).tolist()  # body twist: metres, then radians
+            distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
+            cost = distance + angle
+            stalled = cost > _STALL_RATIO * best[0]
+            if cost < best[0]:
+                best = (cost, configuration.q, distance, angle)
+            done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
+            if done or stalled or iteration == _MAX_ITERATIONS:
+                break
+            problem = mink.build_ik(configuration, [task], 1.0, _QP_DAMPING, self._mink_limits)
+            solution = qpsolvers.solve_problem(problem, solver="daqp")
+            if not solution.found or solution.x is None:
+                break
+            configuration.integrate_inplace(solution.x, 1.0)
+        _, q, distance, angle = best
+        q[self.q_address] = np.clip(q[self.q_address], lower, upper)  # the solver's own tolerance, a few ulp
+        return q, distance, angle, iteration
+
+
+def _frame_id(model: mujoco.MjModel, name: str, frame_type: str) -> int:
+    if frame_type not in _FRAME_TYPES:
+        raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
+    frame = mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
+    if frame < 0:
+        accessor = {
+            "body": (model.nbody, model.body),
+            "site": (model.nsite, model.site),
+            "geom": (model.ngeom, model.geom),
+        }
+        count, get = accessor[frame_type]
+        names = [get(i).name for i in range(count) if get(i).name]
+        raise FrameError(f"the model has no {frame_type} {name!r}; it has: {', '.join(names) or 'none with a name'}.")
+    return frame
+
+
+def _chain(model: mujoco.MjModel, body: int) -> list[int]:
+    """Joints from the root to a body, in that order."""
+    joints: list[int] = []
+    while body > 0:
+        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+        joints = [*range(first, first + count), *joints] if count else joints
+        body = int(model.body_parentid[body])
+    hinged = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+    for joint in joints:
+        if int(model.jnt_type[joint]) not in hinged:
+            raise InputError(f"joint {model.joint(joint).name!r} is neither a hinge nor a slide; only those are solved.")
+    return joints

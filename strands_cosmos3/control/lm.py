@@ -1,0 +1,134 @@
+"""Levenberg-Marquardt on MuJoCo's Jacobians: the fast path of inverse kinematics while no bound is active.
+
+Each iteration solves ``(J J^T + lambda I) y = e``, ``dq = J^T y`` (Wampler 1986): a 6 x 6 system whatever the number of
+joints, and the smallest step that removes the error. lambda falls after a step that helped and grows after one that did not.
+
+A chunk has 32 steps of two or three iterations each and numpy's call overhead is all that costs, so buffers are kept and
+scalars are handled as Python floats.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lapack
+
+from strands_cosmos3.checks import F64
+
+# A little tighter than ik.py's tolerances, which judge the result.
+_POSITION_TOLERANCE_SQ = 0.9e-6**2
+_ROTATION_TOLERANCE_SQ = float(0.9 * np.deg2rad(1e-4)) ** 2
+_MAX_ITERATIONS = 30
+_LAMBDA_MIN = 1e-9
+_LAMBDA_MAX = 1e2
+
+
+class LMResult(NamedTuple):
+    """One solved step: the chain's angles [n], residuals in metres and radians, iterations spent."""
+
+    angles_rad: F64
+    residual_m: float
+    residual_rad: float
+    iterations: int
+
+
+class LevenbergMarquardt:
+    """Solver for one frame of one model; it owns its ``MjData`` and its buffers.
+
+    Args:
+        model: The MuJoCo model.
+        frame_id: Id of the driven body, site or geom.
+        frame_type: ``"body"``, ``"site"`` or ``"geom"``.
+        q_address: [n] places of the chain's joints in qpos.
+        dof_address: [n] places of the chain's joints in qvel.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        frame_id: int,
+        frame_type: str,
+        q_address: NDArray[np.intp],
+        dof_address: NDArray[np.intp],
+    ):
+        self.model = model
+        self.data = mujoco.MjData(model)
+        self._frame_id = frame_id
+        self._chain = _as_slice(q_address)
+        self._columns = _as_slice(dof_address)
+        self._jacobian = {"body": mujoco.mj_jacBody, "site": mujoco.mj_jacSite, "geom": mujoco.mj_jacGeom}[frame_type]
+        prefix = {"body": "", "site": "site_", "geom": "geom_"}[frame_type]
+        self._position = getattr(self.data, f"{prefix}xpos")[frame_id]
+        self._rotation = getattr(self.data, f"{prefix}xmat")[frame_id]
+        self._J = np.zeros((6, model.nv))
+        self._J_position, self._J_rotation = self._J[:3], self._J[3:]
+        self._quat, self._target_quat, self._local = np.zeros(4), np.zeros(4), np.zeros(3)
+        self._error = np.zeros(6)
+        self._error_position, self._error_rotation = self._error[:3], self._error[3:]
+        self._identity = np.eye(6)
+
+    def pose(self, q_rad: F64) -> F64:
+        """Forward kinematics: [nq] -> [4, 4] pose of the driven frame in the world."""
+        self.data.qpos[:] = q_rad
+        mujoco.mj_kinematics(self.model, self.data)
+        T = np.eye(4)
+        T[:3, :3] = self._rotation.reshape(3, 3)
+        T[:3, 3] = self._position
+        return T
+
+    def solve(self, T_world_ee: F64, angles_rad: F64) -> LMResult:
+        """Drive the frame to a pose without regard to bounds; joints off the chain stay as ``data.qpos`` has them.
+
+        Args:
+            T_world_ee: [4, 4] target.
+            angles_rad: [n] the chain's angles to start from.
+        """
+        target_position = T_world_ee[:3, 3]
+        mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
+        position_sq, rotation_sq = self._evaluate(angles_rad, target_position)
+        damping, iteration = _LAMBDA_MIN, 0
+        while position_sq > _POSITION_TOLERANCE_SQ or rotation_sq > _ROTATION_TOLERANCE_SQ:
+            if iteration == _MAX_ITERATIONS or damping > _LAMBDA_MAX:
+                break
+            iteration += 1
+            trial = angles_rad + self._step(damping)
+            trial_position_sq, trial_rotation_sq = self._evaluate(trial, target_position)
+            if trial_position_sq + trial_rotation_sq < position_sq + rotation_sq:
+                angles_rad, position_sq, rotation_sq = trial, trial_position_sq, trial_rotation_sq
+                damping = max(damping * 0.1, _LAMBDA_MIN)
+            else:
+                self._evaluate(angles_rad, target_position)
+                damping *= 100.0
+        return LMResult(angles_rad, position_sq**0.5, rotation_sq**0.5, iteration)
+
+    def _evaluate(self, angles_rad: F64, target_position: F64) -> tuple[float, float]:
+        """Squared position [m^2] and rotation [rad^2] error; the error itself stays in ``_error``, in world axes."""
+        self.data.qpos[self._chain] = angles_rad
+        mujoco.mj_kinematics(self.model, self.data)
+        np.subtract(target_position, self._position, out=self._error_position)
+        mujoco.mju_mat2Quat(self._quat, self._rotation)
+        mujoco.mju_subQuat(self._local, self._target_quat, self._quat)  # rotation vector in the frame's own axes
+        mujoco.mju_rotVecQuat(self._error_rotation, self._local, self._quat)
+        x, y, z, u, v, w = self._error.tolist()
+        return x * x + y * y + z * z, u * u + v * v + w * w
+
+    def _step(self, damping: float) -> F64:
+        """[n] the damped least-squares step for ``_error`` at the present kinematics."""
+        mujoco.mj_comPos(self.model, self.data)
+        self._jacobian(self.model, self.data, self._J_position, self._J_rotation, self._frame_id)
+        J = self._J[:, self._columns]
+        JJt = J @ J.T
+        JJt += damping * self._identity
+        _, y, info = lapack.dposv(JJt, self._error)
+        if info != 0:  # singular to working precision
+            y = np.linalg.solve(JJt + 1e-6 * self._identity, self._error)
+        return y @ J
+
+
+def _as_slice(address: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """A slice where the places are adjacent (numpy copies nothing then), else the places themselves."""
+    first, n = int(address[0]), len(address)
+    return slice(first, first + n) if np.array_equal(address, np.arange(first, first + n)) else address

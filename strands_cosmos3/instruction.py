@@ -1,0 +1,66 @@
+"""What an instruction asks of a table with coloured cubes and a bin: a verb, a cube, and for stacking another.
+
+The scripted expert obeys it and the tasks judge by it, so both read it here. A learned policy reads the words itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from strands_cosmos3.errors import InputError
+
+COLOURS = ("red", "green", "blue")
+
+
+class Verb(StrEnum):
+    """What to do with the cube."""
+
+    REACH = "reach"
+    PICK = "pick"
+    PLACE = "place"
+    STACK = "stack"
+
+
+_WORDS: tuple[tuple[Verb, str], ...] = (
+    (Verb.STACK, r"stack|on top of|onto the (?:red|green|blue)|on the (?:red|green|blue)"),
+    (Verb.PLACE, r"bin|box|container|tray|place|put|drop"),
+    (Verb.PICK, r"pick|grasp|grab|lift|take|raise|fetch"),
+    (Verb.REACH, r"reach|touch|go to|move to|hover|point|approach"),
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A parsed instruction.
+
+    Args:
+        verb: What to do.
+        cube: Name of the cube's body, e.g. ``"cube_red"``.
+        onto: The cube to stack it on, or None.
+    """
+
+    verb: Verb
+    cube: str
+    onto: str | None = None
+
+
+def parse_instruction(text: str) -> Goal:
+    """The goal an instruction names; the first colour is the cube's, the second that of the cube below.
+
+    Raises:
+        InputError: No known verb or colour, or a stack that names only one cube.
+    """
+    words = text.lower()
+    verb = next((verb for verb, pattern in _WORDS if re.search(rf"\b(?:{pattern})", words)), None)
+    colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
+    if verb is None or not colours:
+        missing = "verb (reach, pick up, place in the bin, stack)" if verb is None else f"colour ({', '.join(COLOURS)})"
+        raise InputError(f"instruction {text!r} names no {missing}; try 'pick up the red cube'.")
+    if verb is not Verb.STACK:
+        return Goal(verb, f"cube_{colours[0]}")
+    others = [colour for colour in colours if colour != colours[0]]
+    if not others:
+        raise InputError(f"instruction {text!r} names one cube; try 'stack the red cube on the blue cube'.")
+    return Goal(verb, f"cube_{colours[0]}", f"cube_{others[0]}")

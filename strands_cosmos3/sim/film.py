@@ -1,0 +1,107 @@
+"""What a rollout shows: the cameras' frames for a policy with eyes, and the film with everything in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.arm.panda import T_hand_tcp, dh_forward
+from strands_cosmos3.sim.record import VideoWriter, compose_film
+from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
+from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.types import JointTrajectory
+
+BEAUTY_HW = (360, 640)
+VIEW_HW = (180, 320)
+FILM_FPS = 25.0
+_TRAIL_POINTS = 240
+
+
+class Film:
+    """Renders what is asked for and nothing else: no context is made without a film or a policy with eyes.
+
+    Args:
+        scene: What is filmed.
+        path: The film, or None for no film.
+        control_frequency: How often :meth:`frame` is called.
+        caption: Written over the picture, usually the instruction.
+        quality: Of the large picture.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        path: str | Path | None,
+        control_frequency: float,
+        caption: str = "",
+        quality: Quality = BEAUTY,
+    ):
+        self.scene, self.caption = scene, caption
+        self._every = max(1, round(control_frequency / FILM_FPS))
+        self._fps = control_frequency / self._every
+        self._quality = quality
+        self._writer = None if path is None else VideoWriter(path, self._fps)
+        self._eyes: Renderer | None = None
+        self._beauty: Renderer | None = None
+        self._ticks = 0
+        self._commanded: NDArray[np.float64] | None = None
+        self._trail: list[NDArray[np.float64]] = []
+        self._predicted: NDArray[np.uint8] | None = None
+        self._prediction_fps = 15.0
+        self._prediction_from_s = 0.0
+
+    def observe(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
+        """The policy's views, [180, 320, 3] uint8 each."""
+        if self._eyes is None:
+            self._eyes = Renderer(self.scene.model, *VIEW_HW)
+        return {name: self._eyes.render(data, name) for name in self.scene.view_names}
+
+    def show_plan(self, plan: JointTrajectory) -> None:
+        """Draw a chunk's commanded path of the tool centre point from now on."""
+        if self._writer is not None:
+            T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
+            self._commanded = (T_hand @ T_hand_tcp)[:, :3, 3]
+
+    def show_prediction(self, video: Any) -> None:
+        """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one."""
+        if video is not None:
+            self._predicted = np.asarray(video)
+            self._prediction_from_s = self._ticks / (self._every * self._fps)
+
+    def frame(self, data: mujoco.MjData) -> None:
+        """Called at every control tick; renders a frame when one is due."""
+        self._ticks += 1
+        if self._writer is None or (self._ticks - 1) % self._every:
+            return
+        if self._beauty is None:
+            self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
+        self._trail.append(data.site_xpos[self.scene.tcp_site].copy())
+        paths = []
+        if self._commanded is not None and len(self._commanded) > 1:
+            paths.append(Polyline(self._commanded))
+        if len(self._trail) > 1:
+            paths.append(Polyline(np.array(self._trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
+        beauty = self._beauty.render(data, "beauty", paths)
+        self._writer.write(compose_film(beauty, self.observe(data), self._imagined(), self.caption or None))
+
+    def _imagined(self) -> NDArray[np.uint8] | None:
+        if self._predicted is None:
+            return None
+        since_s = self._ticks / (self._every * self._fps) - self._prediction_from_s
+        return self._predicted[min(int(since_s * self._prediction_fps), len(self._predicted) - 1)]
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for renderer in (self._eyes, self._beauty):
+            if renderer is not None:
+                renderer.close()
+        self._eyes = self._beauty = None
+        if self._writer is not None:
+            self._writer.__exit__(kind, error, trace)

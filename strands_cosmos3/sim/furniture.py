@@ -1,0 +1,258 @@
+# pyright: reportAttributeAccessIssue=false
+"""What stands around the arm: table, cubes, bin, lights and cameras, added to the arm's specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.arm.model import panda_path
+from strands_cosmos3.arm.panda import GRIPPER_ACTUATOR
+from strands_cosmos3.checks import F64, positive
+
+_BOX = mujoco.mjtGeom.mjGEOM_BOX
+_PLANE = mujoco.mjtGeom.mjGEOM_PLANE
+_CYLINDER = mujoco.mjtGeom.mjGEOM_CYLINDER
+TABLE_X_M = (-0.32, 0.98)
+TABLE_Y_M = (-0.68, 0.68)
+TABLE_THICKNESS_M = 0.04
+FLOOR_Z_M = -0.74
+_CONTACT = {"friction": [0.8, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
+"""Wood on plastic, and stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres."""
+GRIP_GAIN = 5.0
+"""Stiffness of the scene's gripper servo over the stock one's: 5 N a finger on a 40 mm cube."""
+
+
+@dataclass(frozen=True)
+class Cube:
+    """A free cube.
+
+    Args:
+        name: Of its body, joint and geom.
+        rgb: Colour in 0..1.
+        edge_m: Edge.
+        mass_kg: Mass.
+
+    Raises:
+        InputError: Edge or mass is not above zero.
+    """
+
+    name: str
+    rgb: tuple[float, float, float]
+    edge_m: float = 0.040
+    mass_kg: float = 0.060
+
+    def __post_init__(self) -> None:
+        positive(self.edge_m, "edge_m")
+        positive(self.mass_kg, "mass_kg")
+
+
+@dataclass(frozen=True)
+class Bin:
+    """An open box that stands on the table, its sides along x and y.
+
+    Args:
+        center_m: x and y of its centre.
+        inner_m: Inner extent along x and y.
+        height_m: Height of the rim over the table.
+        wall_m: Thickness of walls and floor.
+    """
+
+    center_m: tuple[float, float] = (0.42, 0.37)
+    inner_m: tuple[float, float] = (0.22, 0.16)
+    height_m: float = 0.07
+    wall_m: float = 0.006
+
+    def contains(self, position_m: F64) -> bool:
+        """Whether a world position [3] lies inside the walls and below the rim."""
+        inside = np.abs(position_m[:2] - np.array(self.center_m)) < np.array(self.inner_m) / 2
+        return bool(inside.all() and 0.0 < position_m[2] < self.height_m)
+
+
+@dataclass(frozen=True)
+class View:
+    """A camera.
+
+    Args:
+        position_m: [3] in its parent's frame.
+        target_m: A point it looks at, in its parent's frame.
+        up: Which direction of the parent's frame is up in the picture.
+        fovy_deg: Vertical field of view.
+        parent: The body it is fixed to; the world by default.
+    """
+
+    position_m: tuple[float, float, float]
+    target_m: tuple[float, float, float]
+    fovy_deg: float
+    up: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    parent: str = "world"
+
+
+VIEWS: Mapping[str, View] = MappingProxyType(
+    {
+        "wrist": View((0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, up=(1.0, 0.0, 0.0), parent="hand"),
+        "exterior_1": View((1.08, 0.88, 0.72), (0.34, 0.06, 0.22), 48.0),
+        "exterior_2": View((1.08, -0.88, 0.72), (0.34, 0.06, 0.22), 48.0),
+        "beauty": View((1.42, -0.98, 0.78), (0.27, 0.06, 0.27), 36.0),
+    }
+)
+"""The cameras by name: the views of the DROID rig, and one for the film."""
+BIN = Bin()
+
+
+def furnish(cubes: tuple[Cube, ...]) -> mujoco.MjSpec:
+    """The embedded arm's specification with everything else added, ready to compile."""
+    spec = mujoco.MjSpec.from_file(str(panda_path()))
+    spec.modelname = "tabletop"
+    _firm_grip(spec)
+    _add_look(spec)
+    _add_table(spec)
+    _add_bin(spec, BIN)
+    for cube in cubes:
+        _add_cube(spec, cube)
+    for name, view in VIEWS.items():
+        _add_camera(spec, name, view)
+    return spec
+
+
+def _firm_grip(spec: mujoco.MjSpec) -> None:
+    """Stiffen the gripper's servo: the stock gains press with 1 N a finger on a cube, the real hand with 30 N."""
+    gripper = spec.actuator(GRIPPER_ACTUATOR)
+    gripper.gainprm = np.multiply(gripper.gainprm, GRIP_GAIN)
+    gripper.biasprm = np.multiply(gripper.biasprm, GRIP_GAIN)
+
+
+def _add_look(spec: mujoco.MjSpec) -> None:
+    spec.visual.headlight.ambient = [0.36, 0.36, 0.36]
+    spec.visual.headlight.diffuse = [0.22, 0.22, 0.22]
+    spec.visual.headlight.specular = [0.05, 0.05, 0.05]
+    spec.visual.global_.offwidth = 1920
+    spec.visual.global_.offheight = 1080
+    spec.visual.map.znear = 0.01
+    spec.visual.map.zfar = 30.0
+    spec.stat.extent = 1.0
+    spec.stat.center = [0.4, 0.0, 0.2]
+    spec.add_texture(
+        name="sky",
+        type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+        rgb1=[0.93, 0.92, 0.90],
+        rgb2=[0.50, 0.47, 0.44],
+        width=64,
+        height=384,
+    )
+    world = spec.worldbody
+    world.add_light(
+        name="key",
+        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
+        pos=[0.9, -0.8, 2.2],
+        dir=[-0.28, 0.38, -0.88],
+        diffuse=[0.48, 0.46, 0.43],
+        specular=[0.22, 0.22, 0.22],
+        castshadow=True,
+    )
+    world.add_light(
+        name="fill",
+        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
+        pos=[0.6, 1.2, 1.6],
+        dir=[-0.2, -0.7, -0.6],
+        diffuse=[0.16, 0.17, 0.19],
+        specular=[0.05, 0.05, 0.05],
+        castshadow=False,
+    )
+
+
+def _wood(width_px: int = 512, height_px: int = 512) -> F64:
+    """A light wooden board, [H, W, 3] in 0..1: wavy grain along the rows, planks across."""
+    rng = np.random.default_rng(7)
+    y, x = np.mgrid[0:height_px, 0:width_px] / np.array([height_px, width_px]).reshape(2, 1, 1)
+    planks = 6
+    plank = np.minimum((y * planks).astype(int), planks - 1)
+    phase = rng.uniform(0, 50, planks)[plank]
+    wave = 0.35 * np.sin(2 * np.pi * (1.0 * x + phase)) + 0.12 * np.sin(2 * np.pi * (3.0 * x + 2.3 * phase))
+    rings = np.sin(2 * np.pi * (9.0 * y * planks / 2 + 1.5 * wave + phase))
+    fibre = rng.normal(0, 1, (height_px, 16)).repeat(width_px // 16, axis=1)
+    fibre = np.stack([np.convolve(row, np.ones(65) / 65, mode="same") for row in fibre])
+    tone = rng.normal(0, 0.016, planks)[plank]
+    shade = 1.0 + 0.022 * rings + 0.05 * fibre + tone
+    seam = np.abs(y * planks - np.round(y * planks)) < 0.012
+    shade = np.where(seam & (y > 0.02) & (y < 0.98), shade * 0.86, shade)
+    return np.clip(np.array([0.80, 0.69, 0.55]) * shade[..., None], 0.0, 1.0)
+
+
+def _add_table(spec: mujoco.MjSpec) -> None:
+    wood = (_wood() * 255).astype(np.uint8)
+    texture = spec.add_texture(name="wood", type=mujoco.mjtTexture.mjTEXTURE_2D, nchannel=3)
+    texture.width, texture.height, texture.data = wood.shape[1], wood.shape[0], wood.tobytes()
+    material = spec.add_material(name="wood", specular=0.12, shininess=0.15, texuniform=False)
+    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "wood"
+    spec.add_material(name="edge", rgba=[0.60, 0.49, 0.37, 1], specular=0.1, shininess=0.1)
+    spec.add_material(name="leg", rgba=[0.25, 0.25, 0.27, 1], specular=0.3, shininess=0.3)
+    world = spec.worldbody
+    x_m, y_m = np.array(TABLE_X_M), np.array(TABLE_Y_M)
+    center, half = np.array([x_m.mean(), y_m.mean()]), np.array([np.ptp(x_m), np.ptp(y_m)]) / 2
+    world.add_geom(
+        name="table",
+        type=_BOX,
+        pos=[*center, -TABLE_THICKNESS_M / 2],
+        size=[*half, TABLE_THICKNESS_M / 2],
+        group=3,
+        **_CONTACT,
+    )
+    ghost = {"contype": 0, "conaffinity": 0, "group": 2}
+    world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material="wood", **ghost)
+    lower = TABLE_THICKNESS_M / 2 - 0.002  # the slab shows below the boards; flush with them it would flicker through
+    world.add_geom(type=_BOX, pos=[*center, -lower - 0.004], size=[*half, lower], material="edge", **ghost)
+    for sx in (-1, 1):
+        for sy in (-1, 1):
+            leg = center + np.array([sx, sy]) * (half - 0.05)
+            height = -TABLE_THICKNESS_M - FLOOR_Z_M
+            world.add_geom(
+                type=_CYLINDER,
+                pos=[*leg, FLOOR_Z_M + height / 2],
+                size=[0.025, height / 2, 0],
+                material="leg",
+                **ghost,
+            )
+
+
+def _add_bin(spec: mujoco.MjSpec, box: Bin) -> None:
+    spec.add_material(name="bin", rgba=[0.33, 0.36, 0.40, 1], specular=0.25, shininess=0.3)
+    body = spec.worldbody.add_body(name="bin", pos=[*box.center_m, 0.0])
+    (ix, iy), w, h = box.inner_m, box.wall_m, box.height_m
+    walls = {
+        "bin_floor": ([0, 0, w / 2], [ix / 2, iy / 2, w / 2]),
+        "bin_front": ([ix / 2 + w / 2, 0, h / 2], [w / 2, iy / 2 + w, h / 2]),
+        "bin_back": ([-ix / 2 - w / 2, 0, h / 2], [w / 2, iy / 2 + w, h / 2]),
+        "bin_left": ([0, iy / 2 + w / 2, h / 2], [ix / 2, w / 2, h / 2]),
+        "bin_right": ([0, -iy / 2 - w / 2, h / 2], [ix / 2, w / 2, h / 2]),
+    }
+    for name, (pos, size) in walls.items():
+        body.add_geom(name=name, type=_BOX, pos=pos, size=size, material="bin", **_CONTACT)
+
+
+def _add_cube(spec: mujoco.MjSpec, cube: Cube) -> None:
+    spec.add_material(name=cube.name, rgba=[*cube.rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
+    body = spec.worldbody.add_body(
+        name=cube.name,
+        pos=[0, 0, cube.edge_m / 2],
+        mass=cube.mass_kg,
+        inertia=[cube.mass_kg * cube.edge_m**2 / 6] * 3,
+        explicitinertial=True,
+    )
+    body.add_freejoint(name=cube.name)
+    body.add_geom(name=cube.name, type=_BOX, size=[cube.edge_m / 2] * 3, material=cube.name, **_CONTACT)
+
+
+def _add_camera(spec: mujoco.MjSpec, name: str, view: View) -> None:
+    back = np.subtract(view.position_m, view.target_m)
+    back /= np.linalg.norm(back)
+    right = np.cross(view.up, back)
+    right /= np.linalg.norm(right)
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, np.column_stack([right, np.cross(back, right), back]).reshape(9))
+    spec.body(view.parent).add_camera(name=name, pos=view.position_m, quat=quat, fovy=view.fovy_deg)

@@ -1,0 +1,148 @@
+"""What an episode did, as figures: four errors that are kept apart, each against something other than itself.
+
+- ``ik``: the solver's residual against the commanded poses, over the rows that were executed.
+- ``path``: the commanded motion against the intended path (the poses, joined straight), at every physics step.
+- ``tracking``: the arm's measured joints against the commanded ones, both through forward kinematics, at every physics step
+  and at that step's own time.
+- ``drift``: the arm against a recording at the same time, where one was replayed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
+from strands_cosmos3.arm.panda import dh_forward
+from strands_cosmos3.backends.replay import Recording
+from strands_cosmos3.checks import F64
+from strands_cosmos3.control.executor import ReferenceBlock
+from strands_cosmos3.control.trajectory import PlannedMotion
+from strands_cosmos3.types import ErrorSummary, JointTrajectory
+
+_NONE = np.zeros(1)
+
+
+def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
+    """Distances [N] in metres and angles [N] in radians between two rows of poses [N, 4, 4]."""
+    return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1), geodesic_angle(T_a[:, :3, :3], T_b[:, :3, :3])
+
+
+@dataclass
+class EpisodeLog:
+    """Grows while an episode runs.
+
+    Args:
+        dt_s: Physics step.
+    """
+
+    dt_s: float
+    q_achieved: list[F64] = field(default_factory=list)
+    gripper_achieved: list[F64] = field(default_factory=list)
+    blocks: list[ReferenceBlock] = field(default_factory=list)
+    chunk_of: list[F64] = field(default_factory=list)
+    plans: list[JointTrajectory] = field(default_factory=list)
+    motions: list[PlannedMotion] = field(default_factory=list)
+    rows_executed: list[int] = field(default_factory=list)
+    actions: list[F64] = field(default_factory=list)
+    latency_ms: list[float] = field(default_factory=list)
+    counters: Counter[str] = field(default_factory=Counter)
+    fault: str | None = None
+
+    def begin_chunk(self, plan: JointTrajectory, motion: PlannedMotion, latency_ms: float) -> None:
+        """A chunk was accepted."""
+        self.plans.append(plan)
+        self.motions.append(motion)
+        self.rows_executed.append(0)
+        self.latency_ms.append(latency_ms)
+
+    def end_chunk(self, rows_reached: int) -> None:
+        """The chunk in force was executed up to that many rows."""
+        if self.rows_executed:
+            self.rows_executed[-1] = max(self.rows_executed[-1], rows_reached)
+
+    def step_block(self, block: ReferenceBlock, q: F64, gripper: F64) -> None:
+        """A block of physics steps was executed: the references, and what was measured after each step."""
+        self.blocks.append(block)
+        self.q_achieved.append(q)
+        self.gripper_achieved.append(gripper)
+        self.chunk_of.append(np.full(len(block), len(self.plans) - 1))
+
+    def steps(self) -> dict[str, int]:
+        """Executed rows: all, held back by a bound, slowed down, not converged."""
+        total = Counter(total=0, clamped=0, stretched=0, unconverged=0)
+        for plan, motion, n in zip(self.plans, self.motions, self.rows_executed, strict=True):
+            offset = len(plan.t_s) - len(motion.stretched)  # a row due at once is merged into the start
+            assert plan.clamped is not None  # JointTrajectory fills both masks
+            assert plan.converged is not None
+            total["total"] += n
+            total["clamped"] += int(plan.clamped[offset : offset + n].sum())
+            total["unconverged"] += int((~plan.converged[offset : offset + n]).sum())
+            total["stretched"] += int(motion.stretched[:n].sum())
+        return dict(total)
+
+    def ik_error(self) -> ErrorSummary:
+        """The solver's residual over executed rows."""
+        rows = [(p.residual_m[:n], p.residual_rad[:n]) for p, n in zip(self.plans, self.rows_executed, strict=True)]
+        return ErrorSummary.of(_joined([m for m, _ in rows]), _joined([r for _, r in rows]))
+
+    def summarise(self, recording: Recording | None) -> dict[str, ErrorSummary | None]:
+        """``path``, ``tracking`` and ``drift`` of the whole episode."""
+        q_ref = np.concatenate([block.q_rad for block in self.blocks])
+        T_commanded, T_achieved = dh_forward(q_ref), dh_forward(np.concatenate(self.q_achieved))
+        drift = None
+        if recording is not None:
+            from strands_cosmos3.embodiments import get_embodiment
+
+            at_s = (np.arange(len(q_ref)) + 1) * self.dt_s
+            within = at_s <= recording.duration_s
+            T_cosmos = T_achieved[within] @ get_embodiment("droid").tool_frame.T_parent_cosmos
+            drift = ErrorSummary.of(*between(T_cosmos, recording.at(at_s[within])[0]))
+        return {
+            "path": self._path_error(T_commanded),
+            "tracking": ErrorSummary.of(*between(T_commanded, T_achieved)),
+            "drift": drift,
+        }
+
+    def _path_error(self, T_commanded: F64) -> ErrorSummary:
+        chunk = np.concatenate(self.chunk_of)
+        nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
+        distances, angles = [], []
+        for index, plan in enumerate(self.plans):
+            at = np.flatnonzero((chunk == index) & np.isfinite(nominal_s))
+            if len(at):
+                distance, angle = between(T_commanded[at], _intended(plan, nominal_s[at]))
+                distances.append(distance)
+                angles.append(angle)
+        return ErrorSummary.of(_joined(distances), _joined(angles))
+
+    def arrays(self) -> dict[str, F64]:
+        """Every trajectory of the episode, for :meth:`Rollout.save_npz`."""
+        q_ref = np.concatenate([block.q_rad for block in self.blocks])
+        q = np.concatenate(self.q_achieved)
+        return {
+            "t_s": (np.arange(len(q)) + 1) * self.dt_s,
+            "q_commanded_rad": q_ref,
+            "q_achieved_rad": q,
+            "gripper_commanded": np.concatenate([block.gripper for block in self.blocks]),
+            "gripper_achieved": np.concatenate(self.gripper_achieved),
+            "T_base_hand_commanded": dh_forward(q_ref),
+            "T_base_hand_achieved": dh_forward(q),
+            "chunk": np.concatenate(self.chunk_of),
+            **({"action": np.concatenate(self.actions)} if self.actions else {}),
+        }
+
+
+def _intended(plan: JointTrajectory, at_s: F64) -> F64:
+    """[M, 4, 4] the intended path of the hand at the chunk's own times: poses joined straight, or angles where that is all."""
+    if plan.poses is not None:
+        T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
+        return interpolate_poses(T, np.concatenate(([0.0], plan.t_s)), np.minimum(at_s, plan.t_s[-1]))
+    return dh_forward(np.stack([np.interp(at_s, plan.t_s, column) for column in plan.q_rad.T], axis=1))
+
+
+def _joined(parts: list[F64]) -> F64:
+    whole = np.concatenate(parts) if parts else _NONE
+    return whole if len(whole) else _NONE

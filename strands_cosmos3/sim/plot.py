@@ -1,0 +1,61 @@
+"""A page of curves: what was commanded and what was achieved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from strands_cosmos3.errors import MissingDependencyError
+from strands_cosmos3.sim.metrics import between
+from strands_cosmos3.types import Rollout
+
+
+def plot_rollout(rollout: Rollout, path: Path) -> None:
+    """Write hand position, joint angles, gripper and tracking error over time.
+
+    Args:
+        rollout: An episode with its arrays.
+        path: The picture; its suffix says the format.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib: pip install 'strands-cosmos3[sim]'.") from error
+    arrays, t = rollout.arrays, rollout.arrays["t_s"]
+    commanded, achieved = arrays["T_base_hand_commanded"], arrays["T_base_hand_achieved"]
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(4, 1, sharex=True)
+    for axis, name, colour in zip(range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True):
+        axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
+        axes[0].plot(t, achieved[:, axis, 3], color=colour, lw=1.4, alpha=0.8, label=name)
+    axes[0].set_ylabel("hand, base frame [m]\n(dashed: commanded)")
+    axes[0].legend(ncols=3, loc="upper right", fontsize=8)
+    for joint in range(arrays["q_achieved_rad"].shape[1]):
+        (line,) = axes[1].plot(t, arrays["q_achieved_rad"][:, joint], lw=1.2, label=f"joint{joint + 1}")
+        axes[1].plot(t, arrays["q_commanded_rad"][:, joint], "--", color=line.get_color(), lw=0.9)
+    axes[1].set_ylabel("joints [rad]\n(dashed: commanded)")
+    axes[1].legend(ncols=7, loc="upper right", fontsize=7)
+    axes[2].plot(t, arrays["gripper_commanded"], "k--", lw=1.0, label="commanded")
+    axes[2].plot(t, arrays["gripper_achieved"], color="tab:purple", label="achieved")
+    axes[2].set_ylabel("gripper\nopen fraction")
+    axes[2].legend(loc="upper right", fontsize=8)
+    distance_m, angle_rad = between(commanded, achieved)
+    axes[3].plot(t, distance_m * 1e3, color="tab:red", label="position [mm]")
+    axes[3].plot(t, np.rad2deg(angle_rad) * 10, color="tab:gray", lw=0.9, label="rotation [0.1 deg]")
+    axes[3].set_ylabel("tracking error")
+    axes[3].legend(loc="upper right", fontsize=8)
+    axes[3].set_xlabel("simulated time [s]")
+    changes = t[1:][np.diff(arrays["chunk"]) > 0]
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        for seam in changes:
+            axis.axvline(seam, color="0.8", lw=0.6, zorder=0)
+    title = rollout.instruction or "replay"
+    figure.suptitle(f"{title}: {rollout.outcome}, seed {rollout.seed} (thin verticals: a new chunk)", fontsize=11)
+    figure.savefig(path, dpi=110)

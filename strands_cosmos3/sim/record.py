@@ -1,0 +1,244 @@
+"""Films: frames into a file that appears only when it is whole, and the page that shows everything at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from strands_cosmos3.checks import positive
+from strands_cosmos3.errors import ConfigError, MissingDependencyError, ShapeError
+
+Frame = NDArray[np.uint8]
+_SUFFIXES = (".mp4", ".mkv", ".mov")
+_PAPER = (24, 25, 28)
+_INK = (226, 228, 232)
+_FAINT = (150, 154, 162)
+_ACCENT = (246, 164, 66)
+_GAP_PX = 8
+
+
+class VideoWriter:
+    """Writes frames to a film (H.264, yuv420p). As a context manager it keeps the film only when the block succeeded.
+
+    Frames go to a hidden file beside ``path``, which takes its place in :meth:`close`; an older film stays until then.
+
+    Attributes:
+        frames: How many were written.
+    """
+
+    def __init__(self, path: str | Path, fps: float, crf: int = 20):
+        """Open the hidden file; folders on the way are made.
+
+        Args:
+            path: The film, ``.mp4``, ``.mkv`` or ``.mov``.
+            fps: Frames a second.
+            crf: x264's constant rate factor: 0 is lossless, 51 worst.
+
+        Raises:
+            InputError: fps is not above zero.
+            ConfigError: Another suffix, or a crf outside 0..51.
+            MissingDependencyError: PyAV is not installed.
+        """
+        self.path = Path(path).expanduser()
+        if self.path.suffix.lower() not in _SUFFIXES:
+            raise ConfigError(f"a film's name must end in {', '.join(_SUFFIXES)}, got {str(path)!r}.")
+        if not 0 <= crf <= 51:
+            raise ConfigError(f"crf must be 0 (lossless) to 51 (worst), got {crf!r}.")
+        self._rate = Fraction(positive(fps, "fps")).limit_denominator(1000)
+        try:
+            import av
+        except ImportError as error:
+            raise MissingDependencyError("films need PyAV: pip install 'strands-cosmos3[sim]'.") from error
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._hidden = self.path.with_name(f".{self.path.stem}.{os.getpid()}.{id(self):x}{self.path.suffix}")
+        self._crf = crf
+        self._av: Any = av
+        self._stream: Any = None
+        self._container: Any = av.open(str(self._hidden), "w")
+        self.frames = 0
+
+    def write(self, frame: Frame) -> None:
+        """Append a frame.
+
+        Args:
+            frame: [H, W, 3] uint8; height and width even, and the same for every frame.
+
+        Raises:
+            ShapeError: It is not such an array.
+            ConfigError: The film was closed.
+        """
+        if self._container is None:
+            raise ConfigError(f"{self.path} is closed; no frame can follow.")
+        if (
+            frame.dtype != np.uint8
+            or frame.ndim != 3
+            or frame.shape[2] != 3
+            or frame.shape[0] % 2
+            or frame.shape[1] % 2
+        ):
+            raise ShapeError(f"a frame is [H, W, 3] uint8 with H and W even, got {list(frame.shape)} {frame.dtype}.")
+        if self._stream is None:
+            self._stream = self._container.add_stream(
+                "libx264", rate=self._rate, options={"crf": str(self._crf), "preset": "veryfast"}
+            )
+            self._stream.height, self._stream.width, self._stream.pix_fmt = *frame.shape[:2], "yuv420p"
+        if (self._stream.height, self._stream.width) != frame.shape[:2]:
+            want = (self._stream.height, self._stream.width)
+            raise ShapeError(f"this film's frames are {want[0]} x {want[1]} (height x width), got {list(frame.shape)}.")
+        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        self._container.mux(self._stream.encode(picture))
+        self.frames += 1
+
+    def close(self) -> None:
+        """Finish the film and put it in its place; without a single frame there is none. Closing twice is harmless."""
+        if self._container is None:
+            return
+        if self._stream is None:
+            self.discard()
+            return
+        try:
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+            os.replace(self._hidden, self.path)
+        finally:
+            self._container = None
+            self._hidden.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Give the film up: nothing of it stays, and an older film at its place is untouched."""
+        if self._container is None:
+            return
+        container, self._container = self._container, None
+        try:
+            if self._stream is not None:
+                container.close()
+        finally:
+            self._hidden.unlink(missing_ok=True)
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _is_picture(picture: Any) -> bool:
+    return picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and 0 not in picture.shape
+
+
+def compose_film(
+    beauty: Frame, views: Mapping[str, Frame], predicted: Frame | None = None, caption: str | None = None
+) -> Frame:
+    """One page of the film: the scene, below it a strip of what the policy sees, beside it the world it predicted.
+
+    Args:
+        beauty: [H, W, 3] uint8, the large picture; it keeps its size.
+        views: Observation pictures [h, w, 3] uint8 by name, left to right.
+        predicted: [h, w, 3] uint8, a frame that the model imagined; it is labelled as a prediction.
+        caption: A line over the large picture, e.g. the instruction.
+
+    Returns:
+        [H', W', 3] uint8 with even sides. They depend on the inputs' shapes and on which are given, never on the text.
+
+    Raises:
+        ShapeError: A picture is not [H, W, 3] uint8.
+    """
+    for name, picture in {"beauty": beauty, **views, **({} if predicted is None else {"predicted": predicted})}.items():
+        if not _is_picture(picture):
+            raise ShapeError(f"picture {name!r} must be [H, W, 3] uint8, got {list(picture.shape)} {picture.dtype}.")
+    main = beauty if caption is None else _captioned(beauty, caption)
+    strip = _strip(views, main.shape[1]) if views else np.empty((0, main.shape[1], 3), np.uint8)
+    page = np.concatenate([main, strip])
+    if predicted is not None:
+        page = np.concatenate([page, _side_panel(predicted, page.shape[0], main.shape[1])], axis=1)
+    height, width = page.shape[0] + page.shape[0] % 2, page.shape[1] + page.shape[1] % 2
+    out = np.empty((height, width, 3), np.uint8)
+    out[:] = _PAPER
+    out[: page.shape[0], : page.shape[1]] = page
+    return out
+
+
+def _fit(picture: Frame, width: int, height: int) -> Frame:
+    """The picture at its own aspect inside a box, in pixels."""
+    scale = min(width / picture.shape[1], height / picture.shape[0])
+    size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
+    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
+
+
+@lru_cache(maxsize=256)
+def _text(text: str, size_px: int, color: tuple[int, int, int], max_width_px: int) -> NDArray[np.float32]:
+    """A line of text as [h, w, 4] (colour 0..255, coverage 0..1), cut with an ellipsis where it is too long."""
+    font = ImageFont.load_default(size_px)
+    shown = text
+    while shown and font.getlength(shown) > max_width_px:
+        shown = shown[:-2].rstrip() + "…" if len(shown) > 2 else ""
+    mask = Image.new("L", (max(1, int(np.ceil(font.getlength(shown)))), round(size_px * 1.35)))
+    ImageDraw.Draw(mask).text((0, 0), shown, fill=255, font=font)
+    coverage = np.asarray(mask, np.float32)[..., None] / 255.0
+    rgb = np.broadcast_to(np.array(color, np.float32), (*mask.size[::-1], 3))
+    return np.concatenate([rgb, coverage], axis=2)
+
+
+def _write(page: Frame, text: str, x_px: int, y_px: int, size_px: int, color: tuple[int, int, int] = _INK) -> None:
+    """Lay a line of text onto a page, in place."""
+    line = _text(text, size_px, color, max(page.shape[1] - x_px - _GAP_PX, 1))
+    spot = page[y_px : y_px + line.shape[0], x_px : x_px + line.shape[1]]
+    line = line[: spot.shape[0], : spot.shape[1]]
+    spot[:] = spot * (1.0 - line[..., 3:]) + line[..., :3] * line[..., 3:] + 0.5
+
+
+def _captioned(beauty: Frame, caption: str) -> Frame:
+    """The large picture with a darkened band at its top and the caption in it."""
+    page = beauty.copy()
+    size_px = max(11, round(beauty.shape[0] * 0.042))
+    band = min(round(size_px * 2.1), page.shape[0])
+    page[:band] = page[:band] * np.float32(0.42) + np.array(_PAPER, np.float32) * np.float32(0.58)
+    _write(page, caption, 2 * _GAP_PX, round((band - 1.2 * size_px) / 2), size_px)
+    return page
+
+
+def _strip(views: Mapping[str, Frame], width: int) -> Frame:
+    """The views side by side on dark paper, each with its name below."""
+    cell = max(1, (width - _GAP_PX * (len(views) + 1)) // len(views))
+    size_px = max(10, round(cell * 0.062))
+    pictures = {name: _fit(view, cell, view.shape[0] * cell) for name, view in views.items()}
+    tallest = max(picture.shape[0] for picture in pictures.values())
+    strip = np.empty((tallest + _GAP_PX + round(size_px * 1.35) + _GAP_PX, width, 3), np.uint8)
+    strip[:] = _PAPER
+    left = (width - cell * len(views) - _GAP_PX * (len(views) - 1)) // 2
+    for index, (name, picture) in enumerate(pictures.items()):
+        x = left + index * (cell + _GAP_PX)
+        shown = picture[:, : width - x]
+        strip[_GAP_PX : _GAP_PX + picture.shape[0], x : x + shown.shape[1]] = shown
+        _write(strip, name.replace("_", " "), x + 1, tallest + _GAP_PX + 3, size_px, _FAINT)
+    return strip
+
+
+def _side_panel(predicted: Frame, height: int, main_width: int) -> Frame:
+    """The predicted world on dark paper, as high as the page, named for what it is."""
+    width = round(main_width * 0.5)
+    size_px = max(10, round(width * 0.045))
+    head = round(size_px * 3.6)
+    picture = _fit(predicted, width - _GAP_PX, max(height - head - _GAP_PX, 1))
+    panel = np.empty((height, width, 3), np.uint8)
+    panel[:] = _PAPER
+    top = max((height - head - picture.shape[0]) // 2, 0)
+    _write(panel, "PREDICTED WORLD", _GAP_PX, top + round(size_px * 0.3), size_px, _ACCENT)
+    _write(panel, "imagined by the model, not observed", _GAP_PX, top + round(size_px * 1.75), size_px, _FAINT)
+    spot = panel[top + head : top + head + picture.shape[0], _GAP_PX : _GAP_PX + picture.shape[1]]
+    spot[:] = picture[: spot.shape[0], : spot.shape[1]]
+    return panel

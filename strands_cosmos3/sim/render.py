@@ -1,0 +1,242 @@
+# pyright: reportAttributeAccessIssue=false
+"""Off-screen pictures: which OpenGL, how dear a picture may be, and a path drawn into it.
+
+The OpenGL context is made here and not by ``mujoco.Renderer``, which takes its backend from the environment once, at
+``import mujoco``. So a backend can be chosen when the first picture is wanted, however mujoco came to be imported.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.errors import ConfigError, RenderError, UnknownNameError
+
+GL_BACKENDS = ("egl", "osmesa", "glfw")
+_LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
+_REMEDY = (
+    "install the Debian packages libegl1 libegl-mesa0 libgl1-mesa-dri and `pip install pyopengl`, "
+    f"or set MUJOCO_GL to one of {', '.join(GL_BACKENDS)}."
+)
+_MAX_GEOMS = 2000
+
+
+def choose_gl(wanted: str | None = None) -> str:
+    """Which OpenGL backend to draw with. It changes no state and loads nothing: the drawing itself does.
+
+    Args:
+        wanted: ``egl``, ``osmesa`` or ``glfw``. None takes ``MUJOCO_GL`` where it is set, else ``egl``, else
+            ``osmesa``, whichever library is installed, else ``glfw`` where there is a display.
+
+    Raises:
+        RenderError: Another name, or no library to draw with; the message names the Debian packages.
+    """
+    named = (wanted or os.environ.get("MUJOCO_GL", "")).lower().strip()
+    if named in GL_BACKENDS:
+        return named
+    if named:
+        raise RenderError(f"OpenGL backend {named!r} cannot draw off screen; {_REMEDY}")
+    if sys.platform != "linux":
+        return "glfw"
+    for backend, library in _LIBRARIES.items():
+        if ctypes.util.find_library(library):
+            return backend
+    if os.environ.get("DISPLAY"):
+        return "glfw"
+    raise RenderError(f"no OpenGL library for drawing without a display; {_REMEDY}")
+
+
+def _make_context(backend: str, height: int, width: int) -> Any:
+    """A current OpenGL context of that backend."""
+    try:
+        context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
+        context.make_current()
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # PyOpenGL and EGL fail in their own ways
+        raise RenderError(f"OpenGL backend {backend!r} does not start here ({error}); {_REMEDY}") from error
+    return context
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How dear a picture may be.
+
+    Args:
+        shadow_px: Edge of the shadow map; 0 draws no shadows.
+        samples: Samples a pixel for smooth edges; 0 is none.
+        slices: Facets around a cylinder; in software OpenGL they cost more than pixels do.
+    """
+
+    shadow_px: int = 0
+    samples: int = 0
+    slices: int = 12
+
+
+OBSERVATION = Quality()
+"""For the policy's eyes: quick and plain."""
+BEAUTY = Quality(shadow_px=2048, samples=4, slices=32)
+"""For people: shadows and smooth edges."""
+
+
+@dataclass(frozen=True, eq=False)
+class Polyline:
+    """A polyline to draw in the world.
+
+    Args:
+        points_m: [n, 3] in the world's frame.
+        rgba: Colour.
+        radius_m: Of the line.
+
+    Raises:
+        ShapeError, NonFiniteError: The points are not [n, 3] finite numbers.
+    """
+
+    points_m: F64
+    rgba: tuple[float, float, float, float] = (0.98, 0.55, 0.10, 0.9)
+    radius_m: float = 0.0025
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points_m", finite_array(self.points_m, "points_m", (None, 3)))
+
+
+class Renderer:
+    """Draws a model's state, off screen, with one OpenGL context of its own.
+
+    It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        height: int = 180,
+        width: int = 320,
+        shadows: bool = False,
+        quality: Quality | None = None,
+        gl: str | None = None,
+    ):
+        """Make the context.
+
+        Args:
+            model: What is drawn.
+            height, width: Of a picture, in pixels.
+            shadows: True is ``BEAUTY``, False ``OBSERVATION``.
+            quality: Overrules ``shadows``.
+            gl: The backend, as in :func:`choose_gl`.
+
+        Raises:
+            ConfigError: The size is not positive.
+            RenderError: OpenGL does not start.
+        """
+        self._context: Any = None
+        self._gpu: Any = None
+        if height < 1 or width < 1:
+            raise ConfigError(f"a picture needs a positive size, got {height} x {width} (height x width).")
+        self.quality = quality or (BEAUTY if shadows else OBSERVATION)
+        self.backend = choose_gl(gl)
+        self._model = model
+        self._frame = np.empty((height, width, 3), np.uint8)
+        self._viewport = mujoco.MjrRect(0, 0, width, height)
+        self._scene = mujoco.MjvScene(model, _MAX_GEOMS)
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self.quality.shadow_px > 0
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+        self._option = mujoco.MjvOption()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._context = _make_context(self.backend, height, width)
+        self._gpu = self._upload(height, width)
+        if self._gpu.offWidth < width or self._gpu.offHeight < height:
+            self.close()
+            raise RenderError(
+                f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller picture."
+            )
+
+    def _upload(self, height: int, width: int) -> mujoco.MjrContext:
+        """The model's textures and buffers on the GPU. Their quality is read from the model, so it is lent ours."""
+        look, size = self._model.vis.quality, self._model.vis.global_
+        before = look.shadowsize, look.offsamples, look.numslices, look.numstacks, size.offwidth, size.offheight
+        look.shadowsize, look.offsamples = self.quality.shadow_px, self.quality.samples
+        look.numslices, look.numstacks = self.quality.slices, self.quality.slices // 2
+        size.offwidth, size.offheight = width, height
+        try:
+            gpu = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        finally:
+            look.shadowsize, look.offsamples, look.numslices, look.numstacks = before[:4]
+            size.offwidth, size.offheight = before[4:]
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, gpu)
+        return gpu
+
+    def render(self, data: mujoco.MjData, camera: str, paths: Sequence[Polyline] = ()) -> NDArray[np.uint8]:
+        """A picture.
+
+        Args:
+            data: The state, forwarded.
+            camera: A camera of the model.
+            paths: Polylines drawn into the world.
+
+        Returns:
+            [H, W, 3] uint8, a new array.
+
+        Raises:
+            UnknownNameError: No such camera.
+            RenderError: The renderer was closed.
+        """
+        if self._gpu is None:
+            raise RenderError("this renderer is closed; make another.")
+        model = self._model
+        index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+        if index < 0:
+            raise UnknownNameError("camera", camera, (model.camera(i).name for i in range(model.ncam)))
+        self._camera.fixedcamid = index
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self._option, None, self._camera, everything, self._scene)
+        for path in paths:
+            _draw(self._scene, path)
+        self._context.make_current()
+        mujoco.mjr_render(self._viewport, self._scene, self._gpu)
+        mujoco.mjr_readPixels(self._frame, None, self._viewport, self._gpu)
+        return np.ascontiguousarray(self._frame[::-1])
+
+    def close(self) -> None:
+        """Give the GPU's memory and the context back; closing twice is harmless."""
+        if self._gpu is not None:
+            self._context.make_current()
+            self._gpu.free()
+        if self._context is not None:
+            self._context.free()
+        self._gpu = self._context = None
+
+    def __enter__(self) -> Renderer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
+    """Append a path's segments to the scene, thinned to the room that is left in it."""
+    room = scene.maxgeom - scene.ngeom
+    points = path.points_m
+    if len(points) - 1 > room:
+        points = points[np.linspace(0, len(points) - 1, max(room, 1) + 1).round().astype(int)][: room + 1]
+    for start, end in pairwise(points):
+        geom = scene.geoms[scene.ngeom]
+        mujoco.mjv_initGeom(
+            geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9), np.array(path.rgba, np.float32)
+        )
+        mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, path.radius_m, start, end)
+        geom.emission = 0.4
+        geom.category = mujoco.mjtCatBit.mjCAT_DECOR  # no shadow
+        scene.ngeom += 1

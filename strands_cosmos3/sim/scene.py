@@ -1,0 +1,179 @@
+# pyright: reportAttributeAccessIssue=false
+"""The scene: a Panda on a table, three cubes, an open bin, and the cameras of the DROID rig.
+
+The world's origin is the robot's base; z = 0 is the table's top. x points away from the robot, y to its left. Lengths
+are in metres, angles in radians. A :class:`Scene` is a model and the indices into it; it holds no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.arm.panda import (
+    ARM_ACTUATORS,
+    ARM_JOINTS,
+    FINGER_JOINTS,
+    FINGER_TRAVEL_M,
+    GRIPPER_ACTUATOR,
+    HAND_BODY,
+    HOME_Q,
+    TCP_SITE,
+)
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON
+from strands_cosmos3.errors import ConfigError, ShapeError, UnknownNameError
+from strands_cosmos3.sim.furniture import BIN, VIEWS, Bin, Cube, furnish
+
+DEFAULT_CUBES = (
+    Cube("cube_red", (0.83, 0.12, 0.11)),
+    Cube("cube_green", (0.13, 0.58, 0.22)),
+    Cube("cube_blue", (0.10, 0.32, 0.82)),
+)
+SPAWN_X_M = (0.35, 0.65)
+SPAWN_Y_M = (-0.20, 0.20)
+SEPARATION_M = 0.10
+"""Least distance between the centres of two cubes: an open finger fits beside a cube at any yaw of both."""
+_MAX_DRAWS = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the cubes lie, all of them on the table.
+
+    Args:
+        names: The cubes.
+        xy_m: [n, 2] centres in the world.
+        yaw_rad: [n] rotation about z.
+
+    Raises:
+        ShapeError, NonFiniteError: An array does not fit the names, or is not finite.
+    """
+
+    names: tuple[str, ...]
+    xy_m: F64
+    yaw_rad: F64
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "xy_m", finite_array(self.xy_m, "xy_m", (len(self.names), 2)))
+        object.__setattr__(self, "yaw_rad", finite_array(self.yaw_rad, "yaw_rad", (len(self.names),)))
+
+
+class Scene:
+    """A compiled scene and the indices into it.
+
+    Attributes:
+        model: The ``MjModel``: 600 Hz, ``implicitfast``.
+        cubes: The cubes, by name.
+        bin: The bin's place and size.
+        view_names: The observation cameras, in the order of the DROID rig.
+        arm_qpos, arm_dof: [7] addresses of the arm's joints in ``qpos`` and ``qvel``.
+        finger_qpos, finger_dof: [2] the fingers'.
+        arm_actuators: [7] indices into ``ctrl``; gripper_actuator: the tendon's.
+        hand_body, tcp_site: Indices of the hand's body and of the tool centre point.
+        cube_qpos, cube_dof, cube_body: By cube: address of its 7 ``qpos`` entries (x y z, quaternion wxyz), of its 6
+            ``qvel`` entries, index of its body.
+    """
+
+    def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES):
+        """Compile the scene.
+
+        Args:
+            cubes: What lies on the table; every name once.
+
+        Raises:
+            ConfigError: Two cubes share a name.
+        """
+        if len({cube.name for cube in cubes}) != len(cubes):
+            raise ConfigError(f"every cube needs its own name, got {[cube.name for cube in cubes]}.")
+        self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
+        self.bin: Bin = BIN
+        self.view_names: tuple[str, ...] = DROID_RIG.views
+        self.model: mujoco.MjModel = furnish(cubes).compile()
+        model = self.model
+        self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in ARM_JOINTS])
+        self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
+        self.finger_qpos = np.array([model.joint(name).qposadr[0] for name in FINGER_JOINTS])
+        self.finger_dof = np.array([model.joint(name).dofadr[0] for name in FINGER_JOINTS])
+        self.arm_actuators = np.array([model.actuator(name).id for name in ARM_ACTUATORS])
+        self.gripper_actuator = int(model.actuator(GRIPPER_ACTUATOR).id)
+        self.hand_body = int(model.body(HAND_BODY).id)
+        self.tcp_site = int(model.site(TCP_SITE).id)
+        self.cube_qpos = {name: int(model.joint(name).qposadr[0]) for name in self.cubes}
+        self.cube_dof = {name: int(model.joint(name).dofadr[0]) for name in self.cubes}
+        self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
+
+    def sample_layout(self, rng: np.random.Generator) -> Layout:
+        """A random layout: uniform in the spawn region, at any yaw, the cubes apart by at least ``SEPARATION_M``.
+
+        Raises:
+            ConfigError: So many cubes do not fit.
+        """
+        placed: list[F64] = []
+        for _ in range(_MAX_DRAWS):
+            xy = np.array([rng.uniform(*SPAWN_X_M), rng.uniform(*SPAWN_Y_M)])
+            if all(np.linalg.norm(xy - other) >= SEPARATION_M for other in placed):
+                placed.append(xy)
+            if len(placed) == len(self.cubes):
+                return Layout(tuple(self.cubes), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed)))
+        raise ConfigError(f"{len(self.cubes)} cubes do not fit {SEPARATION_M} m apart into the spawn region.")
+
+    def reset(
+        self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True
+    ) -> None:
+        """Put everything in place, at rest, with the servos commanded to hold it there.
+
+        Args:
+            data: This model's state; overwritten, then forwarded (``mj_forward``).
+            layout: Where the cubes go. It must name this scene's cubes.
+            q_arm_rad: [7] arm configuration; None is DROID's home.
+            gripper_open: Fingers fully open, or closed.
+
+        Raises:
+            UnknownNameError: The layout names another cube.
+            ConfigError: It lacks one of this scene's cubes.
+            ShapeError, NonFiniteError: The configuration is not seven finite numbers.
+        """
+        q = finite_array(HOME_Q if q_arm_rad is None else q_arm_rad, "q_arm_rad", (7,))
+        for name in layout.names:
+            if name not in self.cubes:
+                raise UnknownNameError("cube", name, self.cubes)
+        if set(layout.names) != set(self.cubes):
+            raise ConfigError(f"the layout places {list(layout.names)}, the scene has {list(self.cubes)}.")
+        mujoco.mj_resetData(self.model, data)
+        data.qpos[self.arm_qpos] = q
+        data.ctrl[self.arm_actuators] = q
+        data.qpos[self.finger_qpos] = FINGER_TRAVEL_M if gripper_open else 0.0
+        data.ctrl[self.gripper_actuator] = PANDA_TENDON.from_fraction(float(gripper_open))
+        for name, (x_m, y_m), yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
+            at = self.cube_qpos[name]
+            data.qpos[at : at + 3] = x_m, y_m, self.cubes[name].edge_m / 2
+            data.qpos[at + 3 : at + 7] = np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)
+        mujoco.mj_forward(self.model, data)
+
+    def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
+        """[4, 4] pose of a body, e.g. of a cube or of ``"hand"``, as of the state last forwarded or stepped.
+
+        Raises:
+            UnknownNameError: No such body.
+        """
+        index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
+        if index < 0:
+            raise UnknownNameError("body", name, (self.model.body(i).name for i in range(self.model.nbody)))
+        T = np.eye(4)
+        T[:3, :3] = data.xmat[index].reshape(3, 3)
+        T[:3, 3] = data.xpos[index]
+        return T
+
+    def in_bin(self, position_m: F64) -> bool:
+        """Whether a world position [3] lies inside the bin's walls and below their rim."""
+        position = np.asarray(position_m, dtype=np.float64)
+        if position.shape != (3,):
+            raise ShapeError(f"position_m must have shape [3], got {list(position.shape)}.")
+        return self.bin.contains(position)
+
+
+__all__ = ["BIN", "DEFAULT_CUBES", "SEPARATION_M", "SPAWN_X_M", "SPAWN_Y_M", "VIEWS", "Bin", "Cube", "Layout", "Scene"]
