@@ -186,7 +186,8 @@ def _variant(root: Path, config: TransformerConfig, metadata: Mapping[str, Any],
     recorded = metadata.get("variant")
     cached = root.parent.parent.name.removeprefix("models--") if root.parent.name == "snapshots" else root.name
     by_name = variant_of_repo(cached.replace("--", "/"))
-    found = get_variant(asked or recorded) if asked or recorded else by_name or variant_of_sizes(config)
+    named = asked or recorded
+    found = get_variant(named) if named else by_name or variant_of_sizes(config)
     if asked and recorded and asked != recorded:
         raise VariantError(f"asked for variant {asked!r}, but {root} says that it is {recorded!r}.")
     found.check(config)

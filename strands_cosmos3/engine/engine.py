@@ -94,6 +94,7 @@ class Cosmos3Engine:
         self._offload_text = offload_text
         self._heads: dict[int, ActionHead] = {}
         self._runner = VelocityRunner(transformer, cuda_graphs and device.type == "cuda")
+        self._closed = False
 
     @classmethod
     def from_pretrained(
@@ -184,7 +185,10 @@ class Cosmos3Engine:
         """Let go of weights, graphs and prompts. The engine cannot be used afterwards."""
         self.text_cache.clear()
         self._heads.clear()
-        self._runner = self.transformer = self.vae = None  # pyright: ignore[reportAttributeAccessIssue]
+        self._runner.clear()
+        self.transformer.to("meta")  # parameters let go of their memory, and modules stay what they are
+        torch.nn.Module.to(self.vae.model, "meta")
+        self._closed = True
 
     def __enter__(self) -> Cosmos3Engine:
         return self
@@ -226,6 +230,8 @@ class Cosmos3Engine:
             ActionSpaceError: The request speaks another action space than the checkpoint.
             InputError: A shape does not fit the checkpoint, or state and action space contradict each other.
         """
+        if self._closed:
+            raise ConfigError("this engine was closed; load it again with Cosmos3Engine.from_pretrained.")
         clock = Stopwatch(self.device)
         space = self._action_space(request)
         request = replace(request, return_video=request.return_video or self.decodes_video)
@@ -279,7 +285,7 @@ class Cosmos3Engine:
         given = request.cond_frame_indexes
         frames_given = tuple(range(frames)) if every and given is None else tuple(sorted({*(given or (0,))}))
         return SequenceLayout(
-            tuple(request.video_shape),
+            request.video_shape,
             self.config.latent_patch_size,
             rows,
             frames_given,

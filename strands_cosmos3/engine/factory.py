@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig

@@ -72,6 +72,10 @@ class VelocityRunner:
         captured.graph.replay()
         return captured.outputs[0].clone(), captured.outputs[1].clone()
 
+    def clear(self) -> None:
+        """Forget every graph."""
+        self._graphs.clear()
+
     @staticmethod
     def _refresh(captured: _Captured, noisy_N1: torch.Tensor, rope: Rope) -> None:
         held_noisy, held_rope = captured.held[0], captured.held[1]

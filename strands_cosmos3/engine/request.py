@@ -25,8 +25,8 @@ def pixel_to_latent_shape(frames: int, height: int, width: int) -> tuple[int, in
     """
     if min(frames, height, width) < 1:
         raise InputError(f"a video of {frames} frames of {height} x {width} pixels is empty; every size must be >= 1.")
-    spatial = (max(n // SPATIAL_COMPRESSION, 1) for n in (height, width))
-    return (frames - 1) // TEMPORAL_COMPRESSION + 1, *spatial  # pyright: ignore[reportReturnType]
+    rows, columns = (max(n // SPATIAL_COMPRESSION, 1) for n in (height, width))
+    return (frames - 1) // TEMPORAL_COMPRESSION + 1, rows, columns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

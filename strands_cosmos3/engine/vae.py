@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 from torch import nn
 from torch.nn import functional as F
 
@@ -46,7 +46,8 @@ class FirstFrameConv(nn.Module):
 
     def _flat(self, frame: torch.Tensor) -> torch.Tensor:
         conv = self.conv
-        pad = tuple(conv._padding[:4])  # pyright: ignore[reportAttributeAccessIssue]  (diffusers keeps it there)
+        padding: Any = conv._padding  # diffusers keeps it there: width twice, height twice, time
+        pad = list(padding[:4])
         frame = F.pad(frame, pad) if any(pad) else frame
         return F.conv2d(frame, conv.weight[:, :, -1], conv.bias, conv.stride[1:])
 
