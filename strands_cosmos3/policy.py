@@ -234,7 +234,7 @@ class Cosmos3Policy(Policy):
             T_base_cosmos=T_base_cosmos,
             mode=self.mode,
             seed=self._first_seed + self._calls,
-            t_capture_s=observation.t_capture_s,
+            t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
         )
 

@@ -106,6 +106,8 @@ class Observation:
         images: View name -> [H, W, 3] uint8.
         qd_rad_s: [n] joint velocities; zeros when not given.
         t_capture_s: When it was taken, on the caller's monotonic (or simulated) clock.
+        t_motion_s: The same moment on the motion's own clock, which stands still where execution fell behind the chunks'
+            rates (time stretched, braking, holding); None is ``t_capture_s``.
         privileged: What only a simulator knows (poses of objects, [4, 4] or vectors, by name). It is handed only to
             backends that ask for it and never leaves the process.
 
@@ -118,6 +120,7 @@ class Observation:
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
     qd_rad_s: F64 | None = None
     t_capture_s: float = 0.0
+    t_motion_s: float | None = None
     privileged: Mapping[str, F64] | None = None
 
     def __post_init__(self) -> None:
@@ -144,7 +147,7 @@ class Request:
         prompt: The exact text for the model, composed from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
         seed: Noise seed.
-        t_capture_s: The observation's time stamp.
+        t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
     """
 
@@ -159,7 +162,7 @@ class Request:
     prompt: str = ""
     composite: NDArray[np.uint8] | None = None
     seed: int = 0
-    t_capture_s: float = 0.0
+    t_motion_s: float = 0.0
     privileged: Mapping[str, F64] | None = None
 
     def __post_init__(self) -> None:

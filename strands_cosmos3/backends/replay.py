@@ -128,7 +128,7 @@ def _from_droid(episode: dict[str, Any]) -> Recording:
 
 
 class ReplayBackend:
-    """Speaks a recording. The request's time stamp says where in the recording the arm should be.
+    """Speaks a recording. The request's motion clock says where in the recording the arm should be.
 
     Args:
         recording: What to replay.
@@ -152,13 +152,13 @@ class ReplayBackend:
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
             raise BackendError("replay speaks 'midtrain' chunks from a measured pose; give the policy robot='panda'.")
         fps = self.recording.fps
-        due_s = request.t_capture_s + request.action_space.row_times_s(request.n_rows, fps)
+        due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
         poses, gripper = self.recording.at(due_s)
         rows = encode_chunk(np.concatenate((request.T_base_cosmos[None], poses)), gripper, request.embodiment)
         return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed)
 
     def reset(self, seed: int | None = None) -> None:
-        """Nothing to forget: the request's clock says where it is."""
+        """Nothing to forget: the request's motion clock says where it is."""
 
     def close(self) -> None:
         """Nothing to free."""

@@ -175,9 +175,9 @@ def _flat_yaw(R: F64) -> float:
 
 
 def _grasp_yaw(world: _World, cube: str) -> float:
-    """The hand's yaw that squares the fingers with the cube: of the four, the one nearest to DROID's home (-45 degrees)."""
+    """The hand's yaw that squares the fingers with the cube: of the four, the one nearest to DROID's home (+45 degrees)."""
     quarter = np.pi / 2
-    home = -np.pi / 4
+    home = np.pi / 4
     return home + (world.yaw[cube] - home + quarter / 2) % quarter - quarter / 2
 
 

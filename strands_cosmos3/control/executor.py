@@ -105,10 +105,12 @@ class Executor:
         self.counters: Counter[str] = Counter()
         self._gripper = float(gripper)
         self._knot_step = np.zeros(1, dtype=int)
-        self._follow(_still(q, self._gripper))
+        self._motion_from_s = 0.0
+        self._plan, self._n_motion, self._cursor = _still(q, self._gripper), 0, 0
 
     def _follow(self, plan: ReferenceBlock, n_motion: int = 0) -> None:
         """Hand out a new plan from its row 1 on; row 0 is the present reference."""
+        self._motion_from_s += self._nominal_now_s()
         self._plan, self._n_motion, self._cursor = plan, n_motion, 0
 
     @property
@@ -121,6 +123,16 @@ class Executor:
     def rows_reached(self) -> int:
         """Rows of the present trajectory that have been reached."""
         return int(np.searchsorted(self._knot_step[1:], self._cursor, side="right"))
+
+    @property
+    def motion_s(self) -> float:
+        """How far the motion has come on its own clock, which stands still while time is stretched or the arm holds."""
+        return self._motion_from_s + self._nominal_now_s()
+
+    def _nominal_now_s(self) -> float:
+        nominal_s = self._plan.nominal_s[: self._cursor + 1]
+        known = nominal_s[np.isfinite(nominal_s)]
+        return float(known[-1]) if len(known) else 0.0
 
     def steps_to_row(self, row: int) -> int:
         """Physics steps until the reference reaches a row (counted from 0) of the present trajectory; 0 if it has."""

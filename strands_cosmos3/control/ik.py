@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import mink
 import mujoco
@@ -18,8 +18,9 @@ import numpy as np
 import qpsolvers
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.arm.panda import ARM_JOINTS, FER, JointLimits
-from strands_cosmos3.checks import F64, finite_array, positive, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive
 from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.errors import ConfigError, FrameError, InputError, UnknownNameError
 
@@ -29,8 +30,10 @@ POSITION_TOLERANCE_M = 1e-6
 ROTATION_TOLERANCE_RAD = float(np.deg2rad(1e-4))
 LIMIT_MARGIN_RAD = 0.01
 _MAX_ITERATIONS = 30
-_STALL_RATIO = 0.999
+_STALL_RATIO = 0.998
+_SMALLEST_STEP_RAD = 1e-7
 _QP_DAMPING = 1e-9
+_AWAKE_M = 0.15  # about what a joint moves the hand in a control step
 _FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SITE, "geom": mujoco.mjtObj.mjOBJ_GEOM}
 
 
@@ -113,9 +116,7 @@ class MinkIKBridge:
         avoid_collisions: Sequence[tuple[Sequence[str | int], Sequence[str | int]]] = (),
         min_distance_m: float = 0.01,
     ):
-        if method not in METHODS:
-            raise UnknownNameError("IK method", method, METHODS)
-        self.model = model
+        self.model = instance_of(model, mujoco.MjModel, "model")
         self.ee_frame_name = ee_frame_name
         self.ee_frame_type = ee_frame_type
         self._frame_id = _frame_id(model, ee_frame_name, ee_frame_type)
@@ -126,16 +127,17 @@ class MinkIKBridge:
         self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
         dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
         self.limits = self._resolve_limits(limits)
-        self.method: Method = "mink" if avoid_collisions else method
+        self.method: Method = "mink" if avoid_collisions else _method(method)
         self._configuration = mink.Configuration(model)
         self._task = mink.FrameTask(ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0)
         self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
         self._mink_limits: list[mink.Limit] = [self._box]
+        self._constraints: list[mink.Task] = []
         if avoid_collisions:
-            pairs = [(list(first), list(second)) for first, second in avoid_collisions]
-            self._mink_limits.append(
-                mink.CollisionAvoidanceLimit(model, pairs, minimum_distance_from_collisions=min_distance_m)
-            )
+            pairs = _geom_pairs(model, avoid_collisions)
+            self._mink_limits.append(_collision_limit(model, pairs, finite_array(min_distance_m, "min_distance_m", ())))
+            frozen = np.setdiff1d(np.arange(model.nv), dof_address)  # else cubes would be "moved" out of the arm's way
+            self._constraints = [mink.DofFreezingTask(model, frozen.tolist())] if len(frozen) else []
         self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
 
     @property
@@ -151,7 +153,7 @@ class MinkIKBridge:
             raise ConfigError(
                 f"no velocity limits are known for joints {', '.join(self.joint_names)}; pass limits=JointLimits(...)."
             )
-        limits = FER if limits is None else limits
+        limits = FER if limits is None else instance_of(limits, JointLimits, "limits")
         if len(limits.velocity) != len(self._joints):
             raise ConfigError(f"limits are for {len(limits.velocity)} joints, the chain has {len(self._joints)}.")
         return limits
@@ -162,8 +164,15 @@ class MinkIKBridge:
         Raises:
             ShapeError, NonFiniteError: ``qpos`` is malformed.
         """
-        q = finite_array(qpos, "qpos", (self.model.nq,))
-        return self._lm.pose(q)
+        return self._lm.pose(self.configuration(qpos, "qpos"))
+
+    def configuration(self, value: Any, name: str) -> F64:
+        """A read-only copy [nq] of a configuration vector of the model.
+
+        Raises:
+            ShapeError, NonFiniteError, InputError: It is malformed, or absurdly large.
+        """
+        return trailing(finite_array(value, name, (self.model.nq,)), name, (self.model.nq,))
 
     def frame_in_ee(self, body_name: str, qpos: F64) -> F64:
         """[4, 4] ``T_ee_body`` of a body that is rigidly attached to the driven frame.
@@ -197,10 +206,10 @@ class MinkIKBridge:
         Raises:
             ShapeError, NonFiniteError, InputError: A target or ``q_init`` is malformed; nothing was solved.
         """
-        targets = rigid_transform(T_world_ee, "T_world_ee", batch=True)
-        q = finite_array(q_init, "q_init", (self.model.nq,)).copy()
+        targets = rigid(finite_array(T_world_ee, "T_world_ee", (None, 4, 4)), "T_world_ee")
+        q = self.configuration(q_init, "q_init").copy()
         reach_rad = None if dt_s is None else self.limits.velocity * positive(dt_s, "dt_s")
-        how = self.method if method is None else method
+        how = self.method if method is None else _method(method)
         # A start inside the margin keeps its place rather than being thrown out of it.
         lowest = np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, q[self.q_address])
         highest = np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, q[self.q_address])
@@ -233,33 +242,75 @@ class MinkIKBridge:
         return q, residual_m, residual_rad, clamped, spent + iterations
 
     def _step_mink(self, target: F64, q: F64, lower: F64, upper: F64) -> tuple[F64, float, float, int]:
+        """Gauss-Newton by quadratic programs, each step halved until the residual falls: far targets need that."""
         self._box.lower_rad, self._box.upper_rad = lower, upper
         configuration, task = self._configuration, self._task
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
-        best = (np.inf, q, np.inf, np.inf)
+        best, cost, change = (q, np.inf, np.inf), np.inf, np.zeros(self.model.nv)
         for iteration in range(_MAX_ITERATIONS + 1):
             x, y, z, u, v, w = task.compute_error(configuration).tolist()  # body twist: metres, then radians
             distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
-            cost = distance + angle
-            stalled = cost > _STALL_RATIO * best[0]
-            if cost < best[0]:
-                best = (cost, configuration.q, distance, angle)
-            done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
-            if done or stalled or iteration == _MAX_ITERATIONS:
-                break
-            problem = mink.build_ik(configuration, [task], 1.0, _QP_DAMPING, self._mink_limits)
-            solution = qpsolvers.solve_problem(problem, solver="daqp")
-            if not solution.found or solution.x is None:
-                break
-            configuration.integrate_inplace(solution.x, 1.0)
-        _, q, distance, angle = best
+            now = distance * distance + angle * angle
+            if now < cost:
+                stalled = now > _STALL_RATIO * cost
+                best, cost = (configuration.q, distance, angle), now
+                done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
+                if done or stalled or iteration == _MAX_ITERATIONS:
+                    break
+                problem = mink.build_ik(
+                    configuration, [task], 1.0, _QP_DAMPING, self._mink_limits, constraints=self._constraints
+                )
+                solution = qpsolvers.solve_problem(problem, solver="daqp")
+                if not solution.found or solution.x is None:
+                    break
+                change = solution.x
+            else:
+                change = change / 2
+                if iteration == _MAX_ITERATIONS or np.abs(change).max() < _SMALLEST_STEP_RAD:
+                    break
+                configuration.update(best[0])
+            configuration.integrate_inplace(change, 1.0)
+        q, distance, angle = best
         q[self.q_address] = np.clip(q[self.q_address], lower, upper)  # the solver's own tolerance, a few ulp
         return q, distance, angle, iteration
 
 
-def _frame_id(model: mujoco.MjModel, name: str, frame_type: str) -> int:
-    if frame_type not in _FRAME_TYPES:
+def _method(name: object) -> Method:
+    if name not in METHODS:
+        raise UnknownNameError("IK method", name, METHODS)
+    return cast(Method, name)
+
+
+def _geom_pairs(model: mujoco.MjModel, groups: Any) -> list[tuple[list[int], list[int]]]:
+    """Pairs of groups of geoms by id.
+
+    Raises:
+        InputError: They are no pairs of groups.
+        FrameError: A geom does not exist; the message lists those that do.
+    """
+    try:
+        pairs = [(list(first), list(second)) for first, second in groups]
+    except (TypeError, ValueError):
+        raise InputError(f"avoid_collisions is a list of pairs of lists of geoms, got {groups!r}.") from None
+    return [([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second]) for first, second in pairs]
+
+
+def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
+    by_id = isinstance(geom, int) and 0 <= geom < model.ngeom
+    return int(geom) if by_id else _frame_id(model, geom, "geom")
+
+
+def _collision_limit(model: mujoco.MjModel, pairs: list[Any], distance_m: F64) -> mink.CollisionAvoidanceLimit:
+    """mink's limit, awake so early that no iteration crosses the distance unseen; at its default it wakes up too late."""
+    least = float(distance_m)
+    return mink.CollisionAvoidanceLimit(
+        model, pairs, minimum_distance_from_collisions=least, collision_detection_distance=least + _AWAKE_M
+    )
+
+
+def _frame_id(model: mujoco.MjModel, name: str | int, frame_type: str) -> int:
+    if not isinstance(frame_type, str) or frame_type not in _FRAME_TYPES:
         raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
     frame = mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
     if frame < 0:

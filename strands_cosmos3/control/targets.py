@@ -13,7 +13,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import decode_chunk, decode_joint_chunk, to_frame
 from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError
@@ -103,6 +103,7 @@ def decode_cosmos_chunk_to_targets(
         StatisticsError, FrameError, ShapeError, NonFiniteError: As the parts raise them; nothing was solved.
     """
     embodiment = get_embodiment(embodiment)
+    bridge = instance_of(bridge, MinkIKBridge, "bridge")
     space = embodiment.action_space(action_space)
     if space.meaning == "joint_position":
         raise ActionSpaceError(
@@ -110,7 +111,7 @@ def decode_cosmos_chunk_to_targets(
             "'pose_abs' rows."
         )
     chunk = ActionChunk(raw_chunk, space, embodiment, fps)
-    q = finite_array(q_init, "q_init", (bridge.model.nq,))
+    q = bridge.configuration(q_init, "q_init")
     cosmos, driven = _ee_poses(chunk, bridge, q, stats)
     assert chunk.fps is not None  # ActionChunk resolved it
     solution = bridge.solve(driven.T_base_frame, q, 1.0 / chunk.fps)

@@ -23,6 +23,7 @@ from strands_cosmos3.errors import ControlError
 _SAMPLES = 6
 _MAX_PASSES = 60
 _TOLERANCE = 1.001
+_RAMP = 1.5
 _OVERSHOOT = 1.01  # a pass corrects a little more than asked, so that passes end
 
 
@@ -124,13 +125,24 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
         if excess.max() <= _TOLERANCE:
             t = np.concatenate(([0.0], np.cumsum(h)))
             return PlannedMotion(JointSpline(t, knots, velocity), nominal_s, h > asked * 1.0001)
-        # A knot's velocity belongs to both its segments, so a slow-down spreads to the neighbours.
-        spread = np.maximum(excess, np.sqrt(np.maximum(np.r_[excess[1:], 1.0], np.r_[1.0, excess[:-1]])))
-        h = h * np.where(spread > 1.0, np.minimum(spread * _OVERSHOOT, 2.0), 1.0)
+        stretch = h / asked * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
+        h = asked * _ramped(stretch)
     raise ControlError(
         f"no time law within the joint limits was found for this chunk: it starts at "
         f"{np.abs(start.qd_rad_s).max():.2f} rad/s and still exceeds its limits {excess.max():.2f}-fold. Stop the arm first."
     )
+
+
+def _ramped(stretch: F64) -> F64:
+    """[K - 1] the least stretch that is no less than asked and changes by no more than a factor from row to row.
+
+    A slow row beside a fast one would make the spline swing out: the joint would back up to gather speed.
+    """
+    for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
+        towards = -1 if order.step > 0 else 1
+        for k in order:
+            stretch[k] = max(stretch[k], stretch[k + towards] / _RAMP)
+    return stretch
 
 
 def _knot_velocities(knots: F64, h: F64, v_start: F64) -> F64:

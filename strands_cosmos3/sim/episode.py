@@ -12,7 +12,7 @@ from strands_cosmos3.arm.model import PHYSICS_HZ
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError
+from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
 from strands_cosmos3.sim.film import Film
 from strands_cosmos3.sim.metrics import EpisodeLog
@@ -85,7 +85,7 @@ class Episode:
         recording: Recording | None,
         progress: Callable[[float, float], None] | None,
     ) -> Rollout:
-        """Tick until success, the time's end, a fault or Ctrl-C; then bring the arm to rest and report."""
+        """Tick until success, the recording's or the time's end, a fault or Ctrl-C; bring the arm to rest and report."""
         started = time.perf_counter()
         outcome = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT
         try:
@@ -96,9 +96,13 @@ class Episode:
                 if self.judge is not None and self.judge.succeeded(self.robot.data):
                     outcome = Outcome.SUCCESS
                     break
+                if recording is not None and self.robot.executor.motion_s >= recording.duration_s - 1e-9:
+                    break
         except KeyboardInterrupt:
             outcome = Outcome.INTERRUPTED
-        except (ControlError, BackendError) as error:
+        except ConfigError:
+            raise
+        except Cosmos3Error as error:
             outcome = Outcome.FAULT
             self.log.counters[type(error).__name__] += 1
             self.log.fault = str(error)
@@ -125,10 +129,11 @@ class Episode:
         plan = self._ask()
         latency_ms = (time.perf_counter() - started) * 1e3
         self.log.end_chunk(robot.executor.rows_reached)
+        motion_from_s = robot.executor.motion_s
         motion = robot.executor.accept(plan)
         n_rows = len(motion.nominal_s) - 1
         self._horizon = min(self.policy.actions_per_step or n_rows, n_rows)
-        self.log.begin_chunk(plan, motion, latency_ms)
+        self.log.begin_chunk(plan, motion, motion_from_s, latency_ms)
         self.film.show_plan(plan)
 
     def _ask(self) -> JointTrajectory:

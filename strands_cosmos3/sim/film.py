@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.arm.panda import T_hand_tcp, dh_forward
+from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
 from strands_cosmos3.sim.scene import Scene
@@ -18,7 +19,9 @@ from strands_cosmos3.types import JointTrajectory
 
 BEAUTY_HW = (360, 640)
 VIEW_HW = (180, 320)
-FILM_FPS = 25.0
+LAYOUTS = {"full": 25.0, "views": 15.0}
+"""What a film shows -> frames a second. ``full`` is the scene, the commanded path and the three views; ``views`` is the
+three views alone, side by side, an order of magnitude quicker."""
 _TRAIL_POINTS = 240
 
 
@@ -30,7 +33,11 @@ class Film:
         path: The film, or None for no film.
         control_frequency: How often :meth:`frame` is called.
         caption: Written over the picture, usually the instruction.
+        layout: One of :data:`LAYOUTS`.
         quality: Of the large picture.
+
+    Raises:
+        UnknownNameError: No such layout.
     """
 
     def __init__(
@@ -39,11 +46,14 @@ class Film:
         path: str | Path | None,
         control_frequency: float,
         caption: str = "",
+        layout: str = "full",
         quality: Quality = BEAUTY,
     ):
-        self.scene, self.caption = scene, caption
-        self._every = max(1, round(control_frequency / FILM_FPS))
-        self._fps = control_frequency / self._every
+        if layout not in LAYOUTS:
+            raise UnknownNameError("film layout", layout, LAYOUTS)
+        self.scene, self.caption, self.layout = scene, caption, layout
+        self._tick_s = 1.0 / control_frequency
+        self._fps = min(LAYOUTS[layout], control_frequency)
         self._quality = quality
         self._writer = None if path is None else VideoWriter(path, self._fps)
         self._eyes: Renderer | None = None
@@ -71,12 +81,16 @@ class Film:
         """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one."""
         if video is not None:
             self._predicted = np.asarray(video)
-            self._prediction_from_s = self._ticks / (self._every * self._fps)
+            self._prediction_from_s = self._ticks * self._tick_s
 
     def frame(self, data: mujoco.MjData) -> None:
         """Called at every control tick; renders a frame when one is due."""
         self._ticks += 1
-        if self._writer is None or (self._ticks - 1) % self._every:
+        if self._writer is None or self._writer.frames > (self._ticks - 1) * self._tick_s * self._fps + 1e-9:
+            return
+        views = self.observe(data)
+        if self.layout == "views":
+            self._writer.write(np.concatenate(list(views.values()), axis=1))
             return
         if self._beauty is None:
             self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
@@ -87,12 +101,12 @@ class Film:
         if len(self._trail) > 1:
             paths.append(Polyline(np.array(self._trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
-        self._writer.write(compose_film(beauty, self.observe(data), self._imagined(), self.caption or None))
+        self._writer.write(compose_film(beauty, views, self._imagined(), self.caption or None))
 
     def _imagined(self) -> NDArray[np.uint8] | None:
         if self._predicted is None:
             return None
-        since_s = self._ticks / (self._every * self._fps) - self._prediction_from_s
+        since_s = self._ticks * self._tick_s - self._prediction_from_s
         return self._predicted[min(int(since_s * self._prediction_fps), len(self._predicted) - 1)]
 
     def __enter__(self) -> Film:

@@ -21,8 +21,9 @@ TABLE_X_M = (-0.32, 0.98)
 TABLE_Y_M = (-0.68, 0.68)
 TABLE_THICKNESS_M = 0.04
 FLOOR_Z_M = -0.74
-_CONTACT = {"friction": [0.8, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
-"""Wood on plastic, and stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres."""
+_CONTACT = {"friction": [0.5, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
+"""Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding friction times that of the
+finger pads (1.5) stays below 1: a finger that presses a cube down while it pushes it aside cannot jam it."""
 GRIP_GAIN = 5.0
 """Stiffness of the scene's gripper servo over the stock one's: 5 N a finger on a 40 mm cube."""
 

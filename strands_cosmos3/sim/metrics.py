@@ -4,7 +4,7 @@
 - ``path``: the commanded motion against the intended path (the poses, joined straight), at every physics step.
 - ``tracking``: the arm's measured joints against the commanded ones, both through forward kinematics, at every physics step
   and at that step's own time.
-- ``drift``: the arm against a recording at the same time, where one was replayed.
+- ``drift``: the arm against a recording at the same time of the motion's own clock, where one was replayed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.types import ErrorSummary, JointTrajectory
 
 _NONE = np.zeros(1)
+_SHORT_M = 1e-4  # a side of the path shorter than this is a stop
 
 
 def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
@@ -45,14 +47,16 @@ class EpisodeLog:
     chunk_of: list[F64] = field(default_factory=list)
     plans: list[JointTrajectory] = field(default_factory=list)
     motions: list[PlannedMotion] = field(default_factory=list)
+    motion_from_s: list[float] = field(default_factory=list)
     rows_executed: list[int] = field(default_factory=list)
     actions: list[F64] = field(default_factory=list)
     latency_ms: list[float] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     fault: str | None = None
 
-    def begin_chunk(self, plan: JointTrajectory, motion: PlannedMotion, latency_ms: float) -> None:
-        """A chunk was accepted."""
+    def begin_chunk(self, plan: JointTrajectory, motion: PlannedMotion, motion_from_s: float, latency_ms: float) -> None:
+        """A chunk was accepted when the motion's own clock stood at ``motion_from_s``."""
+        self.motion_from_s.append(motion_from_s)
         self.plans.append(plan)
         self.motions.append(motion)
         self.rows_executed.append(0)
@@ -94,17 +98,21 @@ class EpisodeLog:
         T_commanded, T_achieved = dh_forward(q_ref), dh_forward(np.concatenate(self.q_achieved))
         drift = None
         if recording is not None:
-            from strands_cosmos3.embodiments import get_embodiment
-
-            at_s = (np.arange(len(q_ref)) + 1) * self.dt_s
-            within = at_s <= recording.duration_s
-            T_cosmos = T_achieved[within] @ get_embodiment("droid").tool_frame.T_parent_cosmos
-            drift = ErrorSummary.of(*between(T_cosmos, recording.at(at_s[within])[0]))
+            motion_s = self._motion_s()
+            known = np.isfinite(motion_s) & (motion_s <= recording.duration_s)
+            T_cosmos = T_achieved[known] @ get_embodiment("droid").tool_frame.T_parent_cosmos
+            drift = ErrorSummary.of(*between(T_cosmos, recording.at(motion_s[known])[0]))
         return {
             "path": self._path_error(T_commanded),
             "tracking": ErrorSummary.of(*between(T_commanded, T_achieved)),
             "drift": drift,
         }
+
+    def _motion_s(self) -> F64:
+        """[N] the motion's own clock at each physics step; NaN while braking or holding."""
+        chunk = np.concatenate(self.chunk_of)
+        nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
+        return np.array(self.motion_from_s)[chunk] + nominal_s
 
     def _path_error(self, T_commanded: F64) -> ErrorSummary:
         chunk = np.concatenate(self.chunk_of)
@@ -113,7 +121,7 @@ class EpisodeLog:
         for index, plan in enumerate(self.plans):
             at = np.flatnonzero((chunk == index) & np.isfinite(nominal_s))
             if len(at):
-                distance, angle = between(T_commanded[at], _intended(plan, nominal_s[at]))
+                distance, angle = between(T_commanded[at], _intended(plan, nominal_s[at], T_commanded[at]))
                 distances.append(distance)
                 angles.append(angle)
         return ErrorSummary.of(_joined(distances), _joined(angles))
@@ -135,12 +143,29 @@ class EpisodeLog:
         }
 
 
-def _intended(plan: JointTrajectory, at_s: F64) -> F64:
-    """[M, 4, 4] the intended path of the hand at the chunk's own times: poses joined straight, or angles where that is all."""
-    if plan.poses is not None:
-        T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
-        return interpolate_poses(T, np.concatenate(([0.0], plan.t_s)), np.minimum(at_s, plan.t_s[-1]))
-    return dh_forward(np.stack([np.interp(at_s, plan.t_s, column) for column in plan.q_rad.T], axis=1))
+def _intended(plan: JointTrajectory, at_s: F64, T_commanded: F64) -> F64:
+    """[M, 4, 4] the point of the intended path that is nearest to each commanded pose, near its own time.
+
+    The path is the poses joined straight, from the anchor on. Being late on it is not leaving it, so the foot of the
+    perpendicular is compared, searched within two rows of the pose's own time on the chunk's clock.
+    """
+    if plan.poses is None:  # angles are all there is: the path is the angles joined straight
+        return dh_forward(np.stack([np.interp(at_s, plan.t_s, column) for column in plan.q_rad.T], axis=1))
+    T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
+    t_s = np.concatenate(([0.0], plan.t_s))
+    corner = T[:, :3, 3]
+    side = np.diff(corner, axis=0)
+    length_sq = np.sum(side * side, axis=1)
+    now = np.clip(np.searchsorted(t_s, at_s, side="right") - 1, 0, len(side) - 1)
+    k = np.clip(now[:, None] + np.arange(-2, 3), 0, len(side) - 1)  # [M, 5] candidate sides
+    own = np.clip((at_s[:, None] - t_s[k]) / (t_s[k + 1] - t_s[k]), 0.0, 1.0)
+    away = T_commanded[:, None, :3, 3] - corner[k]
+    foot = np.clip(np.sum(away * side[k], axis=2) / np.maximum(length_sq[k], _SHORT_M**2), 0.0, 1.0)
+    u = np.where(length_sq[k] > _SHORT_M**2, foot, own)  # on the spot, only the clock tells where one is
+    distance = np.linalg.norm(away - u[..., None] * side[k], axis=2) + 1e-9 * np.abs(k - now[:, None])
+    best = np.argmin(distance, axis=1)[:, None]
+    k, u = np.take_along_axis(k, best, 1)[:, 0], np.take_along_axis(u, best, 1)[:, 0]
+    return interpolate_poses(T, t_s, t_s[k] + u * (t_s[k + 1] - t_s[k]))
 
 
 def _joined(parts: list[F64]) -> F64:

@@ -78,13 +78,7 @@ class VideoWriter:
         """
         if self._container is None:
             raise ConfigError(f"{self.path} is closed; no frame can follow.")
-        if (
-            frame.dtype != np.uint8
-            or frame.ndim != 3
-            or frame.shape[2] != 3
-            or frame.shape[0] % 2
-            or frame.shape[1] % 2
-        ):
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.shape[0] % 2 or frame.shape[1] % 2:
             raise ShapeError(f"a frame is [H, W, 3] uint8 with H and W even, got {list(frame.shape)} {frame.dtype}.")
         if self._stream is None:
             self._stream = self._container.add_stream(
@@ -127,9 +121,7 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.close()
         else:

@@ -85,7 +85,7 @@ class Quality:
 
 OBSERVATION = Quality()
 """For the policy's eyes: quick and plain."""
-BEAUTY = Quality(shadow_px=2048, samples=4, slices=32)
+BEAUTY = Quality(shadow_px=1024, samples=4, slices=24)
 """For people: shadows and smooth edges."""
 
 
@@ -157,9 +157,7 @@ class Renderer:
         self._gpu = self._upload(height, width)
         if self._gpu.offWidth < width or self._gpu.offHeight < height:
             self.close()
-            raise RenderError(
-                f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller picture."
-            )
+            raise RenderError(f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller picture.")
 
     def _upload(self, height: int, width: int) -> mujoco.MjrContext:
         """The model's textures and buffers on the GPU. Their quality is read from the model, so it is lent ours."""
@@ -219,9 +217,7 @@ class Renderer:
     def __enter__(self) -> Renderer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 

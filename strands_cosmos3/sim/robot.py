@@ -121,7 +121,8 @@ class Robot:
     def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
         """The same, typed and with what only a simulator knows."""
         q, qd, gripper = self.joint_state()
-        return Observation(q, gripper, images or {}, qd, float(self.data.time), self._privileged())
+        now_s, motion_s = float(self.data.time), self.executor.motion_s
+        return Observation(q, gripper, images or {}, qd, now_s, motion_s, self._privileged())
 
     def _privileged(self) -> dict[str, F64]:
         scene, data = self.scene, self.data
@@ -148,6 +149,7 @@ class Robot:
         control_frequency: float = 50.0,
         video: str | Path | None = None,
         *,
+        film_layout: str = "full",
         policy: Policy | None = None,
         task: str | None = None,
         seed: int = 0,
@@ -166,6 +168,7 @@ class Robot:
             control_frequency: Rate of observation, state machine and counters [Hz]; it must divide 600. ctrl is written
                 at every physics step.
             video: A film to write (.mp4).
+            film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
             policy: A policy object instead of provider and config; it is not closed. Foreign ones are adapted.
             task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, or None for nothing to judge.
             seed: Of the scene and of the policy.
@@ -197,9 +200,7 @@ class Robot:
             if not isinstance(policy, Cosmos3Policy):
                 policy.set_robot_state_keys([*ARM_JOINTS, FINGER_JOINTS[0]])
                 policy.set_control_frequency(control_frequency)
-            if recording is not None:
-                n_ticks = min(n_ticks, int(np.ceil(recording.duration_s * control_frequency)))
-            with Film(self.scene, video, control_frequency, instruction) as film:
+            with Film(self.scene, video, control_frequency, instruction, film_layout) as film:
                 episode = Episode(self, policy, instruction, judge, film, control_frequency, on_tick)
                 return episode.run(n_ticks, seed, task, recording, progress)
         finally:
@@ -223,7 +224,7 @@ class Robot:
         fingers = PANDA_TENDON.from_fraction(block.gripper)
         if not np.isfinite(fingers).all():
             raise ActuatorGuardError("a gripper command is not finite; nothing was written to the actuators.")
-        arm_ctrl = self._arm_ctrl(block)
+        arm_ctrl = self._arm_ctrl(block, before)
         q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
         for k in range(len(block)):
             data.ctrl[scene.gripper_actuator] = fingers[k]
@@ -241,10 +242,15 @@ class Robot:
             finger_q[k] = data.qpos[scene.finger_qpos[0]]
         return q, PANDA_FINGER.to_fraction(finger_q)
 
-    def _arm_ctrl(self, block: ReferenceBlock) -> F64 | None:
-        """[M, 7] controls known in advance, or None where they depend on the state at each step."""
+    def _arm_ctrl(self, block: ReferenceBlock, before: JointState) -> F64 | None:
+        """[M, 7] controls known in advance, or None where they depend on the state at each step.
+
+        A servo compares ctrl with the angle at the step's beginning, so it is given the angle of that moment; the
+        integrator is implicit in velocity, so it is given the velocity at the step's end.
+        """
         if self._feed_forward is FeedForward.COMPUTED_TORQUE:
             return None
+        q_rad = np.concatenate((before.q_rad[None], block.q_rad[:-1]))
         if self._feed_forward is FeedForward.NONE:
-            return self.servo.no_feed_forward(block.q_rad)
-        return self.servo.velocity_feed_forward(block.q_rad, block.qd_rad_s)
+            return self.servo.no_feed_forward(q_rad)
+        return self.servo.velocity_feed_forward(q_rad, block.qd_rad_s)

@@ -235,3 +235,11 @@ def test_menagerie_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(loaders, "load_robot_description", offline)
     with pytest.raises(EnvironmentalError, match=r"no route to panda_mj_description.*embedded arm"):
         load_model("menagerie")
+
+
+def test_minks_collision_limit_finds_pairs(model):
+    mink = pytest.importorskip("mink")
+    hand = mink.get_subtree_geom_ids(model, model.body("hand").id)
+    base = mink.get_body_geom_ids(model, model.body("link0").id)
+    limit = mink.CollisionAvoidanceLimit(model, [(hand, base)])
+    assert len(limit.geom_id_pairs) >= 3

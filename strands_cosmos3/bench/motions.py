@@ -1,0 +1,82 @@
+"""Random motions that an arm can follow, for benchmarks and tests.
+
+They are drawn in joint space, so they are feasible by construction, and then laid out by arc length so that each row moves
+the hand by the wanted distance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strands_cosmos3.actions.rotations import geodesic_angle
+from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
+from strands_cosmos3.checks import F64
+
+FPS = 15.0
+SLOW_M, SLOW_DEG = (0.002, 0.010), (0.2, 3.0)
+BRISK_M, BRISK_DEG = (0.010, 0.030), (1.0, 5.0)
+_FINE = 2001
+_LIMIT_ROOM_RAD = 0.1
+_SPEED_SHARE = 0.8
+
+
+def feasible_chunk(
+    rng: np.random.Generator,
+    rows: int = 32,
+    step_m: tuple[float, float] = BRISK_M,
+    step_deg: tuple[float, float] = BRISK_DEG,
+) -> tuple[F64, F64]:
+    """A smooth motion inside the Panda's joint and velocity limits at 15 Hz.
+
+    Args:
+        rng: Source of randomness.
+        rows: Rows wanted.
+        step_m: Least and greatest distance of a row.
+        step_deg: Least and greatest angle of a row.
+
+    Returns:
+        Joint angles [7] at the start and poses [rows, 4, 4] of the hand after each row.
+    """
+    s = np.linspace(0.0, 1.0, _FINE)
+    while True:
+        frequency, phase = rng.uniform(0.3, 1.2, (2, 7)), rng.uniform(0, 2 * np.pi, (2, 7))
+        amplitude = rng.uniform(0.1, 0.5, (2, 7))
+        waves = amplitude * (np.sin(2 * np.pi * frequency * s[:, None, None] + phase) - np.sin(phase))
+        q = HOME_Q + rng.uniform(-0.4, 0.4, 7) + waves.sum(axis=1)
+        travelled = np.concatenate(([0.0], np.cumsum(np.linalg.norm(np.diff(dh_forward(q)[:, :3, 3], axis=0), axis=1))))
+        anchors = np.arange(0, rows + 8, 8)
+        steps = np.interp(np.arange(rows), anchors, rng.uniform(*step_m, size=len(anchors)))
+        wanted = np.concatenate(([0.0], np.cumsum(steps)))
+        if wanted[-1] > travelled[-1]:
+            continue
+        at = np.interp(wanted, travelled, s)
+        q = np.stack([np.interp(at, s, column) for column in q.T], axis=1)
+        if _inside(q, step_deg):
+            return q[0], dh_forward(q)[1:]
+
+
+def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
+    R = dh_forward(q)[:, :3, :3]
+    angle_deg = np.rad2deg(geodesic_angle(R[:-1], R[1:]))
+    speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
+    in_range = (q > FER.q_min + _LIMIT_ROOM_RAD).all() and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
+    return bool(in_range and speed.max() < _SPEED_SHARE and angle_deg.min() >= step_deg[0] and angle_deg.max() <= step_deg[1])
+
+
+def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
+    """A motion that leaves the arm's reach and speed: steps of 4 to 12 cm in one direction, with up to 25 degrees each."""
+    q_start = HOME_Q + rng.uniform(-0.3, 0.3, 7)
+    T = dh_forward(q_start)
+    direction = rng.normal(size=3)
+    direction /= np.linalg.norm(direction)
+    axis = rng.normal(size=3)
+    axis /= np.linalg.norm(axis)
+    poses = []
+    for _ in range(rows):
+        angle = np.deg2rad(rng.uniform(0, 25))
+        K = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
+        T = T.copy()
+        T[:3, :3] = (np.eye(3) + np.sin(angle) * K + (1 - np.cos(angle)) * K @ K) @ T[:3, :3]
+        T[:3, 3] += direction * rng.uniform(0.04, 0.12)
+        poses.append(T)
+    return q_start, np.stack(poses)

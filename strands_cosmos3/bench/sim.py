@@ -1,0 +1,57 @@
+"""``bench sim``: how much faster than real time an episode runs, with and without pictures."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.arm.panda import HOME_Q
+
+
+def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Real-time factor of whole episodes (loop, planning, physics, metrics; pictures and films where named)."""
+    from strands_cosmos3.sim.robot import Robot
+
+    robot = Robot("panda")
+    out: dict[str, Any] = {"task": "place", "episodes": episodes, "seed": seed, "physics_hz": 600, "control_hz": 50}
+    progress("sim: bare physics")
+    out["bare_mj_step_realtime_factor"] = _bare(robot)
+    progress("sim: no pictures")
+    out["no_pictures_realtime_factor"] = _factor(robot, episodes, seed, None, "views")
+    out["share_of_bare_physics"] = out["no_pictures_realtime_factor"] / out["bare_mj_step_realtime_factor"]
+    with tempfile.TemporaryDirectory() as folder:
+        film = Path(folder) / "film.mp4"
+        progress("sim: three 320x180 cameras and mp4")
+        out["three_cameras_and_mp4_realtime_factor"] = _factor(robot, episodes, seed, film, "views")
+        progress("sim: full film")
+        out["full_film_realtime_factor"] = _factor(robot, 1, seed, film, "full")
+    return out
+
+
+def _factor(robot: Any, episodes: int, seed: int, film: Path | None, layout: str) -> float:
+    rollouts = [
+        robot.run_policy(
+            task="place", policy_config={"backend": "scripted"}, seed=seed + i, duration=20.0, video=film, film_layout=layout
+        )
+        for i in range(episodes + 1)
+    ][1:]  # the first warms up
+    return float(np.sum([r.duration_s for r in rollouts]) / np.sum([r.duration_s / r.realtime_factor for r in rollouts]))
+
+
+def _bare(robot: Any, seconds: float = 4.0) -> float:
+    """The same scene, stepped with a slowly swaying arm and nothing else: the ceiling."""
+    robot.reset(0)
+    model, data = robot.scene.model, robot.data
+    n = round(seconds / robot.dt_s)
+    ctrl = HOME_Q + 0.2 * np.sin(np.arange(n)[:, None] * robot.dt_s * 2.0)
+    started = time.perf_counter()
+    for row in ctrl:
+        data.ctrl[robot.scene.arm_actuators] = row
+        mujoco.mj_step(model, data)
+    return seconds / (time.perf_counter() - started)

@@ -1,0 +1,73 @@
+"""``bench tracking``: how closely the arm follows chunks in dynamics, through the episode that users run.
+
+Chunks are genuine ``midtrain`` rows of a random smooth motion, spoken by the replay backend to the closed loop; every
+physics step is compared with the reference at its own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strands_cosmos3.arm.panda import dh_forward
+from strands_cosmos3.backends.replay import Recording, load_recording
+from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, FPS, SLOW_DEG, SLOW_M, feasible_chunk
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.types import Rollout
+
+_SPEEDS = {"slow": (SLOW_M, SLOW_DEG), "brisk": (BRISK_M, BRISK_DEG)}
+_FEED_FORWARD = {"velocity": ("slow", "brisk"), "computed_torque": ("slow", "brisk"), "none": ("slow",)}
+
+
+def recording_of_motion(rng: np.random.Generator, step_m: tuple[float, float], step_deg: tuple[float, float]) -> Recording:
+    """A random smooth motion of 32 rows as a recording."""
+    q, T_base_hand = feasible_chunk(rng, 32, step_m, step_deg)
+    T_hand_cosmos = get_embodiment("droid").tool_frame.T_parent_cosmos
+    T = np.concatenate((dh_forward(q)[None], T_base_hand)) @ T_hand_cosmos
+    return Recording(T, np.ones(len(T)), FPS, q, "random smooth motion")
+
+
+def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Tracking error by speed and feed-forward, and of a DROID episode where one is given."""
+    from strands_cosmos3.sim.robot import ControlConfig, Robot
+
+    out: dict[str, Any] = {"chunks": chunks, "seed": seed, "physics_hz": 600, "control_hz": 50}
+    for feed_forward, speeds in _FEED_FORWARD.items():
+        robot = Robot("panda", ControlConfig(feed_forward=feed_forward))
+        for speed in speeds:
+            step_m, step_deg = _SPEEDS[speed]
+            progress(f"tracking: {feed_forward}, {speed} chunks")
+            rng = np.random.default_rng(seed)
+            rollouts = [_replay(robot, recording_of_motion(rng, step_m, step_deg)) for _ in range(chunks)]
+            out[f"{feed_forward}/{speed}"] = _summary(rollouts)
+        if episode is not None:
+            progress(f"tracking: {feed_forward}, {episode.name}")
+            out[f"{feed_forward}/droid_episode"] = _summary([_replay(robot, load_recording(episode))])
+    return out
+
+
+def _replay(robot: Any, recording: Recording) -> Rollout:
+    return robot.run_policy(policy_config={"embodiment": "droid", "backend": "replay", "model": recording}, duration=60.0)
+
+
+def _summary(rollouts: list[Rollout]) -> dict[str, float]:
+    samples = np.array([len(r.arrays["t_s"]) for r in rollouts])
+    weights = samples / samples.sum()
+    return {
+        "tracking_mean_mm": float(weights @ [r.tracking.mean_mm for r in rollouts]),
+        "tracking_max_mm": float(max(r.tracking.max_mm for r in rollouts)),
+        "tracking_max_deg": float(max(r.tracking.max_deg for r in rollouts)),
+        "path_mean_mm": float(weights @ [r.path.mean_mm for r in rollouts]),
+        "path_max_mm": float(max(r.path.max_mm for r in rollouts)),
+        "ik_max_mm": float(max(r.ik.max_mm for r in rollouts)),
+        "stretched_rows": int(sum(r.steps["stretched"] for r in rollouts)),
+        "rows": int(sum(r.steps["total"] for r in rollouts)),
+        **(
+            {}
+            if rollouts[0].drift is None
+            else {"drift_mean_mm": float(np.mean([r.drift.mean_mm for r in rollouts if r.drift]))}
+        ),
+    }

@@ -1,0 +1,77 @@
+"""``strands-cosmos3 bench``: the README's figures, measured here and now."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from strands_cosmos3.commands.files import require_writable, versions, write_json
+from strands_cosmos3.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure this installation on this machine, by the code that users run.
+
+    Times depend on the machine and on what else it is doing; where a peer did the same work in the same run, the ratio is
+    printed beside them.
+    """
+
+    what: Annotated[Literal["ik", "tracking", "sim"], tyro.conf.Positional]
+    """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes."""
+    chunks: int = 40
+    """Random chunks (ik, tracking)."""
+    episodes: int = 5
+    """Episodes (sim)."""
+    seed: int = 0
+    """Seed of the first."""
+    episode: Path | None = None
+    """For tracking: also a recorded DROID episode (.json)."""
+    json: Path | None = None
+    """Write the figures (.json)."""
+
+    def run(self) -> int:
+        """Measure and print."""
+        if self.chunks < 1 or self.episodes < 1:
+            raise ConfigError("--chunks and --episodes must be at least 1.")
+        require_writable(self.json, (".json",), "--json")
+        console = Console()
+        with console.status("starting") as status:
+            figures = self._measure(status.update)
+        table = Table(title=f"bench {self.what}", title_justify="left")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for name, value in _flat(figures):
+            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+        console.print(table)
+        if self.json is not None:
+            machine = {"platform": platform.platform(), "python": platform.python_version()}
+            write_json(self.json, {"bench": self.what, **figures, "machine": machine, "versions": versions()})
+            console.print(f"wrote {self.json}")
+        return 0
+
+    def _measure(self, progress: Any) -> dict[str, Any]:
+        if self.what == "ik":
+            from strands_cosmos3.bench import ik
+
+            return ik.run(self.chunks, self.seed, progress)
+        if self.what == "tracking":
+            from strands_cosmos3.bench import tracking
+
+            return tracking.run(self.chunks, self.seed, self.episode, progress)
+        from strands_cosmos3.bench import sim
+
+        return sim.run(self.episodes, self.seed, progress)
+
+
+def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in figures.items():
+        rows += _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else [(prefix + name, value)]
+    return rows

@@ -1,0 +1,154 @@
+"""Films: whole or not at all, faithful, and composed on an even page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from strands_cosmos3.errors import ConfigError, InputError, ShapeError
+from strands_cosmos3.sim.record import VideoWriter, compose_film
+
+av = pytest.importorskip("av")
+
+
+def gray(level: int, height: int = 48, width: int = 64) -> np.ndarray:
+    return np.full((height, width, 3), level, np.uint8)
+
+
+def read(path) -> tuple[np.ndarray, float]:
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        rate = float(stream.average_rate)
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]), rate
+
+
+def test_frames_come_back(tmp_path):
+    path = tmp_path / "deep" / "film.mp4"
+    levels = [20, 90, 160, 230, 60]
+    with VideoWriter(path, 15) as film:
+        for level in levels:
+            film.write(gray(level))
+        assert film.frames == len(levels)
+        assert not path.exists(), "it appears only when it is whole"
+    frames, rate = read(path)
+    assert frames.shape == (5, 48, 64, 3)
+    assert rate == pytest.approx(15)
+    np.testing.assert_allclose(frames.mean(axis=(1, 2, 3)), levels, atol=4)
+    assert [entry.name for entry in path.parent.iterdir()] == ["film.mp4"]
+
+
+def test_colors_keep_their_channels(tmp_path):
+    frame = gray(30)
+    frame[..., 0] = 220
+    with VideoWriter(tmp_path / "red.mp4", 29.97, crf=10) as film:
+        film.write(frame)
+    frames, rate = read(tmp_path / "red.mp4")
+    assert frames[0, ..., 0].mean() > 190
+    assert frames[0, ..., 2].mean() < 60
+    assert rate == pytest.approx(29.97, abs=1e-3)
+
+
+def test_nothing_is_left_of_a_film_that_failed(tmp_path):
+    path = tmp_path / "film.mp4"
+    path.write_bytes(b"an older film")
+
+    class Crash(Exception):
+        pass
+
+    def fail() -> None:
+        with VideoWriter(path, 15) as film:
+            film.write(gray(9))
+            raise Crash
+
+    with pytest.raises(Crash):
+        fail()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["film.mp4"]
+    assert path.read_bytes() == b"an older film"
+
+
+def test_a_new_film_takes_an_older_ones_place(tmp_path):
+    for level in (40, 200):
+        with VideoWriter(tmp_path / "film.mp4", 15) as film:
+            film.write(gray(level))
+    assert read(tmp_path / "film.mp4")[0].mean() == pytest.approx(200, abs=4)
+
+
+def test_no_frames_no_film(tmp_path):
+    with VideoWriter(tmp_path / "film.mp4", 15):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_twice_and_writing_afterwards(tmp_path):
+    film = VideoWriter(tmp_path / "film.mp4", 15)
+    film.write(gray(1))
+    film.close()
+    film.close()
+    film.discard()
+    assert (tmp_path / "film.mp4").exists()
+    with pytest.raises(ConfigError, match="closed"):
+        film.write(gray(1))
+
+
+def test_writer_errors(tmp_path):
+    with pytest.raises(ConfigError, match=r"\.mp4"):
+        VideoWriter(tmp_path / "film.gif", 15)
+    with pytest.raises(ConfigError, match="crf"):
+        VideoWriter(tmp_path / "film.mp4", 15, crf=99)
+    with pytest.raises(InputError, match="fps"):
+        VideoWriter(tmp_path / "film.mp4", 0)
+    film = VideoWriter(tmp_path / "film.mp4", 15)
+    for bad in (gray(0, 47), gray(0, 48, 63), gray(0)[..., :2], gray(0).astype(float), gray(0)[0]):
+        with pytest.raises(ShapeError):
+            film.write(bad)
+    film.write(gray(0))
+    with pytest.raises(ShapeError, match="48 x 64"):
+        film.write(gray(0, 64, 64))
+    film.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+VIEWS = {"wrist": gray(50, 36, 64), "exterior_1": gray(100, 36, 64), "exterior_2": gray(150, 36, 64)}
+
+
+def test_page_shows_beauty_and_views_in_order():
+    page = compose_film(gray(200, 180, 320), VIEWS)
+    np.testing.assert_array_equal(page[:180, :320], 200)
+    strip = page[180:]
+    row = strip[strip.shape[0] // 3, :, 0].astype(int)
+    places = [np.flatnonzero(row == level).mean() for level in (50, 100, 150)]
+    assert places == sorted(places)
+    for level in (50, 100, 150):
+        assert (row == level).sum() > 90
+
+
+@pytest.mark.parametrize("size", [(180, 320), (181, 321), (99, 133), (540, 960), (8, 8)])
+@pytest.mark.parametrize("predicted", [None, gray(77, 135, 160), gray(77, 10, 200)])
+@pytest.mark.parametrize("views", [VIEWS, {}, {"wrist": gray(50, 33, 65)}])
+def test_page_is_even_and_its_size_depends_on_shapes_only(size, predicted, views):
+    pages = [compose_film(gray(200, *size), views, predicted, caption) for caption in (None, "pick up", "long " * 80)]
+    shapes = {page.shape for page in pages}
+    assert len(shapes) == 1
+    height, width, _ = shapes.pop()
+    assert height % 2 == 0
+    assert width % 2 == 0
+
+
+def test_prediction_is_beside_the_scene_and_caption_over_it():
+    beauty, predicted = gray(200, 180, 320), gray(77, 135, 160)
+    page = compose_film(beauty, VIEWS, predicted, "pick up the red cube")
+    assert page.shape[1] > 320
+    assert (page[:, 320:] == 77).all(axis=2).sum() > 5000
+    assert not (page[:, :320] == 77).all(axis=2).any()
+    assert page[:10, :320].mean() < 150, "the caption's band"
+    assert page[:, 320:, 0].max() > 200, "the label"
+    np.testing.assert_array_equal(beauty, 200)
+    assert not np.array_equal(page, compose_film(beauty, VIEWS, predicted, "place the red cube"))
+
+
+def test_page_refuses_what_is_no_picture():
+    with pytest.raises(ShapeError, match="beauty"):
+        compose_film(gray(1).astype(float), VIEWS)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="wrist"):
+        compose_film(gray(1), {"wrist": gray(1)[..., 0]})
+    with pytest.raises(ShapeError, match="predicted"):
+        compose_film(gray(1), VIEWS, gray(1)[None])
