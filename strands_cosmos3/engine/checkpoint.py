@@ -70,9 +70,7 @@ class Checkpoint:
             raise LayoutError(f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint holds "
                               "transformer/, vae/, scheduler/, text_tokenizer/ and model_index.json.")  # fmt: skip
         collected = _Collected()
-        index = collected.of(
-            lambda: read_json(root / "model_index.json", root) if _there(root, "model_index.json") else {}
-        )
+        index = collected.of(lambda: read_json(root / "model_index.json", root) if _there(root, "model_index.json") else {})
         metadata = collected.of(lambda: _metadata(root))
         config = collected.of(lambda: TransformerConfig.from_dict(read_json(root / "transformer/config.json", root)))
         vae_config = collected.of(lambda: read_json(root / "vae/config.json", root))
@@ -230,9 +228,7 @@ def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = snapshot_download(
-            name, revision=revision, local_files_only=local_files_only, allow_patterns=list(_PATTERNS)
-        )
+        folder = snapshot_download(name, revision=revision, local_files_only=local_files_only, allow_patterns=list(_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise LayoutError(
             f"{name!r} is no local folder, and could not be fetched from the hub: {type(error).__name__}: {error}. "

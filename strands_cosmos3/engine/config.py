@@ -122,13 +122,9 @@ class TransformerConfig:
     def _inconsistencies(self) -> list[str]:
         problems = []
         if self.num_attention_heads % self.num_key_value_heads:
-            problems.append(
-                f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} kv heads"
-            )
+            problems.append(f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} kv heads")
         if len(self.rope_axes_dim) != 3 or sum(self.rope_axes_dim) != self.head_dim // 2:
-            problems.append(
-                f"rope sections {self.rope_axes_dim} must be three and sum to head_dim/2 = {self.head_dim // 2}"
-            )
+            problems.append(f"rope sections {self.rope_axes_dim} must be three and sum to head_dim/2 = {self.head_dim // 2}")
         if self.hidden_act not in ("silu", "relu2"):
             problems.append(f"hidden_act is {self.hidden_act!r}; valid: silu, relu2")
         for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):

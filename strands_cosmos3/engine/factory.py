@@ -169,9 +169,7 @@ def _transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dic
 def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
     if "norm" in key:
-        scale = (
-            1.5 if key.endswith(("norm_q.weight", "norm_k.weight", "_q.weight", "_k.weight", "for_gen.weight")) else 1.0
-        )
+        scale = 1.5 if key.endswith(("norm_q.weight", "norm_k.weight", "_q.weight", "_k.weight", "for_gen.weight")) else 1.0
         return scale * (1 + 0.1 * noise)
     if key.startswith("embed_tokens"):
         return noise
@@ -195,9 +193,7 @@ def _write_shards(folder: Path, weights: dict[str, torch.Tensor], count: int) ->
         weight_map |= dict.fromkeys(mine, name)
         save_file(mine, folder / name, metadata={"format": "pt", "label": LABEL})
     size = sum(w.numel() * w.element_size() for w in weights.values())
-    _write_json(
-        folder / f"{_STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map}
-    )
+    _write_json(folder / f"{_STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
 def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
@@ -235,9 +231,7 @@ def _write_tokenizer(folder: Path) -> int:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_CORPUS, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

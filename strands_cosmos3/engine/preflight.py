@@ -63,9 +63,7 @@ def available_bytes(device: torch.device) -> int:
     return 1 << 62  # no way to know
 
 
-def preflight(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, decoder: bool, offload_text: bool
-) -> None:
+def preflight(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, decoder: bool, offload_text: bool) -> None:
     """Check device, type and memory together.
 
     Raises:

@@ -130,9 +130,7 @@ class Cosmos3ActionRequest:
                 continue
             value = value[0] if value.ndim == 3 and value.shape[0] == 1 else value
             if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < self.raw_action_dim:
-                raise ShapeError(
-                    f"{name} must be [rows, {self.raw_action_dim} or the model's width], got {list(value.shape)}."
-                )
+                raise ShapeError(f"{name} must be [rows, {self.raw_action_dim} or the model's width], got {list(value.shape)}.")
             if not torch.isfinite(value).all():
                 raise NonFiniteError(f"{name} holds NaN or infinity.")
             if value[:, self.raw_action_dim :].any():
@@ -141,6 +139,4 @@ class Cosmos3ActionRequest:
         if self.mode == Mode.FORWARD_DYNAMICS and self.cond_action is None:
             raise InputError("forward_dynamics predicts what known actions do: cond_action is needed.")
         if self.mode != Mode.FORWARD_DYNAMICS and self.cond_action is not None:
-            raise InputError(
-                f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for known rows."
-            )
+            raise InputError(f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for known rows.")

@@ -81,9 +81,7 @@ class SchedulerConfig:
             native_flow,
         )
 
-    def schedule(
-        self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None
-    ) -> Schedule:
+    def schedule(self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None) -> Schedule:
         """Noise levels for some number of steps.
 
         Args:
@@ -167,9 +165,7 @@ class Move:
     rho_old: float
     rho_new: float
 
-    def __call__(
-        self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None) -> torch.Tensor:
         """The sample at the level reached; all tensors have the sample's shape. Rounds in the oracle's order."""
         y = self.keep * x - self.drift * m0
         slope = None

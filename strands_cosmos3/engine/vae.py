@@ -66,9 +66,7 @@ class WanVae:
         WeightsError: A weight is missing, surplus, misshapen or not finite.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], files: WeightFiles, device: torch.device, dtype: torch.dtype, decoder: bool
-    ):
+    def __init__(self, config: Mapping[str, Any], files: WeightFiles, device: torch.device, dtype: torch.dtype, decoder: bool):
         self.model = _skeleton(config)
         files.check({name: tuple(p.shape) for name, p in self.model.named_parameters()})
         if not decoder:

@@ -79,9 +79,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             Variant("edge", "nvidia/Cosmos3-Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
             Variant("nano", "nvidia/Cosmos3-Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
             Variant("super", "nvidia/Cosmos3-Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
-            Variant(
-                "nano-policy-droid", "nvidia/Cosmos3-Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain"
-            ),
+            Variant("nano-policy-droid", "nvidia/Cosmos3-Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain"),
             Variant("edge-policy-droid", "nvidia/Cosmos3-Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET),
             Variant("small-silu", None, MappingProxyType({"hidden_act": "silu"}), None, MIDTRAIN_PRESET),
             Variant("small-relu2", None, MappingProxyType({"hidden_act": "relu2"}), None, MIDTRAIN_PRESET),

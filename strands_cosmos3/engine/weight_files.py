@@ -203,9 +203,7 @@ def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
     for block in flat.split(_CHECK_BLOCK):  # aminmax carries NaN and infinity without a mask as large as the weights
         low, high = torch.aminmax(block)
         if not (torch.isfinite(low) and torch.isfinite(high)):
-            raise WeightsError(
-                f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted."
-            )
+            raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")
     target.copy_(source)
 
 

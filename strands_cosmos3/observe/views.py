@@ -176,8 +176,8 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
         raise ShapeError(f"frames must be [F, H, W, 3] and not be empty, got {list(frames.shape)}.")
     if hw[0] % 16 or hw[1] % 16 or min(hw) < 16:
         raise ShapeError(f"a canvas is a multiple of 16 on both sides, got {hw[0]} x {hw[1]} (height x width).")
-    unit = frames.astype(np.float32) / 255 if frames.dtype == np.uint8 else frames.astype(np.float32)
-    signed = unit * 2 - 1
+    unit: F32 = frames.astype(np.float32)
+    signed: F32 = (unit / np.float32(255) if frames.dtype == np.uint8 else unit) * np.float32(2) - np.float32(1)
     height, width = frames.shape[1:3]
     scale = min(hw[1] / width, hw[0] / height, 1.0)
     content = max(1, int(scale * height + 0.5)), max(1, int(scale * width + 0.5))
