@@ -123,7 +123,7 @@ def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
                 frames.append(frame.to_ndarray(format="rgb24").astype(np.uint8))
                 if len(frames) == max_frames:
                     break
-    except (av.error.FFmpegError, IndexError, OSError) as error:
+    except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
     if not frames:
         raise InputError(f"{str(path)!r} holds no frames.")
