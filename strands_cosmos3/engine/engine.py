@@ -42,12 +42,16 @@ _TEXT_CACHE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class _Branch:
-    """The conditional or the unconditional half of guidance: a prompt, and the positions that follow from its
-    length."""
+class _Branches:
+    """The prompts of a pass, conditional first, and the positions [B, N, d] that follow from their lengths."""
 
-    text: TextKV
+    texts: tuple[TextKV, ...]
     rope: Rope
+
+    @property
+    def conditional(self) -> _Branches:
+        """The pass without guidance."""
+        return _Branches(self.texts[:1], (self.rope[0][:1], self.rope[1][:1]))
 
 
 @dataclass(frozen=True)
@@ -312,14 +316,16 @@ class Cosmos3Engine:
             clean[:, i] = latents[:, i, :height, :width]
         return clean
 
-    def _branches(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> list[_Branch]:
+    def _branches(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> _Branches:
         prompts = [_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
         if request.guidance_scale != 1:
             assert request.neg_text_ids is not None  # the request checked it
             negative = _ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size)
             prompts.append(negative)
-        texts = [self.text_cache.get(ids) for ids in prompts]
-        return [_Branch(text, self._rope(generation_positions(layout, self.config, text.tokens))) for text in texts]
+        texts = tuple(self.text_cache.get(ids) for ids in prompts)
+        tables = [self._rope(generation_positions(layout, self.config, text.tokens)) for text in texts]
+        cos, sin = (torch.stack(table) for table in zip(*tables, strict=True))
+        return _Branches(texts, (cos, sin))
 
     def _rope(self, positions: torch.Tensor, device: torch.device | None = None) -> Rope:
         return rope_tables(positions, self.config, device or self.device, self.dtype)
@@ -373,7 +379,7 @@ class Cosmos3Engine:
         return None if prefix is None else prefix.to(self.device, torch.float32)
 
     def _denoise(
-        self, request: Cosmos3ActionRequest, sample: _Sample, branches: list[_Branch], on_step: OnStep | None
+        self, request: Cosmos3ActionRequest, sample: _Sample, branches: _Branches, on_step: OnStep | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         schedule = self.checkpoint.scheduler.schedule(
             request.num_inference_steps, request.flow_shift, request.use_karras_sigmas
@@ -386,12 +392,11 @@ class Cosmos3Engine:
         for i, t in enumerate(schedule.timesteps):
             vision_group = layout.noisy_vision if request.return_video or i + 1 < count else slice(0, 0)
             groups = vision_group, layout.noisy_action
-            guided = len(branches) > 1 and _guides(request.guidance_interval, t)
-            velocities = [
-                self._runner(vision.sample, action.sample, times[i], sample.noisy_N1, b.rope, b.text, head, *groups)
-                for b in (branches if guided else branches[:1])
-            ]
-            of_vision, of_action = _combine(velocities, request.guidance_scale)
+            now = branches if _guides(request.guidance_interval, t) else branches.conditional
+            velocities = self._runner(
+                vision.sample, action.sample, times[i], sample.noisy_N1, now.rope, now.texts, head, *groups
+            )
+            of_vision, of_action = (_combine(v_B, request.guidance_scale) for v_B in velocities)
             if vision_group.stop > vision_group.start:
                 _advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_VP)
             if layout.noisy_action.stop > layout.noisy_action.start:
@@ -414,12 +419,13 @@ def _advance(state: UniPC, velocity: torch.Tensor, rows: slice, free: torch.Tens
     state.sample = torch.where(free > 0, state.step(whole * free), given)
 
 
-def _combine(velocities: list[tuple[torch.Tensor, torch.Tensor]], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    conditional = velocities[0][0].float(), velocities[0][1].float()
-    if len(velocities) == 1:
+def _combine(velocity_B: torch.Tensor, scale: float) -> torch.Tensor:
+    """Guidance ``u + g (c - u)`` in float32, of velocities [B, ...]; without an unconditional branch, the conditional."""
+    conditional = velocity_B[0].float()
+    if len(velocity_B) == 1:
         return conditional
-    free = velocities[1][0].float(), velocities[1][1].float()
-    return free[0] + scale * (conditional[0] - free[0]), free[1] + scale * (conditional[1] - free[1])
+    unconditional = velocity_B[1].float()
+    return unconditional + scale * (conditional - unconditional)
 
 
 def _guides(interval: tuple[float, float] | None, timestep: int) -> bool:

@@ -1,4 +1,4 @@
-"""How a denoising step's forward pass is run: directly, or as a CUDA graph replayed for each shape and branch.
+"""How a denoising step's forward pass is run: directly, or as a CUDA graph replayed for each shape and prompts.
 
 A graph fixes every address that it reads. So each one owns copies of its inputs (tokens, time embedding, positions,
 text keys and values, action head); a replay copies into those that change and reads the outputs' fixed places. No
@@ -47,18 +47,18 @@ class VelocityRunner:
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         rope: Rope,
-        text: TextKV,
+        texts: tuple[TextKV, ...],
         head: ActionHead,
         vision_group: slice,
         action_group: slice,
     ) -> Velocities:
         """Velocities of two groups of tokens; arguments as in :meth:`Cosmos3Transformer.velocity`."""
-        fixed = noisy_N1, rope, text, head, vision_group, action_group
+        fixed = noisy_N1, rope, texts, head, vision_group, action_group
         if not self._capture:
             return self._transformer.velocity(vision_VP, action_TA, time_D, *fixed)
         # Layouts, prompts and heads are told apart by identity: a graph keeps its own alive, so no address comes twice.
         bounds = vision_group.start, vision_group.stop, action_group.start, action_group.stop
-        key = (vision_VP.shape, action_TA.shape, id(text), id(head), bounds)
+        key = (vision_VP.shape, action_TA.shape, tuple(map(id, texts)), id(head), bounds)
         captured = self._graphs.get(key)
         if captured is None:
             captured = self._captured((vision_VP, action_TA, time_D), fixed)
@@ -86,11 +86,11 @@ class VelocityRunner:
         held_rope[1].copy_(rope[1])
 
     def _captured(self, changing: tuple[torch.Tensor, ...], fixed: tuple[object, ...]) -> _Captured:
-        noisy_N1, rope, text, head, vision_group, action_group = fixed
+        noisy_N1, rope, texts, head, vision_group, action_group = fixed
         assert isinstance(noisy_N1, torch.Tensor)
         assert isinstance(rope, tuple)
         inputs = tuple(tensor.clone() for tensor in changing)
-        held = noisy_N1.clone(), (rope[0].clone(), rope[1].clone()), text, head, vision_group, action_group
+        held = noisy_N1.clone(), (rope[0].clone(), rope[1].clone()), texts, head, vision_group, action_group
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,7 +1,8 @@
 """The two towers: text prefills keys and values once; generation reads them at every denoising step.
 
 Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P numbers in a vision
-token, A action width, h query heads, k key heads, d head width. Batch is one and packed, so no shape carries it.
+token, A action width, h query heads, k key heads, d head width, B branches of guidance: the conditional pass and, where guidance
+applies, the unconditional one, which share every matrix product and differ in the prompt that they attend to.
 
 Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the numeric oracle of the tests; operations that round are kept
 in its order, so that bfloat16 agrees too.
@@ -79,18 +80,21 @@ class Mlp(nn.Module):
         self.down = nn.Linear(inner, D, bias=False)
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        if x_ND.device.type == "cpu" and len(x_ND) > _CPU_BLOCK_ROWS:  # keep temporaries in the cache and off mmap
-            return torch.cat([self._block(block) for block in x_ND.split(_CPU_BLOCK_ROWS)])
+        rows = x_ND.flatten(0, -2)
+        if rows.device.type == "cpu" and len(rows) > _CPU_BLOCK_ROWS:  # keep temporaries in the cache and off mmap
+            return torch.cat([self._block(block) for block in rows.split(_CPU_BLOCK_ROWS)]).view_as(x_ND)
         return self._block(x_ND)
 
     def _block(self, x_ND: torch.Tensor) -> torch.Tensor:
         if self.gate is None:
             return self.down(torch.relu(self.up(x_ND)).square())
-        return self.down(F.silu(self.gate(x_ND)) * self.up(x_ND))
+        if torch.is_grad_enabled():
+            return self.down(F.silu(self.gate(x_ND)) * self.up(x_ND))
+        return self.down(F.silu(self.gate(x_ND), inplace=True).mul_(self.up(x_ND)))
 
 
 class DecoderLayer(nn.Module):
-    """One layer of either tower: pre-norm attention and MLP with residuals."""
+    """One layer of either tower: pre-norm attention and MLP with residuals. A leading B may stand before every shape."""
 
     def __init__(self, config: TransformerConfig, *, qk_norm: bool, k_norm_for_gen: bool = False):
         super().__init__()
@@ -109,7 +113,7 @@ class DecoderLayer(nn.Module):
 
     def queries(self, normed_ND: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[h, N, d], normalised and rotated."""
-        return _rotate(self.q_norm(self._heads(self.q(normed_ND))), rope).transpose(0, 1)
+        return _rotate(self.q_norm(self._heads(self.q(normed_ND))), rope).transpose(-3, -2)
 
     def keys(self, normed_ND: torch.Tensor) -> torch.Tensor:
         """[N, k, d], normalised, not rotated."""
@@ -117,12 +121,12 @@ class DecoderLayer(nn.Module):
 
     def values(self, normed_ND: torch.Tensor) -> torch.Tensor:
         """[k, N, d]"""
-        return self._heads(self.v(normed_ND)).transpose(0, 1)
+        return self._heads(self.v(normed_ND)).transpose(-3, -2)
 
     def finish(self, x_ND: torch.Tensor, attended_hNd: torch.Tensor) -> torch.Tensor:
         """Output projection and MLP, each with its residual."""
-        x_ND = x_ND + self.out(attended_hNd.transpose(0, 1).flatten(-2))
-        return x_ND + self.mlp(self.mlp_norm(x_ND))
+        x_ND = self.out(attended_hNd.transpose(-3, -2).flatten(-2)).add_(x_ND)
+        return self.mlp(self.mlp_norm(x_ND)).add_(x_ND)
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.unflatten(-1, (-1, self.head_dim))  # head counts follow from the weights: slices of them work too
@@ -166,35 +170,45 @@ class GenerationTower(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, qk_norm=True) for _ in range(config.num_hidden_layers))
         self.norm = RmsNorm(config.hidden_size, config)
 
-    def forward(self, x_ND: torch.Tensor, rope: Rope, text: TextKV, groups: Sequence[slice]) -> list[torch.Tensor]:
-        """Final hidden states of some groups of tokens; in the last layer nothing else is computed.
+    def forward(
+        self, x_BND: torch.Tensor, rope: Rope, texts: Sequence[TextKV], groups: Sequence[slice]
+    ) -> list[torch.Tensor]:
+        """Final hidden states [B, tokens, D] of some groups of tokens; in the last layer nothing else is computed.
 
         Groups are computed one by one, so that a group's numbers do not depend on which others are asked for.
+
+        Args:
+            x_BND: Embedded tokens.
+            rope: Cosine and sine [B, N, d].
+            texts: Each branch's prompt.
+            groups: Slices of the tokens.
         """
-        for layer, (k_text, v_text) in zip(self.layers, text.layers, strict=True):
+        for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            normed = layer.attention_norm(x_ND)
-            k_all = torch.cat([k_text, _rotate(layer.keys(normed), rope).transpose(0, 1)], dim=1)
-            v_all = torch.cat([v_text, layer.values(normed)], dim=1)
-            if layer is self.layers[-1]:
-                return [self._last(layer, x_ND, normed, rope, k_all, v_all, group) for group in groups]
-            x_ND = layer.finish(x_ND, _attend(layer.queries(normed, rope), k_all, v_all))
+            normed = layer.attention_norm(x_BND)
+            keys, values = _rotate(layer.keys(normed), rope).transpose(1, 2), layer.values(normed)
+            memory = [
+                (torch.cat([text.layers[i][0], k], dim=1), torch.cat([text.layers[i][1], v], dim=1))
+                for text, k, v in zip(texts, keys, values, strict=True)
+            ]
+            if i + 1 == len(self.layers):
+                return [self._last(layer, x_BND, normed, rope, memory, group) for group in groups]
+            x_BND = layer.finish(x_BND, _attend_each(layer.queries(normed, rope), memory))
         raise AssertionError("a tower has at least one layer")
 
     def _last(
         self,
         layer: DecoderLayer,
-        x_ND: torch.Tensor,
-        normed_ND: torch.Tensor,
+        x_BND: torch.Tensor,
+        normed_BND: torch.Tensor,
         rope: Rope,
-        k_all: torch.Tensor,
-        v_all: torch.Tensor,
+        memory: Sequence[tuple[torch.Tensor, torch.Tensor]],
         group: slice,
     ) -> torch.Tensor:
         if group.start == group.stop:
-            return x_ND[group]
-        queries = layer.queries(normed_ND[group], (rope[0][group], rope[1][group]))
-        return self.norm(layer.finish(x_ND[group], _attend(queries, k_all, v_all)))
+            return x_BND[:, group]
+        queries = layer.queries(normed_BND[:, group], (rope[0][:, group], rope[1][:, group]))
+        return self.norm(layer.finish(x_BND[:, group], _attend_each(queries, memory)))
 
 
 class TimeEmbedder(nn.Module):
@@ -244,7 +258,7 @@ class Cosmos3Transformer(nn.Module):
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         rope: Rope,
-        text: TextKV,
+        texts: Sequence[TextKV],
         head: ActionHead,
         vision_group: slice,
         action_group: slice,
@@ -255,16 +269,18 @@ class Cosmos3Transformer(nn.Module):
             vision_VP: Vision tokens. action_TA: Action rows.
             time_D: Embedding of the step's timestep, in the model's type; only noisy tokens receive it.
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's type.
-            rope: Cosine and sine [N, d] of the generation tokens.
+            rope: Cosine and sine [B, N, d] of the generation tokens: positions follow from a prompt's length.
+            texts: The B prompts.
             vision_group, action_group: Tokens whose velocities are wanted.
 
         Returns:
-            Velocities of the two groups, [tokens, P] and [tokens, A], in the model's type.
+            Velocities of the two groups, [B, tokens, P] and [B, tokens, A], in the model's type.
         """
         vision_VD = self.proj_in(vision_VP.to(self.dtype))
         action_TD = action_TA.to(self.dtype) @ head.w_in + head.b_in + self.action_modality_embed
         x_ND = torch.cat([vision_VD, action_TD]) + noisy_N1 * time_D
-        of_vision, of_action = self.generation(x_ND, rope, text, (vision_group, action_group))
+        x_BND = x_ND.expand(len(texts), -1, -1)
+        of_vision, of_action = self.generation(x_BND, rope, texts, (vision_group, action_group))
         return self.proj_out(of_vision), of_action @ head.w_out + head.b_out
 
 
@@ -272,7 +288,16 @@ def _attend(q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causa
     return F.scaled_dot_product_attention(q_hNd[None], k_kMd[None], v_kMd[None], is_causal=causal, enable_gqa=True)[0]
 
 
+def _attend_each(q_BhNd: torch.Tensor, memory: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Each branch over its own keys and values, which differ in number."""
+    return torch.stack([_attend(q_hNd, k, v) for q_hNd, (k, v) in zip(q_BhNd, memory, strict=True)])
+
+
 def _rotate(x_Nhd: torch.Tensor, rope: Rope) -> torch.Tensor:
-    cos_Nd, sin_Nd = rope
+    cos_Nd, sin_Nd = rope  # both halves of a row are equal
     first, second = x_Nhd.chunk(2, dim=-1)
-    return x_Nhd * cos_Nd[:, None] + torch.cat([-second, first], dim=-1) * sin_Nd[:, None]
+    sin = sin_Nd[..., None, : first.shape[-1]]
+    rotated = x_Nhd * cos_Nd[..., None, :]
+    rotated[..., : first.shape[-1]] -= second * sin
+    rotated[..., first.shape[-1] :] += first * sin
+    return rotated

@@ -149,8 +149,9 @@ def text_sees_the_future(patch, _):
 def generation_does_not_read_the_prompt(patch, _):
     original = transformer.GenerationTower.forward
 
-    def forward(self, x, rope, text, groups):
-        return original(self, x, rope, transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers)), groups)
+    def forward(self, x, rope, texts, groups):
+        blank = [transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers)) for text in texts]
+        return original(self, x, rope, blank, groups)
 
     patch.setattr(transformer.GenerationTower, "forward", forward)
 
@@ -186,8 +187,8 @@ def first_order_everywhere(patch, _):
 
 @mutation()
 def guidance_from_the_wrong_side(patch, _):
-    def combine(vs, g):
-        return tuple(c + g * (c - u) for c, u in zip(*vs, strict=True))
+    def combine(velocity, g):
+        return velocity[0] + g * (velocity[0] - velocity[1])
 
     patch.setattr(engine_module, "_combine", combine)
 
@@ -281,8 +282,9 @@ def negative_prompt_ignored(patch, _):
     original = engine_module.Cosmos3Engine._branches
 
     def branches(self, request, layout):
-        first, _ = original(self, request, layout)
-        return [first, first]
+        made = original(self, request, layout)
+        cos, sin = made.rope
+        return type(made)(made.texts[:1] * 2, (cos[[0, 0]], sin[[0, 0]]))
 
     patch.setattr(engine_module.Cosmos3Engine, "_branches", branches)
 

@@ -118,16 +118,16 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind):
             actions,
             ours.transformer.time_embedder(torch.tensor([t]))[0],
             told,
-            rope,
-            prompt,
+            (rope[0][None], rope[1][None]),
+            (prompt,),
             ours.action_head(8),
             layout.noisy_vision,
             layout.noisy_action,
         )
-    torch.testing.assert_close(of_action, action[0][1:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(of_action[0], action[0][1:], atol=1e-5, rtol=0)
     expected = patchify(vision[0][0], 2)[rows * columns :]
     inside = patchify(torch.ones(16, frames, 9, 11), 2)[rows * columns :] > 0
-    torch.testing.assert_close(of_vision[inside], expected[inside], atol=1e-5, rtol=0)
+    torch.testing.assert_close(of_vision[0][inside], expected[inside], atol=1e-5, rtol=0)
 
 
 def test_the_case_has_odd_edges(checkpoints):
