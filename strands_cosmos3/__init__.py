@@ -25,7 +25,7 @@ _PUBLIC = {
     "MinkIKBridge": "control.ik",
     "decode_cosmos_chunk_to_targets": "control.targets",
 }
-__all__ = ["__version__", *sorted(_PUBLIC)]
+__all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -78,6 +78,19 @@ def positive(value: Any, name: str) -> float:
     return number
 
 
+def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
+    """A whole number in a range, both ends included.
+
+    Raises:
+        InputError: It is anything else.
+    """
+    number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+    if number is None or number < lowest or (highest is not None and number > highest):
+        span = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise InputError(f"{name} must be a whole number {span}, got {value!r}.")
+    return number
+
+
 def instance_of(value: object, kind: type[_K], name: str) -> _K:
     """The value, where it is of that type.
 

@@ -18,7 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, UnknownNameError
+from strands_cosmos3.checks import instance_of, whole_number
+from strands_cosmos3.errors import ActionSpaceError, NonFiniteError, UnknownNameError
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat"]
@@ -412,6 +413,8 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 )
 NUM_DOMAINS = 32
 """Slots in the model's domain-aware heads."""
+ACTION_DIM = 64
+"""Width of the model's own action rows; an embodiment uses the first of them."""
 
 
 def list_embodiments() -> tuple[str, ...]:
@@ -427,9 +430,7 @@ def get_embodiment(name: str | Embodiment) -> Embodiment:
     """
     if isinstance(name, Embodiment):
         return name
-    if not isinstance(name, str):
-        raise InputError(f"an embodiment is named by a string, got {name!r}; valid: {', '.join(_EMBODIMENTS)}.")
-    key = name.strip().lower()
+    key = instance_of(name, str, "the name of an embodiment").strip().lower()
     key = _ALIASES.get(key, key)
     if key not in _EMBODIMENTS:
         raise UnknownNameError("embodiment", name, (*_EMBODIMENTS, *_ALIASES))
@@ -442,7 +443,6 @@ def raw_embodiment(domain_id: int, width: int) -> Embodiment:
     Raises:
         InputError: The id is outside 0..31 or the width outside 1..64.
     """
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (domain_id, width))
-    if not whole or not 0 <= domain_id < NUM_DOMAINS or not 1 <= width <= 64:
-        raise InputError(f"domain id {domain_id!r} with width {width!r}: the id must be 0..31 and the raw width 1..64.")
+    domain_id = whole_number(domain_id, "domain id", 0, NUM_DOMAINS - 1)
+    width = whole_number(width, "raw width", 1, ACTION_DIM)
     return _domain(f"domain_{domain_id}", domain_id, _numbered("action", width), meaning="raw")

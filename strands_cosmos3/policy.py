@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,9 +15,9 @@ import numpy as np
 
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.checks import positive
+from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError, ControlError, InputError
 from strands_cosmos3.observe.mapping import RobotMapping, resolve_mapping
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
@@ -111,9 +113,7 @@ class Cosmos3Policy(Policy):
         if self.mode is not Mode.POLICY:
             raise ConfigError(f"mode {mode!r} needs a model backend; 'scripted' and 'replay' know mode 'policy' only.")
         self.action_space = self.embodiment.action_space(action_space)
-        if actions_per_step is not None and actions_per_step < 1:
-            raise ConfigError(f"actions_per_step must be at least 1, got {actions_per_step}.")
-        self.actions_per_step = actions_per_step
+        self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
         self.prompt = prompt
         self.last_rollout: dict[str, Any] = {}
         self._mappings = (observation_mapping, action_mapping)
@@ -121,6 +121,7 @@ class Cosmos3Policy(Policy):
         self._hz: float | None = None
         self._first_seed = 0 if seed is None else int(seed)
         self._calls = 0
+        self._planning = threading.Lock()  # get_actions runs in worker threads; solver and counters are shared
         self._bridge = None if robot is None else _make_bridge(arm_model)
         self.backend = make_backend(backend, model)
         self.requires_images = self.backend.requires_images
@@ -187,7 +188,10 @@ class Cosmos3Policy(Policy):
 
         The trajectory is anchored on the observation's measured pose and keeps the chunk's own row times.
         """
-        observation = self._observation(observation)
+        with self._planning:
+            return self._plan(self._observation(observation), instruction)
+
+    def _plan(self, observation: Observation, instruction: str) -> JointTrajectory | ActionChunk:
         request = self._request(observation, instruction or self.prompt)
         started = time.perf_counter()
         chunk = self.backend.infer(request)
@@ -260,8 +264,12 @@ def _resample(plan: JointTrajectory, observation: Observation, hz: float) -> Joi
     from strands_cosmos3.control.trajectory import JointState, plan_motion
 
     assert observation.qd_rad_s is not None  # Observation fills it
-    start = JointState(observation.q_rad, observation.qd_rad_s, np.zeros_like(observation.q_rad))
-    motion = plan_motion(start, plan.q_rad, plan.t_s, FER, 1.0 / hz)
+    speed = np.clip(observation.qd_rad_s, -FER.velocity, FER.velocity)  # measured, so it may lie a little beyond
+    start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
+    try:
+        motion = plan_motion(start, plan.q_rad, plan.t_s, FER, 1.0 / hz)
+    except ControlError:  # the rows cannot be met from that speed; from rest they always can
+        motion = plan_motion(JointState.at_rest(observation.q_rad), plan.q_rad, plan.t_s, FER, 1.0 / hz)
     n = int(np.ceil(motion.spline.end_s * hz - 1e-9))
     at_s = np.arange(1, n + 1) / hz
     q, _, _ = motion.spline.sample(at_s)
@@ -274,8 +282,11 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     """A policy by name, as strands-robots makes them: ``create_policy("cosmos3", embodiment="droid", backend="scripted")``.
 
     Raises:
-        ConfigError: Another provider; this package makes Cosmos 3 policies only.
+        ConfigError: Another provider (this package makes Cosmos 3 policies only), or an option that there is not.
     """
     if provider != "cosmos3":
         raise ConfigError(f"unknown policy provider {provider!r}; this package provides 'cosmos3'.")
+    options = list(inspect.signature(Cosmos3Policy).parameters)
+    if unknown := [name for name in config if name not in options]:
+        raise ConfigError(f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(options)}.")
     return Cosmos3Policy(**config)

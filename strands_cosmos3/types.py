@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform, whole_number
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.errors import ActionSpaceError, InputError, ShapeError, UnknownNameError, WildActionError
 
@@ -126,8 +126,8 @@ class Observation:
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None,))
         qd = finite_array(np.zeros_like(q) if self.qd_rad_s is None else self.qd_rad_s, "qd_rad_s", q.shape)
-        views = instance_of(self.images, Mapping, "images")
-        images = {name: _image(image, f"image {name!r}") for name, image in views.items()}
+        instance_of(self.images, Mapping, "images")
+        images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
         _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper, "gripper"), images=MappingProxyType(images))
 
 
@@ -166,8 +166,7 @@ class Request:
     privileged: Mapping[str, F64] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n_rows, int) or self.n_rows < 1:
-            raise InputError(f"n_rows must be a whole number of at least 1, got {self.n_rows!r}.")
+        whole_number(self.n_rows, "n_rows", 1)
         _set(
             self,
             q_rad=finite_array(self.q_rad, "q_rad", (None,)),
@@ -408,4 +407,5 @@ class Rollout:
 
     def save_npz(self, path: str) -> None:
         """Write every trajectory of the episode to one compressed npz file."""
-        np.savez_compressed(path, **dict(self.arrays))
+        arrays: dict[str, Any] = dict(self.arrays)
+        np.savez_compressed(path, **arrays)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
     PANDA_FINGER,

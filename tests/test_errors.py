@@ -4,6 +4,7 @@ import inspect
 import re
 
 import pytest
+
 from strands_cosmos3 import errors
 from strands_cosmos3.errors import Cosmos3Error, MissingDependencyError, ResourceNotFoundError, UnknownNameError
 

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ActionSpaceError,

@@ -1,12 +1,13 @@
-# pyright: reportAttributeAccessIssue=false
 """The arm as a MuJoCo model: the embedded one, or another by path or name."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import mujoco
 
+from strands_cosmos3.arm.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, HAND_BODY
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
@@ -41,53 +42,84 @@ def load_panda() -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(panda_path()))
 
 
-def _load_menagerie() -> mujoco.MjModel:
+def _menagerie_path() -> Path:
     try:
         from git.exc import GitError
-        from robot_descriptions.loaders.mujoco import load_robot_description
+        from robot_descriptions import loaders  # noqa: F401 - that it is installed, before it touches the network
     except ImportError as error:
         raise MissingDependencyError(
             "the 'menagerie' arm needs robot_descriptions: pip install 'strands-cosmos3[sim]'; "
             "or use the embedded arm, 'panda'."
         ) from error
     try:
-        return load_robot_description("panda_mj_description")
-    except (GitError, OSError, RuntimeError, ValueError) as error:  # no git, no network, no space, or not a model
+        return Path(import_module("robot_descriptions.panda_mj_description").MJCF_PATH)
+    except (GitError, OSError, RuntimeError, ValueError) as error:  # no git, no network, no space
+        why = " ".join(str(error).split())
         raise EnvironmentalError(
-            f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: {error}); it is cloned "
+            f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: {why}); it is cloned "
             "from GitHub at its first use. Use the embedded arm, 'panda', or give the path of an .xml or .mjb file."
         ) from error
 
 
-def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjModel:
-    """An arm's model.
+def model_path(spec: str | Path | None = None) -> Path:
+    """The file behind an arm's name.
 
     Args:
-        spec: None or ``"panda"`` for the embedded arm, the path of an ``.xml`` or ``.mjb`` file, ``"menagerie"`` for
-            MuJoCo Menagerie's panda (fetched over the network at its first use, and only then), or a model, returned
-            as it is.
+        spec: None or ``"panda"`` for the embedded arm, the path of an ``.xml`` or ``.mjb`` file, or ``"menagerie"`` for
+            MuJoCo Menagerie's panda (fetched over the network at its first use, and only then).
 
     Raises:
         UnknownNameError: Neither a known name nor a path.
         ResourceNotFoundError: The file does not exist.
-        ConfigError: MuJoCo cannot compile or read the file.
         MissingDependencyError: ``menagerie`` without robot_descriptions.
         EnvironmentalError: ``menagerie`` could not be fetched.
     """
-    if isinstance(spec, mujoco.MjModel):
-        return spec
     if spec is None or spec == "panda":
-        return load_panda()
+        return panda_path()
     if spec == "menagerie":
-        return _load_menagerie()
+        return _menagerie_path()
     path = Path(spec).expanduser()
     if path.suffix.lower() not in (".xml", ".mjb"):
         raise UnknownNameError("arm model", str(spec), (*MODEL_NAMES, "a path ending in .xml or .mjb"))
     if not path.is_file():
         raise ResourceNotFoundError(f"arm model {str(path)!r} does not exist; give an existing file or 'panda'.")
+    return path
+
+
+def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjModel:
+    """An arm's model: one of :func:`model_path`'s, compiled; a model is returned as it is.
+
+    Raises:
+        ConfigError: MuJoCo cannot compile or read the file.
+        UnknownNameError, ResourceNotFoundError, MissingDependencyError, EnvironmentalError: As :func:`model_path`.
+    """
+    if isinstance(spec, mujoco.MjModel):
+        return spec
+    path = model_path(spec)
     try:
         if path.suffix.lower() == ".mjb":
             return mujoco.MjModel.from_binary_path(str(path))
         return mujoco.MjModel.from_xml_path(str(path))
     except (ValueError, mujoco.FatalError) as error:
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+
+
+def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
+    """An arm's specification, for a scene to be built around it: it must be an ``.xml``.
+
+    Raises:
+        ConfigError: MuJoCo cannot read the file, it is compiled already, or it lacks the Franka's names.
+        UnknownNameError, ResourceNotFoundError, MissingDependencyError, EnvironmentalError: As :func:`model_path`.
+    """
+    path = model_path(spec)
+    if path.suffix.lower() != ".xml":
+        raise ConfigError(f"a scene is built around an .xml; {str(path)!r} is compiled already.")
+    try:
+        arm = mujoco.MjSpec.from_file(str(path))
+    except (ValueError, mujoco.FatalError) as error:
+        raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+    wanted = {"body": (HAND_BODY,), "joint": (*ARM_JOINTS, *FINGER_JOINTS), "actuator": ACTUATORS}
+    missing = [f"{kind} {name!r}" for kind, names in wanted.items() for name in names if getattr(arm, kind)(name) is None]
+    if missing:
+        raise ConfigError(f"{str(path)!r} is no Franka that this package can drive: it lacks {', '.join(missing)}.")
+    return arm

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.arm.panda import ARM_ACTUATORS, ARM_JOINTS
-from strands_cosmos3.checks import F64
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError
+from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ShapeError
 
 
 class FeedForward(StrEnum):
@@ -36,7 +36,7 @@ class JointServo:
     """
 
     def __init__(self, model: mujoco.MjModel):
-        self.model = model
+        self.model = instance_of(model, mujoco.MjModel, "model")
         joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
         actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for name in ARM_ACTUATORS]
         self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
@@ -54,10 +54,12 @@ class JointServo:
 
     def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64) -> F64:
         """ctrl [..., 7] for references [..., 7]: ``q + (kd + damping) / kp qd``, inside the actuators' range."""
+        _require_rows(q_rad, qd_rad_s)
         return self._in_range(q_rad + self._lead_s * qd_rad_s)
 
     def no_feed_forward(self, q_rad: F64) -> F64:
         """ctrl [..., 7] that is the reference itself, inside the actuators' range."""
+        _require_rows(q_rad)
         return self._in_range(q_rad)
 
     def computed_torque(self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> F64:
@@ -65,6 +67,7 @@ class JointServo:
 
         ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive) / kp``, inside the actuators' range.
         """
+        _require_rows(q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
         mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
         dof = self.dof_address
@@ -80,6 +83,15 @@ class JointServo:
         if not np.isfinite(ctrl).all():
             raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
         return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
+
+
+def _require_rows(*values: F64) -> None:
+    """Shapes and types only, as this runs at every physics step; finiteness is asked of the result."""
+    for value in values:
+        if not isinstance(value, np.ndarray) or value.dtype != np.float64 or value.shape[-1:] != (len(ARM_JOINTS),):
+            raise ShapeError(f"a reference is a float64 array [..., {len(ARM_JOINTS)}], got {type(value).__name__}.")
+        if value.shape != values[0].shape:
+            raise ShapeError(f"references must share one shape, got {values[0].shape} and {value.shape}.")
 
 
 def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:

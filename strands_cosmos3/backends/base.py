@@ -18,10 +18,14 @@ class Backend(Protocol):
         model_sha256: Digest of the checkpoint behind it, or None.
     """
 
-    name: str
-    needs_privileged: bool
-    requires_images: bool
-    model_sha256: str | None
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs_privileged(self) -> bool: ...
+    @property
+    def requires_images(self) -> bool: ...
+    @property
+    def model_sha256(self) -> str | None: ...
 
     def infer(self, request: Request) -> ActionChunk:
         """The chunk for a request.

@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
-from strands_cosmos3.checks import F64, finite_array, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform
 from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
 from strands_cosmos3.errors import BackendError, InputError, ResourceNotFoundError
 from strands_cosmos3.types import ActionChunk, Request
@@ -50,8 +51,7 @@ class Recording:
         gripper = finite_array(self.gripper, "gripper", (len(T),))
         if (gripper < 0).any() or (gripper > 1).any():
             raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
-        if not (np.isfinite(self.fps) and self.fps > 0):
-            raise InputError(f"fps must be above zero, got {self.fps!r}.")
+        positive(self.fps, "fps")
         for name, value in (
             ("T_base_cosmos", T),
             ("gripper", gripper),
@@ -103,13 +103,13 @@ def load_recording(path: str | Path) -> Recording:
         raise ResourceNotFoundError(f"no recording at {str(file)!r}; give a DROID episode (.json) or a saved .npz.")
     try:
         if file.suffix == ".json":
-            return _from_droid(json.loads(file.read_text()))
+            return _from_droid(instance_of(json.loads(file.read_text()), dict, "an episode"))
         with np.load(file, allow_pickle=False) as data:
             fields = {name: data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")}
             return Recording(**{**fields, "fps": float(fields["fps"])}, source=str(data["source"]) if "source" in data else "")
     except KeyError as error:
         raise InputError(f"{str(file)!r} is no recording: it lacks {error}.") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, AttributeError, OSError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{str(file)!r} is no recording: {error}") from None

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from strands_cosmos3.actions.decode import decode_chunk, encode_chunk
 from strands_cosmos3.arm.panda import dh_forward
 from strands_cosmos3.backends.replay import Recording, load_recording
 from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, FPS, SLOW_DEG, SLOW_M, feasible_chunk
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.types import Rollout
+from strands_cosmos3.types import ActionChunk, Rollout
 
 _SPEEDS = {"slow": (SLOW_M, SLOW_DEG), "brisk": (BRISK_M, BRISK_DEG)}
 _FEED_FORWARD = {"velocity": ("slow", "brisk"), "computed_torque": ("slow", "brisk"), "none": ("slow",)}
@@ -35,6 +36,8 @@ def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], 
     from strands_cosmos3.sim.robot import ControlConfig, Robot
 
     out: dict[str, Any] = {"chunks": chunks, "seed": seed, "physics_hz": 600, "control_hz": 50}
+    if episode is not None:
+        out["droid_episode_decoded"] = _decoded(load_recording(episode))
     for feed_forward, speeds in _FEED_FORWARD.items():
         robot = Robot("panda", ControlConfig(feed_forward=feed_forward))
         for speed in speeds:
@@ -47,6 +50,22 @@ def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], 
             progress(f"tracking: {feed_forward}, {episode.name}")
             out[f"{feed_forward}/droid_episode"] = _summary([_replay(robot, load_recording(episode))])
     return out
+
+
+def _decoded(recording: Recording) -> dict[str, float]:
+    """Where the recorded poses end after encoding and decoding: with the tool frame, and with deltas composed on the hand."""
+    droid = get_embodiment("droid")
+    rows = encode_chunk(recording.T_base_cosmos, recording.gripper[1:], droid)
+    chunk = ActionChunk(rows, droid.action_space("midtrain"), droid)
+    cosmos = decode_chunk(chunk, recording.T_base_cosmos[0]).T_base_frame
+    T_hand_cosmos = droid.tool_frame.T_parent_cosmos
+    on_hand = decode_chunk(chunk, recording.T_base_cosmos[0] @ np.linalg.inv(T_hand_cosmos)).T_base_frame @ T_hand_cosmos
+    end = recording.T_base_cosmos[-1, :3, 3]
+    return {
+        "rows": len(rows),
+        "end_error_mm": float(np.linalg.norm(cosmos[-1, :3, 3] - end) * 1e3),
+        "end_error_without_tool_frame_mm": float(np.linalg.norm(on_hand[-1, :3, 3] - end) * 1e3),
+    }
 
 
 def _replay(robot: Any, recording: Recording) -> Rollout:

@@ -23,12 +23,13 @@ class Bench:
     printed beside them.
     """
 
-    what: Annotated[Literal["ik", "tracking", "sim"], tyro.conf.Positional]
-    """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes."""
+    what: Annotated[Literal["ik", "tracking", "sim", "tasks"], tyro.conf.Positional]
+    """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes.
+    tasks: successes of the scripted expert."""
     chunks: int = 40
     """Random chunks (ik, tracking)."""
-    episodes: int = 5
-    """Episodes (sim)."""
+    episodes: int | None = None
+    """Episodes (sim: 5, tasks: 100 of each)."""
     seed: int = 0
     """Seed of the first."""
     episode: Path | None = None
@@ -38,7 +39,7 @@ class Bench:
 
     def run(self) -> int:
         """Measure and print."""
-        if self.chunks < 1 or self.episodes < 1:
+        if self.chunks < 1 or (self.episodes is not None and self.episodes < 1):
             raise ConfigError("--chunks and --episodes must be at least 1.")
         require_writable(self.json, (".json",), "--json")
         console = Console()
@@ -65,9 +66,13 @@ class Bench:
             from strands_cosmos3.bench import tracking
 
             return tracking.run(self.chunks, self.seed, self.episode, progress)
+        if self.what == "tasks":
+            from strands_cosmos3.bench import tasks
+
+            return tasks.run(self.episodes or 100, self.seed, progress)
         from strands_cosmos3.bench import sim
 
-        return sim.run(self.episodes, self.seed, progress)
+        return sim.run(self.episodes or 5, self.seed, progress)
 
 
 def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -32,7 +32,7 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
         raise ConfigError(f"{option} {str(path)!r} cannot be written there; choose another place.")
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a hidden file beside ``path``, then put it in its place."""
     hidden = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:

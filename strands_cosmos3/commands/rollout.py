@@ -52,6 +52,8 @@ class Rollout:
     """Whose velocity, acceleration and jerk limits hold: the Panda's (fer) or the Research 3's."""
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
+    arm_model: str = "panda"
+    """The arm: panda is the embedded model; else an .xml with the Franka's names, or menagerie (fetched over the network)."""
     video: Path | None = None
     """Write a film (.mp4): the scene, the commanded path, and what the cameras see."""
     film: Literal["full", "views"] = "full"
@@ -68,9 +70,14 @@ class Rollout:
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
         self._check()
+        from strands_cosmos3.instruction import parse_instruction
+        from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.robot import ControlConfig, Robot
 
-        robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward))
+        physics_steps_per_tick(self.control_frequency)
+        if self.instruction and self.backend == "scripted":
+            parse_instruction(self.instruction)
+        robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
         console = Console()
         episodes: list[Episode] = []
         with _viewer(robot, self.view) as on_tick, _bar(console) as bar:

@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from strands_cosmos3.arm.panda import JointLimits
-from strands_cosmos3.checks import F64, finite_array, positive
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.control.trajectory import (
     JointState,
     PlannedMotion,
@@ -88,11 +88,11 @@ class Executor:
     Attributes:
         state: What the reference is doing.
         counters: Events by name: ``chunks``, ``holds`` (ran out of motion), ``restarts`` (a chunk that could only be
-            followed after a stop), ``stops``, ``faults``.
+            followed after a stop), ``cornered`` (a chunk whose acceleration jumps between rows), ``stops``, ``faults``.
     """
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float = 1.0):
-        self.limits = limits
+        self.limits = instance_of(limits, JointLimits, "limits")
         self.dt_s = positive(dt_s, "dt_s")
         q = finite_array(q_rad, "q_rad", (len(limits.velocity),))
         if (q < limits.q_min).any() or (q > limits.q_max).any():
@@ -103,7 +103,7 @@ class Executor:
             )
         self.state = ExecutorState.IDLE
         self.counters: Counter[str] = Counter()
-        self._gripper = float(gripper)
+        self._gripper = _open_fraction(gripper)
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         self._plan, self._n_motion, self._cursor = _still(q, self._gripper), 0, 0
@@ -142,11 +142,13 @@ class Executor:
         """Follow a trajectory from the next step on, whatever was going on before.
 
         Raises:
+            InputError: It is no :class:`JointTrajectory`.
             ControlError: The executor is in FAULT, or the trajectory cannot be followed within the limits even from rest;
                 the former plan goes on.
         """
         if self.state is ExecutorState.FAULT:
             raise ControlError("the executor is in FAULT; reset the robot before it moves again.")
+        trajectory = instance_of(trajectory, JointTrajectory, "trajectory")
         q, t_s = trajectory.q_rad, trajectory.t_s
         if q.shape[1] != len(self.limits.velocity):
             raise ControlError(f"the trajectory has {q.shape[1]} joints, the arm {len(self.limits.velocity)}.")
@@ -170,15 +172,17 @@ class Executor:
         self._lay_out(motion, gripper, lead)
         self.state = ExecutorState.RUNNING
         self.counters["chunks"] += 1
+        self.counters["cornered"] += not motion.smooth
         return motion
 
     def stop(self) -> None:
-        """Brake within the limits and stay; the gripper keeps what it was last told."""
+        """Brake within the limits and stay; the gripper keeps what it was last told. A FAULT stays one."""
         profile = plan_stop(self.reference, self.limits)
         tail = _braking(profile, self._gripper, self.dt_s)
         self._knot_step = np.zeros(1, dtype=int)
         self._follow(tail)
-        self.state = ExecutorState.STOPPING
+        if self.state is not ExecutorState.FAULT:
+            self.state = ExecutorState.STOPPING
         self.counters["stops"] += 1
 
     def fault(self) -> None:
@@ -191,9 +195,11 @@ class Executor:
         """The reference for the next ``n_steps`` physics steps.
 
         Raises:
+            InputError: ``n_steps`` is no whole number of at least 1.
             ActuatorGuardError: The reference is not finite or leaves the limits; it was not handed out and the executor
                 brakes from the last good one (FAULT).
         """
+        n_steps = whole_number(n_steps, "n_steps", 1)
         block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)
         try:
             self._guard(block)
@@ -228,23 +234,32 @@ class Executor:
         """Sample lead-in, motion and final stop on the physics clock. Row 0 is the present reference."""
         spline, dt_s = motion.spline, self.dt_s
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
-        at_s = np.arange(n_motion + 1) * dt_s
+        at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
         segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
+        stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
+        into_s = float(at_s[-1]) - spline.end_s  # the last row seldom falls on a physics step: braking has begun by then
+        tail = _braking(stop, float(gripper_rows[-1]), dt_s, into_s)
+        q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
         body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
-        last = JointState(q[-1], qd[-1], qdd[-1])
-        tail = _braking(plan_stop(last, self.limits), float(gripper_rows[-1]), dt_s)
         head = [] if lead is None else [_braking(lead, self._gripper, dt_s)]
         n_head = len(head[0]) - 1 if head else 0
         self._knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
         self._follow(_joined([*head, body, tail]), n_head + n_motion)
 
 
-def _braking(profile: StopProfile, gripper: float, dt_s: float) -> ReferenceBlock:
-    """A stop on the physics clock, row 0 being its start; it has no time on any chunk's clock."""
+def _braking(profile: StopProfile, gripper: float, dt_s: float, into_s: float = 0.0) -> ReferenceBlock:
+    """A stop on the physics clock, row 0 lying ``into_s`` after its start; it has no time on any chunk's clock."""
     n = int(np.ceil(profile.end_s / dt_s)) + 1
-    q, qd, qdd = profile.sample(np.arange(n + 1) * dt_s)
+    q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s + into_s)
     return ReferenceBlock(q, qd, qdd, np.full(n + 1, gripper), np.full(n + 1, np.nan))
+
+
+def _open_fraction(value: float) -> float:
+    fraction = float(finite_array(value, "gripper", ()))
+    if not 0.0 <= fraction <= 1.0:
+        raise InputError(f"gripper is an open fraction in [0, 1] (1 = open), got {fraction:g}.")
+    return fraction
 
 
 def _still(q: F64, gripper: float) -> ReferenceBlock:

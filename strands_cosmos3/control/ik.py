@@ -247,14 +247,14 @@ class MinkIKBridge:
         configuration, task = self._configuration, self._task
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
-        best, cost, change = (q, np.inf, np.inf), np.inf, np.zeros(self.model.nv)
+        best, cost, change = q, np.inf, np.zeros(self.model.nv)
         for iteration in range(_MAX_ITERATIONS + 1):
             x, y, z, u, v, w = task.compute_error(configuration).tolist()  # body twist: metres, then radians
             distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
             now = distance * distance + angle * angle
             if now < cost:
                 stalled = now > _STALL_RATIO * cost
-                best, cost = (configuration.q, distance, angle), now
+                best, cost = configuration.q, now
                 done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
                 if done or stalled or iteration == _MAX_ITERATIONS:
                     break
@@ -269,11 +269,11 @@ class MinkIKBridge:
                 change = change / 2
                 if iteration == _MAX_ITERATIONS or np.abs(change).max() < _SMALLEST_STEP_RAD:
                     break
-                configuration.update(best[0])
+                configuration.update(best)
             configuration.integrate_inplace(change, 1.0)
-        q, distance, angle = best
-        q[self.q_address] = np.clip(q[self.q_address], lower, upper)  # the solver's own tolerance, a few ulp
-        return q, distance, angle, iteration
+        best[self.q_address] = np.clip(best[self.q_address], lower, upper)  # the solver's own tolerance, a few ulp
+        residual_m, residual_rad = self._lm.residual(target, best)  # a twist's length is no distance where rotations differ
+        return best, residual_m, residual_rad, iteration
 
 
 def _method(name: object) -> Method:

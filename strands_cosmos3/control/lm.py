@@ -9,12 +9,12 @@ scalars are handled as Python floats.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
+from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import F64
 
@@ -24,6 +24,7 @@ _ROTATION_TOLERANCE_SQ = float(0.9 * np.deg2rad(1e-4)) ** 2
 _MAX_ITERATIONS = 30
 _LAMBDA_MIN = 1e-9
 _LAMBDA_MAX = 1e2
+_cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy builds its names at import; no checker sees them
 
 
 class LMResult(NamedTuple):
@@ -79,6 +80,13 @@ class LevenbergMarquardt:
         T[:3, 3] = self._position
         return T
 
+    def residual(self, T_world_ee: F64, q_rad: F64) -> tuple[float, float]:
+        """Distance [m] and angle [rad] between a pose [4, 4] and the driven frame's at a configuration [nq]."""
+        self.data.qpos[:] = q_rad
+        mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
+        position_sq, rotation_sq = self._evaluate(q_rad[self._chain], T_world_ee[:3, 3])
+        return position_sq**0.5, rotation_sq**0.5
+
     def solve(self, T_world_ee: F64, angles_rad: F64) -> LMResult:
         """Drive the frame to a pose without regard to bounds; joints off the chain stay as ``data.qpos`` has them.
 
@@ -122,7 +130,7 @@ class LevenbergMarquardt:
         J = self._J[:, self._columns]
         JJt = J @ J.T
         JJt += damping * self._identity
-        _, y, info = lapack.dposv(JJt, self._error)
+        _, y, info = _cholesky_solve(JJt, self._error)
         if info != 0:  # singular to working precision
             y = np.linalg.solve(JJt + 1e-6 * self._identity, self._error)
         return y @ J

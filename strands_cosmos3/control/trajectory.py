@@ -1,7 +1,8 @@
 """From rows at the chunk's rate to a smooth joint motion that keeps the arm's limits.
 
 The motion is a cubic Hermite spline: it passes every row, starts with the velocity that the arm's reference has (so that
-speed is carried over the seam between chunks) and its knot velocities make the acceleration continuous. Where the rows ask
+speed is carried over the seam between chunks) and its knot velocities make the acceleration continuous. Rows that such a
+spline would overshoot a joint's end at are joined by a monotone one, whose acceleration jumps. Where the rows ask
 for more velocity, acceleration or jerk than the joints have, or for a speed that could not be braked before a joint's end,
 time is stretched there: the path stays, the clock slows down, and the rows concerned are reported.
 
@@ -10,17 +11,20 @@ Legend: K knots, n joints, S samples in a segment, M sampled times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import CubicSpline, PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.arm.panda import JointLimits
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ControlError
 
-_SAMPLES = 6
+_SAMPLES = 8
+_SLOWEST = 20.0
 _MAX_PASSES = 60
 _TOLERANCE = 1.001
 _RAMP = 1.5
@@ -77,11 +81,14 @@ class PlannedMotion:
         spline: The motion; its first knot is the reference it departs from.
         nominal_s: [K] when the knots would have been due at the chunk's own rate.
         stretched: [K - 1] whether the segment to a row takes longer than the chunk asked.
+        smooth: Whether the acceleration is continuous between rows. Where rows lie so near a joint's end that such a
+            motion would overshoot it, it is not, and jumps no further than the joints' jerk allows in a physics step.
     """
 
     spline: JointSpline
     nominal_s: F64
     stretched: NDArray[np.bool_]
+    smooth: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +117,7 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
 
     Raises:
         ControlError: No amount of stretching brings the motion within limits (the start itself is too fast for the rows).
+            It never happens from rest.
     """
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
@@ -118,19 +126,36 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
     knots = np.vstack((start.q_rad, q_rad))
     nominal_s = np.concatenate(([0.0], t_s))
     asked = np.diff(nominal_s)
+    for law in (_smooth_velocities, _monotone_velocities):
+        timed = _stretch(law, knots, asked, start, limits, dt_s)
+        if timed is not None:
+            h, velocity = timed
+            t = np.concatenate(([0.0], np.cumsum(h)))
+            smooth = law is _smooth_velocities
+            return PlannedMotion(JointSpline(t, knots, velocity), nominal_s, h > asked * 1.0001, smooth)
+    raise ControlError(
+        f"no time law within the joint limits was found for this chunk: it starts at {np.abs(start.qd_rad_s).max():.2f} rad/s "
+        "and its rows cannot be met from there. Stop the arm first."
+    )
+
+
+_Law = Callable[[F64, F64, F64], F64]
+
+
+def _stretch(law: _Law, knots: F64, asked: F64, start: JointState, limits: JointLimits, dt_s: float) -> tuple[F64, F64] | None:
+    """Durations [K - 1] and knot velocities [K, n] within limits, or None where slowing down leads nowhere."""
+    longest_s = _SLOWEST * np.maximum(asked, _rest_to_rest_s(knots, limits, dt_s)).sum()
     h = asked.copy()
     for _ in range(_MAX_PASSES):
-        velocity = _knot_velocities(knots, h, start.qd_rad_s)
+        velocity = law(knots, h, start.qd_rad_s)
         excess = _excess(knots, velocity, h, start, limits, dt_s)
         if excess.max() <= _TOLERANCE:
-            t = np.concatenate(([0.0], np.cumsum(h)))
-            return PlannedMotion(JointSpline(t, knots, velocity), nominal_s, h > asked * 1.0001)
+            return h, velocity
         stretch = h / asked * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
         h = asked * _ramped(stretch)
-    raise ControlError(
-        f"no time law within the joint limits was found for this chunk: it starts at "
-        f"{np.abs(start.qd_rad_s).max():.2f} rad/s and still exceeds its limits {excess.max():.2f}-fold. Stop the arm first."
-    )
+        if h.sum() > longest_s:
+            return None
+    return None
 
 
 def _ramped(stretch: F64) -> F64:
@@ -145,39 +170,71 @@ def _ramped(stretch: F64) -> F64:
     return stretch
 
 
-def _knot_velocities(knots: F64, h: F64, v_start: F64) -> F64:
+def _rest_to_rest_s(knots: F64, limits: JointLimits, dt_s: float) -> F64:
+    """[K - 1] how long each segment takes as a cubic that starts and ends at rest: no motion need be slower for long."""
+    way = np.abs(np.diff(knots, axis=0))
+    start_jump = np.minimum(limits.acceleration, limits.jerk * dt_s)
+    return np.maximum(1.5 * way / limits.velocity, np.sqrt(6 * way / start_jump)).max(axis=1)
+
+
+def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     """[K, n] velocities that make the acceleration continuous; the last segment ends without acceleration."""
     if len(knots) == 2:
         v_end = 1.5 * (knots[1] - knots[0]) / h[0] - 0.5 * v_start  # a cubic whose end has no acceleration
         return np.vstack((v_start, v_end))
     t = np.concatenate(([0.0], np.cumsum(h)))
-    spline = CubicSpline(t, knots, bc_type=((1, v_start), (2, np.zeros_like(v_start))))
-    return spline(t, 1)
+    ends: Any = ((1, v_start), (2, np.zeros_like(v_start)))
+    return np.asarray(CubicSpline(t, knots, bc_type=ends)(t, 1))
+
+
+def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
+    """[K, n] velocities that keep each segment between its knots, so that rows at a joint's end can be met; rest at the end.
+
+    The acceleration jumps at knots then, and :func:`_excess` counts the jumps. Fritsch and Butland 1984.
+    """
+    t = np.concatenate(([0.0], np.cumsum(h)))
+    velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
+    velocity[0], velocity[-1] = v_start, 0.0
+    return velocity
 
 
 def _excess(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
     """[K - 1] by how much each segment must be slower (1 = not at all), over joints and limits."""
-    s = np.linspace(0.0, 1.0, _SAMPLES)[None, :, None]  # [1, S, 1]
     span = h[:, None, None]
-    q, v, a = _hermite(
-        knots[:-1, None], knots[1:, None], velocity[:-1, None], velocity[1:, None], span, s * span
-    )  # [K - 1, S, n]
-    jerk = np.abs(a[:, -1] - a[:, 0]) / h[:, None]
-    jump = np.abs(a[0, 0] - start.qdd_rad_s2) / dt_s
+    ends = knots[:-1, None], knots[1:, None], velocity[:-1, None], velocity[1:, None], span  # [K - 1, 1, n]
+    t = _moments(*_hermite(*ends, np.zeros(1))[1:], _hermite(*ends, span)[2], span)
+    q, v, a = _hermite(*ends, t)  # [K - 1, S, n]
+    first, last = (_hermite(*ends, at)[2][:, 0] for at in (np.zeros(1), span))  # accelerations [K - 1, n]
+    jerk = (last - first) / h[:, None]
+    before = np.vstack((start.qdd_rad_s2, last[:-1]))
+    jump = np.abs(first - before) / dt_s  # within one physics step, on top of the jerk in it
+    worst = np.maximum(np.abs(jerk), np.vstack((np.zeros_like(jerk[:1]), np.abs(jerk[:-1]))))
     braked = braking_position(q, v, a, limits)
     room = np.where(v > 0, limits.q_max - q, q - limits.q_min)
-    beyond = np.maximum(braked - limits.q_max, limits.q_min - braked)
-    brake = np.where(beyond > 1e-9, np.abs(braked - q) / np.maximum(room, 1e-4), 1.0)
+    beyond = np.maximum(np.maximum(braked, q) - limits.q_max, limits.q_min - np.minimum(braked, q))
+    brake = np.where(beyond > 1e-9, np.maximum(np.abs(braked - q) / np.maximum(room, 1e-4), 1.1), 1.0)
     ratios = np.stack(
         [
             (np.abs(v) / limits.velocity).max(axis=(1, 2)),
             np.sqrt(np.abs(a) / limits.acceleration).max(axis=(1, 2)),
-            np.cbrt(jerk / limits.jerk).max(axis=1),
+            np.cbrt(np.abs(jerk) / limits.jerk).max(axis=1),
+            np.sqrt(np.where(jump > 1e-6 / dt_s, jump + worst, 0.0) / limits.jerk).max(axis=1),
             np.sqrt(brake).max(axis=(1, 2)),
         ]
     ).max(axis=0)
-    ratios[0] = max(ratios[0], float(np.sqrt(jump / limits.jerk).max()))
     return np.maximum(ratios, 1.0)
+
+
+def _moments(v0: F64, a0: F64, a1: F64, h: F64) -> F64:
+    """[K - 1, S, n] times in each segment: evenly spaced ones, and those at which velocity or angle has its extremes."""
+    even = np.broadcast_to(np.linspace(0.0, 1.0, _SAMPLES)[None, :, None] * h, (len(h), _SAMPLES, v0.shape[2]))
+    jerk = (a1 - a0) / h
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fastest = -a0 / jerk
+        root = np.sqrt(a0 * a0 - 2 * v0 * jerk)
+        turns = -2 * v0 / (a0 + np.where(a0 >= 0, root, -root)), (-a0 - np.where(a0 >= 0, root, -root)) / jerk
+    extremes = np.nan_to_num(np.concatenate((fastest, *turns), axis=1), nan=0.0, posinf=0.0, neginf=0.0)
+    return np.concatenate((even, np.clip(extremes, 0.0, h)), axis=1)
 
 
 @dataclass(frozen=True, eq=False)

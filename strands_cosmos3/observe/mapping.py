@@ -70,8 +70,8 @@ class RobotMapping:
                 return default
             raise ObservationError(f"the observation lacks {key!r}; it has: {', '.join(map(str, flat)) or 'nothing'}.")
         try:
-            value = np.asarray(flat[key], dtype=np.float64)
-            if value.size != 1:
+            value = np.asarray(flat[key])
+            if value.size != 1 or value.dtype.kind not in "fiu":
                 raise ValueError("not a single number")
             return float(value.reshape(()))
         except (TypeError, ValueError):

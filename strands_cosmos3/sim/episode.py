@@ -12,7 +12,7 @@ from strands_cosmos3.arm.model import PHYSICS_HZ
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, Cosmos3Error
+from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
 from strands_cosmos3.sim.film import Film
 from strands_cosmos3.sim.metrics import EpisodeLog
@@ -106,7 +106,8 @@ class Episode:
             outcome = Outcome.FAULT
             self.log.counters[type(error).__name__] += 1
             self.log.fault = str(error)
-        self._come_to_rest()
+        finally:  # whatever else was raised, e.g. by somebody's policy: the arm is not left moving
+            self._come_to_rest()
         wall_s = time.perf_counter() - started
         return self._report(seed, task, outcome, recording, wall_s)
 
@@ -171,7 +172,11 @@ class Episode:
             reference = executor.reference
             if not reference.qd_rad_s.any() and not reference.qdd_rad_s2.any() and self.log.blocks:
                 break
-            self._advance()
+            try:
+                self._advance()
+            except ControlError as error:  # no further reference can be followed; what was done is reported
+                self.log.fault = self.log.fault or str(error)
+                break
 
     def _report(self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float) -> Rollout:
         log, robot = self.log, self.robot

@@ -19,7 +19,7 @@ from strands_cosmos3.types import JointTrajectory
 
 BEAUTY_HW = (360, 640)
 VIEW_HW = (180, 320)
-LAYOUTS = {"full": 25.0, "views": 15.0}
+LAYOUTS = {"full": 20.0, "views": 15.0}
 """What a film shows -> frames a second. ``full`` is the scene, the commanded path and the three views; ``views`` is the
 three views alone, side by side, an order of magnitude quicker."""
 _TRAIL_POINTS = 240
@@ -118,4 +118,5 @@ class Film:
                 renderer.close()
         self._eyes = self._beauty = None
         if self._writer is not None:
-            self._writer.__exit__(kind, error, trace)
+            given_up = isinstance(error, KeyboardInterrupt)  # what was filmed until then is worth keeping
+            self._writer.__exit__(*((None, None, None) if given_up else (kind, error, trace)))

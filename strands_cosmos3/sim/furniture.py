@@ -1,17 +1,17 @@
-# pyright: reportAttributeAccessIssue=false
 """What stands around the arm: table, cubes, bin, lights and cameras, added to the arm's specification."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import mujoco
 import numpy as np
 
-from strands_cosmos3.arm.model import panda_path
-from strands_cosmos3.arm.panda import GRIPPER_ACTUATOR
+from strands_cosmos3.arm.model import PHYSICS_HZ, load_spec
+from strands_cosmos3.arm.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
 from strands_cosmos3.checks import F64, positive
 
 _BOX = mujoco.mjtGeom.mjGEOM_BOX
@@ -105,10 +105,16 @@ VIEWS: Mapping[str, View] = MappingProxyType(
 BIN = Bin()
 
 
-def furnish(cubes: tuple[Cube, ...]) -> mujoco.MjSpec:
-    """The embedded arm's specification with everything else added, ready to compile."""
-    spec = mujoco.MjSpec.from_file(str(panda_path()))
+def furnish(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.MjSpec:
+    """An arm's specification with everything else added, ready to compile.
+
+    Args:
+        cubes: What lies on the table.
+        arm: Name or path as :func:`strands_cosmos3.arm.model.load_spec` takes it; None is the embedded arm.
+    """
+    spec = load_spec(arm)
     spec.modelname = "tabletop"
+    _steady(spec)
     _firm_grip(spec)
     _add_look(spec)
     _add_table(spec)
@@ -118,6 +124,16 @@ def furnish(cubes: tuple[Cube, ...]) -> mujoco.MjSpec:
     for name, view in VIEWS.items():
         _add_camera(spec, name, view)
     return spec
+
+
+def _steady(spec: mujoco.MjSpec) -> None:
+    """What the loop counts on, whatever file the arm came from: physics rate, gravity compensation, a tool centre point."""
+    spec.option.timestep = 1.0 / PHYSICS_HZ
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    for body in spec.bodies[1:]:  # the real arm compensates its own weight
+        body.gravcomp = 1.0
+    if spec.site(TCP_SITE) is None:
+        spec.body(HAND_BODY).add_site(name=TCP_SITE, pos=T_hand_tcp[:3, 3])
 
 
 def _firm_grip(spec: mujoco.MjSpec) -> None:

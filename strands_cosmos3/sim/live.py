@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from strands_cosmos3.errors import RenderError
 
 if TYPE_CHECKING:
     from strands_cosmos3.sim.robot import Robot
+
+_CLOSE_S = 5.0
 
 
 @contextmanager
@@ -26,10 +29,12 @@ def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], None]]:
         raise RenderError("a live view needs a display and there is none; write a film instead: --video out.mp4")
     import mujoco.viewer
 
+    before = set(threading.enumerate())
     try:
         viewer = mujoco.viewer.launch_passive(robot.scene.model, robot.data)
     except RuntimeError as error:
         raise RenderError(f"the live viewer does not start ({error}); write a film instead: --video out.mp4") from error
+    drawing = set(threading.enumerate()) - before
     with viewer:
         offset_s = time.monotonic() - robot.data.time
 
@@ -44,4 +49,9 @@ def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], None]]:
                 offset_s = time.monotonic() - robot.data.time
             viewer.sync()
 
-        yield on_tick
+        try:
+            yield on_tick
+        finally:
+            viewer.close()
+            for thread in drawing:  # it still draws from our model; leaving without it would crash
+                thread.join(_CLOSE_S)

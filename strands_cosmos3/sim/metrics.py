@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
 from strands_cosmos3.arm.panda import dh_forward
@@ -44,7 +46,7 @@ class EpisodeLog:
     q_achieved: list[F64] = field(default_factory=list)
     gripper_achieved: list[F64] = field(default_factory=list)
     blocks: list[ReferenceBlock] = field(default_factory=list)
-    chunk_of: list[F64] = field(default_factory=list)
+    chunk_of: list[NDArray[np.int_]] = field(default_factory=list)
     plans: list[JointTrajectory] = field(default_factory=list)
     motions: list[PlannedMotion] = field(default_factory=list)
     motion_from_s: list[float] = field(default_factory=list)
@@ -89,8 +91,13 @@ class EpisodeLog:
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
-        rows = [(p.residual_m[:n], p.residual_rad[:n]) for p, n in zip(self.plans, self.rows_executed, strict=True)]
-        return ErrorSummary.of(_joined([m for m, _ in rows]), _joined([r for _, r in rows]))
+        metres, radians = [], []
+        for plan, n in zip(self.plans, self.rows_executed, strict=True):
+            assert plan.residual_m is not None  # JointTrajectory fills both
+            assert plan.residual_rad is not None
+            metres.append(plan.residual_m[:n])
+            radians.append(plan.residual_rad[:n])
+        return ErrorSummary.of(_joined(metres), _joined(radians))
 
     def summarise(self, recording: Recording | None) -> dict[str, ErrorSummary | None]:
         """``path``, ``tracking`` and ``drift`` of the whole episode."""
@@ -118,15 +125,15 @@ class EpisodeLog:
         chunk = np.concatenate(self.chunk_of)
         nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
         distances, angles = [], []
-        for index, plan in enumerate(self.plans):
+        for index, (plan, motion) in enumerate(zip(self.plans, self.motions, strict=True)):
             at = np.flatnonzero((chunk == index) & np.isfinite(nominal_s))
             if len(at):
-                distance, angle = between(T_commanded[at], _intended(plan, nominal_s[at], T_commanded[at]))
+                distance, angle = between(T_commanded[at], _intended(plan, motion, nominal_s[at], T_commanded[at]))
                 distances.append(distance)
                 angles.append(angle)
         return ErrorSummary.of(_joined(distances), _joined(angles))
 
-    def arrays(self) -> dict[str, F64]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Every trajectory of the episode, for :meth:`Rollout.save_npz`."""
         q_ref = np.concatenate([block.q_rad for block in self.blocks])
         q = np.concatenate(self.q_achieved)
@@ -143,14 +150,15 @@ class EpisodeLog:
         }
 
 
-def _intended(plan: JointTrajectory, at_s: F64, T_commanded: F64) -> F64:
+def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64) -> F64:
     """[M, 4, 4] the point of the intended path that is nearest to each commanded pose, near its own time.
 
     The path is the poses joined straight, from the anchor on. Being late on it is not leaving it, so the foot of the
     perpendicular is compared, searched within two rows of the pose's own time on the chunk's clock.
     """
     if plan.poses is None:  # angles are all there is: the path is the angles joined straight
-        return dh_forward(np.stack([np.interp(at_s, plan.t_s, column) for column in plan.q_rad.T], axis=1))
+        knots = motion.spline.q_rad.T  # the rows, and where the arm was told to be when they came
+        return dh_forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
     T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
     t_s = np.concatenate(([0.0], plan.t_s))
     corner = T[:, :3, 3]

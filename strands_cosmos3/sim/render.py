@@ -1,4 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
 """Off-screen pictures: which OpenGL, how dear a picture may be, and a path drawn into it.
 
 The OpenGL context is made here and not by ``mujoco.Renderer``, which takes its backend from the environment once, at
@@ -80,7 +79,7 @@ class Quality:
 
     shadow_px: int = 0
     samples: int = 0
-    slices: int = 12
+    slices: int = 8
 
 
 OBSERVATION = Quality()

@@ -16,7 +16,7 @@ from strands_cosmos3.checks import F64, positive
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
-from strands_cosmos3.errors import ActuatorGuardError, UnknownNameError
+from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, Policy, create_policy
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick, recording_of
@@ -68,17 +68,26 @@ class Robot:
     Args:
         name: ``"panda"`` (``"franka"`` is the same arm).
         control: How references are followed.
-        scene: The scene; None is three cubes and a bin.
+        scene: The scene; None is three cubes and a bin around the arm.
+        arm_model: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
+            ``"menagerie"`` (fetched over the network). A scene brings its own.
 
     Raises:
-        UnknownNameError: No such robot.
+        UnknownNameError: No such robot or arm model.
+        ConfigError, EnvironmentalError: The model cannot be used, or not be fetched.
     """
 
-    def __init__(self, name: str = "panda", control: ControlConfig | None = None, scene: Scene | None = None):
+    def __init__(
+        self,
+        name: str = "panda",
+        control: ControlConfig | None = None,
+        scene: Scene | None = None,
+        arm_model: str | Path | None = None,
+    ):
         if name not in ROBOTS:
             raise UnknownNameError("robot", name, ROBOTS)
         self.name = name
-        self.scene = Scene() if scene is None else scene
+        self.scene = Scene(arm=arm_model) if scene is None else scene
         self.data = mujoco.MjData(self.scene.model)
         self.control = ControlConfig() if control is None else control
         self.limits = self.control.joint_limits()
@@ -218,28 +227,31 @@ class Robot:
             Measured angles [M, 7] and open fractions [M] after each step.
 
         Raises:
-            ActuatorGuardError: A control value is not finite; none of the block was written.
+            ActuatorGuardError: A reference is not finite; none of the block was written.
+            ControlError: The physics diverged.
         """
         scene, data, model = self.scene, self.data, self.scene.model
+        references = (*(before.q_rad, before.qd_rad_s, before.qdd_rad_s2), block.q_rad, block.qd_rad_s, block.qdd_rad_s2)
+        if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
+            raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
         fingers = PANDA_TENDON.from_fraction(block.gripper)
-        if not np.isfinite(fingers).all():
-            raise ActuatorGuardError("a gripper command is not finite; nothing was written to the actuators.")
+        until_s = data.time + len(block) * self.dt_s
         arm_ctrl = self._arm_ctrl(block, before)
         q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
         for k in range(len(block)):
-            data.ctrl[scene.gripper_actuator] = fingers[k]
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
-                data.ctrl[scene.arm_actuators] = self.servo.computed_torque(
-                    data, before.q_rad, before.qd_rad_s, before.qdd_rad_s2
-                )
+                arm = self.servo.computed_torque(data, before.q_rad, before.qd_rad_s, before.qdd_rad_s2)
+                data.ctrl[scene.arm_actuators], data.ctrl[scene.gripper_actuator] = arm, fingers[k]
                 mujoco.mj_step2(model, data)
                 before = JointState(block.q_rad[k], block.qd_rad_s[k], block.qdd_rad_s2[k])
             else:
-                data.ctrl[scene.arm_actuators] = arm_ctrl[k]
+                data.ctrl[scene.arm_actuators], data.ctrl[scene.gripper_actuator] = arm_ctrl[k], fingers[k]
                 mujoco.mj_step(model, data)
             q[k] = data.qpos[scene.arm_qpos]
             finger_q[k] = data.qpos[scene.finger_qpos[0]]
+        if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is no longer finite, and its clock
+            raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
         return q, PANDA_FINGER.to_fraction(finger_q)
 
     def _arm_ctrl(self, block: ReferenceBlock, before: JointState) -> F64 | None:

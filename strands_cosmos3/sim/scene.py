@@ -1,4 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
 """The scene: a Panda on a table, three cubes, an open bin, and the cameras of the DROID rig.
 
 The world's origin is the robot's base; z = 0 is the table's top. x points away from the robot, y to its left. Lengths
@@ -8,6 +7,7 @@ are in metres, angles in radians. A :class:`Scene` is a model and the indices in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -78,11 +78,13 @@ class Scene:
             ``qvel`` entries, index of its body.
     """
 
-    def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES):
+    def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None):
         """Compile the scene.
 
         Args:
             cubes: What lies on the table; every name once.
+            arm: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
+                ``"menagerie"`` (fetched over the network).
 
         Raises:
             ConfigError: Two cubes share a name.
@@ -92,7 +94,7 @@ class Scene:
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
         self.bin: Bin = BIN
         self.view_names: tuple[str, ...] = DROID_RIG.views
-        self.model: mujoco.MjModel = furnish(cubes).compile()
+        self.model: mujoco.MjModel = furnish(cubes, arm).compile()
         model = self.model
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in ARM_JOINTS])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
@@ -121,9 +123,7 @@ class Scene:
                 return Layout(tuple(self.cubes), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed)))
         raise ConfigError(f"{len(self.cubes)} cubes do not fit {SEPARATION_M} m apart into the spawn region.")
 
-    def reset(
-        self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True
-    ) -> None:
+    def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
         """Put everything in place, at rest, with the servos commanded to hold it there.
 
         Args:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from strands_cosmos3.actions.decode import (
     decode_chunk,
     decode_joint_chunk,

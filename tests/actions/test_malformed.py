@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.actions import arrays, decode, normalization, rotations, stats
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import Cosmos3Error

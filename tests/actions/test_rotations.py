@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from strands_cosmos3.actions.rotations import (
     euler_xyz_to_matrix,
     geodesic_angle,
@@ -152,9 +153,7 @@ def test_svd_and_gram_schmidt_differ_by_degrees_and_svd_is_nearer():
     assert geodesic_angle(by_svd, truth).mean() < 0.95 * geodesic_angle(by_gs, truth).mean()
 
 
-@pytest.mark.parametrize(
-    "bad", [[0] * 6, [1, 0, 0, 0, 0, 0], [1, 2, 3, 2, 4, 6], [1, 0, 0, -1, 0, 0], [1, 0, 0, 1, 1e-9, 0]]
-)
+@pytest.mark.parametrize("bad", [[0] * 6, [1, 0, 0, 0, 0, 0], [1, 2, 3, 2, 4, 6], [1, 0, 0, -1, 0, 0], [1, 0, 0, 1, 1e-9, 0]])
 def test_degenerate_rot6d_is_refused(bad):
     with pytest.raises(InputError, match="rot6d"):
         rot6d_to_matrix(bad)

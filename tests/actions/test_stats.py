@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from strands_cosmos3.actions.normalization import ActionStats
 from strands_cosmos3.actions.stats import (
     denormalize_chunk,

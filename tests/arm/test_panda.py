@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import mujoco
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+
 from strands_cosmos3.arm.model import PHYSICS_HZ, load_model, load_panda, panda_path
 from strands_cosmos3.arm.panda import (
     ACTUATORS,
@@ -227,13 +230,14 @@ def test_load_model_errors(tmp_path):
 
 
 def test_menagerie_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
-    loaders = pytest.importorskip("robot_descriptions.loaders.mujoco")
+    from robot_descriptions import _cache
 
-    def offline(name: str) -> mujoco.MjModel:
+    def offline(name: str, commit: str | None = None) -> str:
         raise OSError(f"no route to {name}")
 
-    monkeypatch.setattr(loaders, "load_robot_description", offline)
-    with pytest.raises(EnvironmentalError, match=r"no route to panda_mj_description.*embedded arm"):
+    monkeypatch.setattr(_cache, "clone_to_cache", offline)
+    monkeypatch.delitem(sys.modules, "robot_descriptions.panda_mj_description", raising=False)
+    with pytest.raises(EnvironmentalError, match=r"no route to mujoco_menagerie.*embedded arm"):
         load_model("menagerie")
 
 

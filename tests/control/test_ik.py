@@ -3,6 +3,7 @@
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.model import load_panda
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk
@@ -135,6 +136,8 @@ def test_hard_chunks_keep_the_limits(bridge, method, kind):
         mm, deg = distance_mm_deg(mujoco_fk(MODEL, solution.q_rad), T)
         within = (mm <= 1.000001e-3) & (deg <= 1.000001e-4)
         assert (within == solution.converged).all()
+        np.testing.assert_allclose(solution.residual_m * 1e3, mm, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(np.rad2deg(solution.residual_rad), deg, rtol=1e-6, atol=1e-7)
         step = np.abs(np.diff(np.vstack([q_start, q]), axis=0))
         at_speed = (step >= FER.velocity * DT_S * (1 - 1e-6)).any(axis=1)
         at_end = ((q <= FER.q_min + LIMIT_MARGIN_RAD + 1e-9) | (q >= FER.q_max - LIMIT_MARGIN_RAD - 1e-9)).any(axis=1)
@@ -153,6 +156,7 @@ def test_step_box_against_minks_velocity_limit():
     """Ten iterations with mink's VelocityLimit move several times as far as a control step allows; the box does not."""
     import mink
     import qpsolvers
+
     from strands_cosmos3.control.ik import StepBoxLimit
 
     q_start, T = feasible_chunk(np.random.default_rng(6), 32, (0.01, 0.03), (1.0, 5.0))

@@ -3,6 +3,7 @@
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.arm.panda import HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import METHODS, MinkIKBridge

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 

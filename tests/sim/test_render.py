@@ -10,6 +10,7 @@ import sys
 import mujoco
 import numpy as np
 import pytest
+
 from strands_cosmos3.errors import ConfigError, NonFiniteError, RenderError, ShapeError, UnknownNameError
 from strands_cosmos3.sim.render import OBSERVATION, Polyline, Quality, Renderer, choose_gl
 from strands_cosmos3.sim.scene import Layout, Scene

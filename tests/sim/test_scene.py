@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import mujoco
 import numpy as np
 import pytest
-from strands_cosmos3.arm.model import PHYSICS_HZ
+
+from strands_cosmos3.arm.model import PHYSICS_HZ, panda_path
 from strands_cosmos3.arm.panda import FER, FINGER_TRAVEL_M, HOME_Q
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError, UnknownNameError
-from strands_cosmos3.sim.scene import SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, Cube, Layout, Scene
+from strands_cosmos3.sim.scene import SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, VIEWS, Cube, Layout, Scene
 
 CUBES = ("cube_red", "cube_green", "cube_blue")
 ROW = Layout(CUBES, [[0.5, 0.0], [0.5, -0.15], [0.5, 0.15]], [0.0, 0.0, 0.0])
@@ -219,3 +223,29 @@ def test_errors(scene, data):
         Scene((Cube("a", (1, 1, 1)), Cube("a", (1, 1, 1))))
     with pytest.raises(ConfigError, match="do not fit"):
         Scene(tuple(Cube(f"c{i}", (1, 1, 1)) for i in range(40))).sample_layout(np.random.default_rng(0))
+
+
+def test_a_scene_is_built_around_another_arm_by_path(tmp_path):
+    stripped = re.sub(r' gravcomp="1"|<site name="tcp"[^>]*/>', "", panda_path().read_text())
+    own = tmp_path / "own.xml"
+    own.write_text(stripped)
+    scene = Scene(arm=own)
+    assert scene.model.opt.timestep == pytest.approx(1 / 600)
+    assert scene.model.body_gravcomp[scene.hand_body] == 1.0
+    np.testing.assert_allclose(scene.model.site_pos[scene.tcp_site], [0, 0, 0.1034])
+
+
+def test_an_arm_without_the_names_is_refused(tmp_path):
+    bare = tmp_path / "bare.xml"
+    bare.write_text("<mujoco><worldbody><body name='hand'><geom size='.1'/></body></worldbody></mujoco>")
+    with pytest.raises(ConfigError, match="joint 'joint1'"):
+        Scene(arm=bare)
+    with pytest.raises(UnknownNameError, match="menagerie"):
+        Scene(arm="pandda")
+
+
+def test_the_cameras_page_says_what_the_scene_has():
+    page = (Path(__file__).resolve().parents[2] / "docs/scene.md").read_text()
+    for name, view in VIEWS.items():
+        figures = [f"({', '.join(f'{x:g}' for x in point)})" for point in (view.position_m, view.target_m)]
+        assert f"| {name} | {view.parent} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |" in page

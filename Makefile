@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine: `make rollout` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT := out
+# Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
+GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
+
+.PHONY: rollout test test-slow check bench doctor clean system
+
+rollout: $(VENV)/.sim  ## a simulated Franka picks up a cube, filmed: out/rollout.mp4
+	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
+	  --video $(OUT)/rollout.mp4 --plot $(OUT)/rollout.png --json $(OUT)/rollout.json
+
+test: $(VENV)/.dev  ## the test suite, some minutes on two cores
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev  ## the slow checks: hundreds of episodes, millions of samples
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.sim  ## the figures in the README
+	$(BIN)/strands-cosmos3 bench ik
+	$(BIN)/strands-cosmos3 bench tracking
+	$(BIN)/strands-cosmos3 bench sim
+	$(BIN)/strands-cosmos3 bench tasks
+
+doctor: $(VENV)/.sim
+	$(BIN)/strands-cosmos3 doctor
+
+# make rollout needs the simulation alone; everything else the whole set, torch's CPU build first (constraints.txt says why).
+$(VENV)/.sim: pyproject.toml constraints.txt | system
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sim]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.sim
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+system:
+	@if [ "$$(uname)" = Linux ] && ! ldconfig -p 2>/dev/null | grep -q 'libEGL_mesa'; then \
+	  if command -v apt-get >/dev/null; then \
+	    echo "installing $(GL_PACKAGES) for drawing without a display"; \
+	    SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	    $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq $(GL_PACKAGES); \
+	  else echo "no Mesa EGL found; install the equivalents of $(GL_PACKAGES) to draw without a display"; fi; fi
+
+clean:
+	rm -rf $(VENV) $(OUT) dist build

@@ -1,0 +1,223 @@
+"""``strands-cosmos3 doctor``: what works on this machine, and the remedy for what does not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from strands_cosmos3 import __version__
+from strands_cosmos3.commands.files import require_writable, write_json
+from strands_cosmos3.errors import Cosmos3Error
+
+OK, ABSENT, BROKEN = "ok", "absent", "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried.
+
+    Args:
+        what: Its name.
+        state: ``"ok"``, ``"absent"`` (optional and not there) or ``"broken"`` (needed for the main job and not working).
+        detail: What was found.
+        remedy: What to do where it is not ok.
+    """
+
+    what: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Try what the package needs on this machine: it imports, solves, steps, renders and encodes a little of each.
+
+    Exit status 1 says that something the main job needs is broken.
+    """
+
+    json: Path | None = None
+    """Write the findings (.json)."""
+
+    def run(self) -> int:
+        """Try everything and print a table."""
+        require_writable(self.json, (".json",), "--json")
+        console = Console()
+        findings = [_try(what, needed, check) for what, needed, check in _CHECKS]
+        table = Table(title=f"strands-cosmos3 {__version__}, Python {platform.python_version()}", title_justify="left")
+        for column in ("", "what", "found", "remedy"):
+            table.add_column(column, overflow="fold")
+        marks = {OK: "[green]ok[/green]", ABSENT: "[yellow]absent[/yellow]", BROKEN: "[red]broken[/red]"}
+        for finding in findings:
+            table.add_row(marks[finding.state], finding.what, finding.detail, finding.remedy)
+        console.print(table)
+        if self.json is not None:
+            write_json(self.json, {"version": __version__, "findings": [vars(finding) for finding in findings]})
+        broken = [finding.what for finding in findings if finding.state == BROKEN]
+        console.print(
+            f"the main job cannot run: {', '.join(broken)}" if broken else "the main job can run: strands-cosmos3 rollout"
+        )
+        return int(bool(broken))
+
+
+def _try(what: str, needed: bool, check: Callable[[], tuple[str, str]]) -> Finding:
+    """A check's finding; whatever it raises is the finding, since a doctor who faints helps nobody."""
+    try:
+        detail, remedy = check()
+    except (Cosmos3Error, ImportError, OSError, RuntimeError, ValueError, AttributeError) as error:
+        return Finding(what, BROKEN if needed else ABSENT, f"{type(error).__name__}: {error}", _REMEDIES.get(what, ""))
+    return Finding(what, ABSENT if remedy else OK, detail, remedy)
+
+
+def _python() -> tuple[str, str]:
+    return f"{sys.executable}, {os.cpu_count()} cores", ""
+
+
+def _package(name: str, module: str) -> Callable[[], tuple[str, str]]:
+    def check() -> tuple[str, str]:
+        import_module(module)
+        return version(name), ""
+
+    return check
+
+
+def _data() -> tuple[str, str]:
+    from strands_cosmos3.actions.stats import load_action_stats
+    from strands_cosmos3.resources import resource
+
+    stats = sorted(path.stem for path in resource("stats").glob("*.json"))
+    for name in stats:
+        load_action_stats(name)
+    return f"{len(stats)} statistics, {resource('assets')}", ""
+
+
+def _arm() -> tuple[str, str]:
+    import mujoco
+
+    from strands_cosmos3.arm.model import load_panda
+
+    model = load_panda()
+    data = mujoco.MjData(model)
+    mujoco.mj_step(model, data, nstep=60)
+    return f"embedded panda: {model.nq} joints, {model.nbody} bodies, {1 / model.opt.timestep:.0f} Hz", ""
+
+
+def _kinematics() -> tuple[str, str]:
+    import numpy as np
+
+    from strands_cosmos3.arm.model import load_panda
+    from strands_cosmos3.bench.motions import feasible_chunk
+    from strands_cosmos3.control.ik import MinkIKBridge
+
+    q, poses = feasible_chunk(np.random.default_rng(0))
+    bridge = MinkIKBridge(load_panda())
+    start = np.zeros(bridge.model.nq)
+    start[bridge.q_address] = q
+    worst = max(float(bridge.solve(poses, start, None, method).residual_m.max()) for method in ("auto", "mink"))
+    return f"both methods within {worst * 1e3:.1e} mm", ""
+
+
+def _gl() -> tuple[str, str]:
+    from strands_cosmos3.sim.render import Renderer
+    from strands_cosmos3.sim.scene import Scene
+
+    scene = Scene()
+    import mujoco
+
+    data = mujoco.MjData(scene.model)
+    mujoco.mj_forward(scene.model, data)
+    with Renderer(scene.model) as renderer:
+        picture = renderer.render(data, "exterior_1")
+        backend = renderer.backend
+    if int(picture.max()) - int(picture.min()) < 10:
+        raise RuntimeError(f"backend {backend!r} draws an empty picture")
+    return f"{backend}: a 320x180 picture drawn", ""
+
+
+def _film() -> tuple[str, str]:
+    import tempfile
+
+    import numpy as np
+
+    from strands_cosmos3.sim.record import VideoWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "film.mp4"
+        with VideoWriter(path, 15) as writer:
+            writer.write(np.zeros((180, 320, 3), np.uint8))
+        return f"H.264 through PyAV {version('av')}, {path.stat().st_size} bytes", ""
+
+
+def _display() -> tuple[str, str]:
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform == "linux" and not display:
+        return "no DISPLAY", "only rollout --view needs one; --video works without"
+    return display or sys.platform, ""
+
+
+def _torch() -> tuple[str, str]:
+    torch: Any = import_module("torch")
+    return str(torch.__version__), ""
+
+
+def _gpus() -> tuple[str, str]:
+    torch: Any = import_module("torch")
+    if not torch.cuda.is_available():
+        return "none that torch can use", "not needed for simulation"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names), ""
+
+
+def _hub_cache() -> tuple[str, str]:
+    home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    models = sorted(path.name.removeprefix("models--").replace("--", "/") for path in cache.glob("models--*"))
+    if not models:
+        return f"no models in {cache}", "nothing to do: this version runs without any"
+    return f"{cache}: {', '.join(models)}", ""
+
+
+def _menagerie() -> tuple[str, str]:
+    cache = Path(os.environ.get("ROBOT_DESCRIPTIONS_CACHE") or Path("~/.cache/robot_descriptions").expanduser())
+    found = cache / "mujoco_menagerie" / "franka_emika_panda"
+    if not found.is_dir():
+        return f"not in {cache}", "only load_model('menagerie') needs it, and then fetches it from GitHub"
+    return str(found), ""
+
+
+_REMEDIES = {
+    "mujoco": "pip install 'strands-cosmos3[sim]'",
+    "mink": "pip install 'strands-cosmos3[sim]'",
+    "rendering": "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri",
+    "films": "pip install 'strands-cosmos3[sim]'",
+    "plots": "pip install 'strands-cosmos3[sim]'",
+    "packaged data": "reinstall strands-cosmos3",
+    "torch": "not needed for simulation; pip install torch",
+    "GPUs": "not needed for simulation",
+}
+_CHECKS: tuple[tuple[str, bool, Callable[[], tuple[str, str]]], ...] = (
+    ("python", True, _python),
+    ("mujoco", True, _package("mujoco", "mujoco")),
+    ("mink", True, _package("mink", "mink")),
+    ("packaged data", True, _data),
+    ("arm model", True, _arm),
+    ("inverse kinematics", True, _kinematics),
+    ("rendering", True, _gl),
+    ("films", True, _film),
+    ("plots", False, _package("matplotlib", "matplotlib")),
+    ("display", False, _display),
+    ("torch", False, _torch),
+    ("GPUs", False, _gpus),
+    ("hub cache", False, _hub_cache),
+    ("Menagerie's models", False, _menagerie),
+)

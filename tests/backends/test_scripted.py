@@ -1,0 +1,156 @@
+"""The expert speaks as a model would, obeys the words, and recovers."""
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.actions.decode import decode_chunk
+from strands_cosmos3.backends.scripted import STATE_KEYS, ScriptedBackend
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.errors import BackendError, InputError
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.types import ActionChunk, Outcome, Request
+
+DROID = get_embodiment("droid")
+
+
+@pytest.fixture(scope="module")
+def robot():
+    return Robot()
+
+
+class Listening(ScriptedBackend):
+    """The expert, and what it said."""
+
+    def __init__(self):
+        self.said, self.requests = [], []
+
+    def infer(self, request):
+        chunk = super().infer(request)
+        self.said.append(chunk)
+        self.requests.append(request)
+        return chunk
+
+
+def run(robot, task, seed, instruction="", backend=None, **arguments):
+    policy = Cosmos3Policy(robot="panda", backend=backend or "scripted")
+    return robot.run_policy(instruction=instruction, policy=policy, task=task, seed=seed, duration=20.0, **arguments)
+
+
+@pytest.mark.parametrize("task", ["reach", "pick", "place", "stack"])
+def test_rows_are_a_models(robot, task):
+    for seed in range(3):
+        backend = Listening()
+        assert run(robot, task, seed, backend=backend).success, (task, seed)
+        rows = np.concatenate([chunk.action for chunk in backend.said])
+        assert rows.shape[1] == 10
+        assert all(len(chunk.action) == 16 for chunk in backend.said)
+        assert np.abs(rows).max() < 3.0
+        assert (np.abs(rows) < 1.3).mean() > 0.98
+        for chunk, request in zip(backend.said, backend.requests, strict=True):
+            poses = decode_chunk(chunk, request.T_base_cosmos)
+            assert np.linalg.norm(np.diff(poses.T_base_frame[:, :3, 3], axis=0), axis=1).max() < 0.015
+            assert set(np.unique(poses.gripper)) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("colour", ["red", "green", "blue"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_words_choose_the_cube(robot, colour, seed):
+    rollout = run(robot, "pick", seed, f"pick up the {colour} cube")
+    assert rollout.success
+    heights = {name: robot.scene.T_world_body(robot.data, name)[2, 3] for name in robot.scene.cubes}
+    assert heights.pop(f"cube_{colour}") > 0.1
+    assert max(heights.values()) < 0.05
+
+
+def test_the_same_chunk_for_the_same_state_and_another_for_another_colour(robot):
+    robot.reset(0)
+    seen, backend = robot.observation(), Listening()
+    policy = Cosmos3Policy(robot="panda", backend=backend)
+    for colour in ("red", "red", "blue"):
+        policy.plan(seen, f"pick up the {colour} cube")
+    first, again, other = (chunk.action for chunk in backend.said)
+    assert np.array_equal(first, again)  # no memory
+    assert np.abs(first - other).max() > 0.2
+
+
+class Mute(ScriptedBackend):
+    """The expert whose first answers close the fingers over nothing."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def infer(self, request):
+        chunk = super().infer(request)
+        self.n -= 1
+        if self.n < 0:
+            return chunk
+        rows = chunk.action.copy()
+        rows[:, 9] = -1.0  # z of "closed": q01 is 0, q99 is 1
+        return ActionChunk(rows, request.action_space, request.embodiment)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_it_recovers_from_fingers_closed_over_nothing(robot, seed):
+    closed = []
+    rollout = run(robot, "pick", seed, backend=Mute(2), on_tick=lambda r: closed.append(r.joint_state()[2]))
+    assert min(closed[:100]) < 0.1
+    assert rollout.success
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_it_recovers_when_the_cube_is_pushed_away(robot, seed):
+    """Once, before any grasp, by an impulse on the cube; the chunk in force still aims at where it was."""
+    pushed = []
+
+    def push(robot):
+        tcp = robot.data.site_xpos[robot.scene.tcp_site]
+        cube = robot.scene.T_world_body(robot.data, "cube_red")[:3, 3]
+        if not pushed and tcp[2] - cube[2] < 0.07:
+            towards = np.array([0.5, 0.0]) - cube[:2]
+            at = robot.scene.cube_dof["cube_red"]
+            robot.data.qvel[at : at + 2] = 0.5 * towards / max(np.linalg.norm(towards), 1e-3)
+            pushed.append(cube[:2].copy())
+
+    rollout = run(robot, "pick", seed, on_tick=push)
+    assert pushed
+    assert rollout.success
+
+
+def _request(robot, **changed):
+    robot.reset(0)
+    seen = robot.observation()
+    fields = {
+        "embodiment": DROID,
+        "action_space": DROID.action_space("midtrain"),
+        "instruction": "pick up the red cube",
+        "n_rows": 16,
+        "q_rad": seen.q_rad,
+        "gripper": 1.0,
+        "T_base_cosmos": np.eye(4),
+        "privileged": seen.privileged,
+    }
+    return Request(**{**fields, **changed})
+
+
+def test_what_it_needs_is_said(robot):
+    backend = ScriptedBackend()
+    with pytest.raises(BackendError, match=f"{STATE_KEYS[0]}.*simulator|simulator.*{STATE_KEYS[0]}"):
+        backend.infer(_request(robot, privileged=None))
+    partial = dict(_request(robot).privileged)
+    del partial["cube_red"]
+    with pytest.raises(BackendError, match="cube_red"):
+        backend.infer(_request(robot, privileged=partial))
+    with pytest.raises(BackendError, match="midtrain"):
+        backend.infer(_request(robot, action_space=DROID.action_space("joint_pos")))
+    with pytest.raises(BackendError, match="pose"):
+        backend.infer(_request(robot, T_base_cosmos=None))
+    with pytest.raises(InputError, match="colour"):
+        backend.infer(_request(robot, instruction="pick up the cube"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "at_least"), [("reach", 100), ("pick", 98), ("place", 95), ("stack", 80)])
+def test_a_hundred_seeds(robot, task, at_least):
+    outcomes = [run(robot, task, seed).outcome for seed in range(100)]
+    assert sum(outcome is Outcome.SUCCESS for outcome in outcomes) >= at_least

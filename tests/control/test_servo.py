@@ -1,0 +1,131 @@
+"""Feed-forward: what it is worth in dynamics over the closed loop, and that nothing but numbers reaches ctrl."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from strands_cosmos3.arm.model import load_panda
+from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
+from strands_cosmos3.arm.servo import JointServo
+from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, SLOW_DEG, SLOW_M, feasible_chunk
+from strands_cosmos3.control.executor import Executor, ReferenceBlock
+from strands_cosmos3.control.ik import MinkIKBridge
+from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error
+from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.types import JointTrajectory
+
+BRIDGE = MinkIKBridge(load_panda())
+
+
+def in_free_air(rng, steps_m, steps_deg):
+    """A chunk whose hand stays off the table, the cubes and the arm's own base."""
+    while True:
+        q_start, T = feasible_chunk(rng, 32, steps_m, steps_deg)
+        if T[:, 2, 3].min() > 0.25 and np.hypot(*T[:, :2, 3].T).min() > 0.25:
+            return q_start, T
+
+
+def track(robot, steps_m, steps_deg, seeds):
+    """Distances [N] in mm, hand achieved against hand commanded, at every physics step of a few chunks."""
+    out = []
+    for seed in seeds:
+        q_start, T = in_free_air(np.random.default_rng(seed), steps_m, steps_deg)
+        q = BRIDGE.solve(T, np.r_[q_start, 0.04, 0.04], 1 / 15).q_rad[:, :7]
+        robot.reset(0, q_start)
+        robot.executor.accept(JointTrajectory(q, (np.arange(32) + 1) / 15))
+        for _ in range(32 * 40 // 12 + 30):  # and some way into holding
+            before = robot.executor.reference
+            block = robot.executor.advance(12)
+            achieved, _ = robot.execute(block, before)
+            out.append(np.linalg.norm((dh_forward(achieved) - dh_forward(block.q_rad))[:, :3, 3], axis=1) * 1e3)
+    return np.concatenate(out)
+
+
+@pytest.fixture(scope="module")
+def robots():
+    return {name: Robot(control=ControlConfig(feed_forward=name)) for name in ("none", "velocity", "computed_torque")}
+
+
+@pytest.mark.parametrize(
+    ("name", "motion", "mean_mm", "max_mm"),
+    [
+        ("velocity", (SLOW_M, SLOW_DEG), 0.2, 1.0),
+        ("velocity", (BRISK_M, BRISK_DEG), 0.7, 3.5),
+        ("computed_torque", (SLOW_M, SLOW_DEG), 0.2, 1.5),
+        ("computed_torque", (BRISK_M, BRISK_DEG), 0.2, 1.5),
+    ],
+)
+def test_tracking_error(robots, name, motion, mean_mm, max_mm):
+    error = track(robots[name], *motion, range(10))
+    assert error.mean() < mean_mm
+    assert error.max() < max_mm
+    without = track(robots["none"], *motion, range(3))
+    assert without.mean() > 8 * error.mean()
+
+
+@pytest.mark.parametrize("name", ["none", "velocity", "computed_torque"])
+@pytest.mark.parametrize("field", ["q_rad", "qd_rad_s", "qdd_rad_s2", "gripper"])
+@pytest.mark.parametrize("where", [0, 5, 11])
+def test_no_control_that_is_not_a_number(robots, name, field, where):
+    robot = robots[name]
+    robot.reset(0)
+    good = robot.executor.advance(12)
+    fields = {k: getattr(good, k).copy() for k in ("q_rad", "qd_rad_s", "qdd_rad_s2", "gripper", "nominal_s")}
+    fields[field][where] = np.nan
+    ctrl, qpos = robot.data.ctrl.copy(), robot.data.qpos.copy()
+    with pytest.raises(ActuatorGuardError):
+        robot.execute(ReferenceBlock(**fields), JointState.at_rest(HOME_Q))
+    assert np.array_equal(robot.data.ctrl, ctrl)
+    assert np.array_equal(robot.data.qpos, qpos)
+
+
+def test_a_state_that_is_not_a_number_stops_the_robot(robots):
+    robot = robots["velocity"]
+    robot.reset(0)
+    robot.execute(robot.executor.advance(12), JointState.at_rest(HOME_Q))
+    robot.data.qvel[0] = np.inf
+    with pytest.raises(ControlError, match="diverged"):
+        robot.execute(robot.executor.advance(12), JointState.at_rest(HOME_Q))
+    robot.reset(0)
+
+
+def test_controls_stay_in_range():
+    model = load_panda()
+    servo, data = JointServo(model), mujoco.MjData(model)
+    data.qpos[:7] = HOME_Q
+    mujoco.mj_step1(model, data)
+    far = np.where(np.arange(7) % 2, FER.q_max, FER.q_min)
+    for ctrl in (
+        servo.velocity_feed_forward(far, np.sign(far) * FER.velocity),
+        servo.no_feed_forward(far * 2),
+        servo.computed_torque(data, far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10),
+    ):
+        assert (ctrl >= servo.ctrl_min).all()
+        assert (ctrl <= servo.ctrl_max).all()
+
+
+def test_velocity_leads_by_what_the_servo_loses():
+    """kp (ctrl - q) must cancel kd qd and the joint's damping at the reference's own speed."""
+    model = load_panda()
+    servo, qd = JointServo(model), np.linspace(-1, 1, 7)
+    lost = -model.actuator_biasprm[servo.actuator_ids, 2] + model.dof_damping[:7]
+    lead = servo.velocity_feed_forward(HOME_Q, qd) - HOME_Q
+    np.testing.assert_allclose(lead * model.actuator_gainprm[servo.actuator_ids, 0], lost * qd, atol=1e-9)
+
+
+def test_a_model_without_the_arm_is_refused():
+    with pytest.raises(ConfigError, match="joint1"):
+        JointServo(mujoco.MjModel.from_xml_string("<mujoco/>"))
+    with pytest.raises(Cosmos3Error):
+        JointServo(None)
+
+
+def test_reset_outside_the_range_changes_nothing(robots):
+    robot = robots["velocity"]
+    robot.reset(0)
+    qpos = robot.data.qpos.copy()
+    with pytest.raises(Cosmos3Error):
+        robot.reset(0, np.zeros(7))
+    assert np.array_equal(robot.data.qpos, qpos)
+    assert isinstance(robot.executor, Executor)

@@ -1,0 +1,260 @@
+"""The robot's episodes under bad luck: broken backends, Ctrl-C, foreign policies, odd control rates."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from strands_cosmos3.arm.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q
+from strands_cosmos3.backends.scripted import ScriptedBackend
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, UnknownNameError
+from strands_cosmos3.policy import Cosmos3Policy, Policy
+from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.types import ActionChunk, Outcome
+
+REACH = "reach the red cube"
+
+
+@pytest.fixture(scope="module")
+def robot():
+    return Robot()
+
+
+def at_rest(robot):
+    return (
+        np.isfinite(robot.data.qpos).all() and np.isfinite(robot.data.ctrl).all() and np.abs(robot.data.qvel[:7]).max() < 0.02
+    )
+
+
+class Breaks(ScriptedBackend):
+    """The expert, until its third answer."""
+
+    def __init__(self, how):
+        self.how, self.n = how, 0
+
+    def infer(self, request):
+        self.n += 1
+        chunk = super().infer(request)
+        if self.n < 3:
+            return chunk
+        rows = chunk.action.copy()
+        if self.how == "raises":
+            raise RuntimeError("CUDA error")
+        if self.how == "list":
+            return rows.tolist()
+        if self.how in ("nan", "inf", "huge"):
+            rows[3, 1] = {"nan": np.nan, "inf": np.inf, "huge": 1e6}[self.how]
+        elif self.how == "singular":
+            rows[:, 3:9] = 9.0
+        else:
+            rows = rows[:, :8]
+        return ActionChunk(rows, request.action_space, request.embodiment)
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "huge", "width"])
+def test_a_broken_answer_ends_as_a_fault_with_the_arm_at_rest(robot, how):
+    policy = Cosmos3Policy(robot="panda", backend=Breaks(how))
+    rollout = robot.run_policy(instruction=REACH, policy=policy, task="place", duration=6.0)
+    assert rollout.outcome is Outcome.FAULT
+    assert rollout.success is False
+    assert rollout.fault
+    assert rollout.counters["chunks"] == 2
+    assert at_rest(robot)
+    assert all(np.isfinite(values).all() for values in rollout.arrays.values())
+    assert len(rollout.arrays["t_s"]) > 600
+
+
+@pytest.mark.parametrize("how", ["raises", "list"])
+def test_whatever_else_is_raised_the_arm_is_not_left_moving(robot, how):
+    policy = Cosmos3Policy(robot="panda", backend=Breaks(how))
+    with pytest.raises((RuntimeError, AttributeError, Cosmos3Error)):
+        robot.run_policy(instruction=REACH, policy=policy, task="place", duration=6.0)
+    assert not robot.executor.reference.qd_rad_s.any()
+    assert at_rest(robot)
+
+
+def test_ctrl_c_brings_the_arm_to_rest_and_keeps_the_film(robot, tmp_path):
+    ticks = []
+
+    def interrupt(robot):
+        ticks.append(np.abs(robot.data.qvel[:7]).max())
+        if len(ticks) == 40:
+            raise KeyboardInterrupt
+
+    video = tmp_path / "film.mp4"
+    rollout = robot.run_policy(
+        instruction=REACH, policy_config={"backend": "scripted"}, task="reach", video=video, on_tick=interrupt, seed=3
+    )
+    assert rollout.outcome is Outcome.INTERRUPTED
+    assert rollout.success is False
+    assert ticks[-1] > 0.05  # it was moving
+    assert at_rest(robot)
+    assert not robot.executor.reference.qd_rad_s.any()
+    import av
+
+    with av.open(str(video)) as container:
+        assert sum(1 for _ in container.decode(video=0)) >= 15
+
+
+@pytest.mark.parametrize("hz", [37, 0, -50, 601, np.nan, "fast", 7.3])
+def test_odd_control_rates_are_refused_and_valid_ones_named(robot, hz, tmp_path):
+    qpos = robot.data.qpos.copy()
+    with pytest.raises(Cosmos3Error, match=r"50, 60|above zero"):
+        robot.run_policy(
+            instruction=REACH, policy_config={"backend": "scripted"}, control_frequency=hz, video=tmp_path / "no.mp4"
+        )
+    assert np.array_equal(robot.data.qpos, qpos)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("hz", [15, 50, 100, 600])
+def test_the_control_rate_does_not_change_the_motion(robot, hz):
+    rollout = robot.run_policy(instruction=REACH, policy_config={"backend": "scripted"}, control_frequency=hz, duration=2.0)
+    assert rollout.outcome is Outcome.COMPLETED
+    assert rollout.counters["ticks"] == pytest.approx(2.0 * hz, abs=1)
+    speed = np.abs(np.diff(rollout.arrays["q_commanded_rad"][:1200], axis=0)) * 600
+    assert 0.1 < speed.max() < 1.5
+
+
+class Foreign(Policy):
+    """A policy of another make: absolute joint targets at the control rate it was told."""
+
+    def __init__(self, spoil=None):
+        self.hz, self.keys, self.calls, self.spoil, self.seen = None, None, 0, spoil, []
+
+    provider_name = "foreign"
+
+    def set_robot_state_keys(self, robot_state_keys):
+        self.keys = robot_state_keys
+
+    def set_control_frequency(self, hz):
+        self.hz = hz
+
+    async def get_actions(self, observation_dict, instruction, **kwargs):
+        self.seen.append(dict(observation_dict))
+        t = (self.calls * 25 + np.arange(1, 26)) / self.hz
+        self.calls += 1
+        q = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array([1, -0.3, 0.5, 0.4, 0.2, 0.3, 1])
+        steps = [dict(zip(self.keys, [*map(float, row), 0.008], strict=True)) for row in q]
+        if self.spoil is not None and self.calls == 3:
+            self.spoil(steps)
+        return steps
+
+
+def test_a_foreign_policy_is_adapted_and_tracked(robot):
+    foreign = Foreign()
+    rollout = robot.run_policy(instruction="sway", policy=foreign, duration=3.0)
+    assert foreign.hz == 50
+    assert foreign.keys == [*ARM_JOINTS, FINGER_JOINTS[0]]
+    assert foreign.calls == 6
+    q, t = rollout.arrays["q_commanded_rad"], rollout.arrays["t_s"]
+    wanted = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array([1, -0.3, 0.5, 0.4, 0.2, 0.3, 1])
+    assert np.abs(q - wanted)[t < 2.9].max() < 2e-3
+    assert rollout.tracking.mean_mm < 0.5
+    assert rollout.tracking.max_mm < 2.0
+    assert rollout.path.max_mm < 2.0
+    assert np.allclose(rollout.arrays["gripper_commanded"], 0.2)
+    for seen in foreign.seen:
+        assert all(type(value) is float for value in seen.values())
+        assert not any(key.startswith(("cube", "tcp", "bin")) for key in seen)
+
+
+def _nan(steps):
+    steps[4]["joint2"] = float("nan")
+
+
+def _huge(steps):
+    steps[4]["joint2"] = 1e30
+
+
+def _missing(steps):
+    del steps[4]["joint2"]
+
+
+def _text(steps):
+    steps[4]["joint2"] = "left"
+
+
+@pytest.mark.parametrize("spoil", [_nan, _huge, _missing, _text, lambda steps: steps.clear()])
+def test_a_foreign_policy_that_breaks_ends_as_a_fault(robot, spoil):
+    rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil), duration=3.0)
+    assert rollout.outcome is Outcome.FAULT
+    assert at_rest(robot)
+    assert rollout.arrays["t_s"][-1] > 1.0
+
+
+def test_observations_are_flat_and_say_nothing_privileged(robot):
+    robot.reset(1)
+    flat = robot.observe({"wrist": np.zeros((2, 2, 3), np.uint8)})
+    assert set(flat) == {*ARM_JOINTS, *FINGER_JOINTS, *(f"{n}.vel" for n in (*ARM_JOINTS, *FINGER_JOINTS)), "wrist"}
+    assert flat["joint4"] == HOME_Q[3]
+    assert set(robot.observation().privileged) >= {"cube_red", "tcp", "bin"}
+
+
+@pytest.mark.parametrize("limits", ["fer", "fr3"])
+def test_limits_in_force_are_kept_in_an_episode(limits):
+    control = ControlConfig(limits=limits, derating=0.5)
+    robot = Robot(control=control)
+    rollout = robot.run_policy(policy_config={"backend": "scripted"}, task="pick", duration=6.0, seed=2)
+    q = rollout.arrays["q_commanded_rad"]
+    table = control.joint_limits()
+    assert (np.abs(np.diff(q, axis=0)) * 600 <= table.velocity * 1.005).all()
+    assert (np.abs(np.diff(q, n=2, axis=0)) * 600**2 <= table.acceleration * 1.02).all()
+    assert ((q >= np.maximum(table.q_min, FER.q_min)) & (q <= np.minimum(table.q_max, FER.q_max))).all()
+    assert rollout.outcome is not Outcome.FAULT
+
+
+def test_bad_arguments_are_refused_before_anything_moves(robot, tmp_path):
+    robot.reset(5)
+    qpos = robot.data.qpos.copy()
+    config = {"backend": "scripted"}
+    for arguments, error in [
+        ({"robot_name": "spot", "policy_config": config}, UnknownNameError),
+        ({"task": "juggle", "policy_config": config}, UnknownNameError),
+        ({"task": "pick", "instruction": "sing", "policy_config": config}, InputError),
+        ({"duration": -1.0, "policy_config": config}, InputError),
+        ({"policy_config": {"backend": "scripted", "port": "x", "colour": 1}}, ConfigError),
+        ({"policy_provider": "openvla"}, ConfigError),
+        ({}, ConfigError),
+    ]:
+        with pytest.raises(error):
+            robot.run_policy(**arguments, video=tmp_path / "no.mp4")
+    assert np.array_equal(robot.data.qpos, qpos)
+    assert not list(tmp_path.iterdir())
+    for wrong in ({"limits": "ur5"}, {"feed_forward": "psychic"}, {"derating": 0.0}):
+        with pytest.raises(Cosmos3Error):
+            Robot(control=ControlConfig(**wrong))
+
+
+def test_nothing_is_held_by_magic(robot, monkeypatch):
+    """No weld, no mocap, no equality but the fingers'; and after the reset nobody writes qpos or applies a force."""
+    model = robot.scene.model
+    kinds = [int(kind) for kind in model.eq_type]
+    assert kinds == [int(mujoco.mjtEq.mjEQ_JOINT)] * len(kinds)
+    assert {model.joint(int(i)).name for i in [*model.eq_obj1id, *model.eq_obj2id]} <= set(FINGER_JOINTS)
+    assert model.nmocap == 0
+    last = {}
+
+    def watch(robot):
+        """qpos must be what integrating qvel from the last look gives; nobody may have edited it between physics steps."""
+        data = robot.data
+        assert not data.qfrc_applied.any()
+        assert not data.xfrc_applied.any()
+        last["time"] = data.time
+
+    real = robot.execute
+
+    def execute(block, before):
+        if "qpos" in last:
+            assert np.array_equal(robot.data.qpos, last["qpos"])
+            assert np.array_equal(robot.data.qvel, last["qvel"])
+        out = real(block, before)
+        last["qpos"], last["qvel"] = robot.data.qpos.copy(), robot.data.qvel.copy()
+        return out
+
+    steps = []
+    real_step = mujoco.mj_step
+    monkeypatch.setattr(mujoco, "mj_step", lambda model, data: (steps.append(1), real_step(model, data))[1])
+    monkeypatch.setattr(robot, "execute", execute)
+    rollout = robot.run_policy(policy_config={"backend": "scripted"}, task="pick", on_tick=watch, seed=0)
+    assert rollout.success
+    assert len(steps) == len(rollout.arrays["t_s"])

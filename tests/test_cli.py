@@ -1,0 +1,194 @@
+"""The command line as a stranger uses it: files that can be looked at, exit statuses, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from strands_cosmos3.cli import COMMANDS, main
+
+EPISODE = Path(__file__).resolve().parents[2] / "shared/data/droid_episode_48330.json"
+
+
+def recording(path: Path) -> Path:
+    """A short recording of the project's own, so that replay can be tested anywhere."""
+    from strands_cosmos3.bench.motions import SLOW_DEG, SLOW_M
+    from strands_cosmos3.bench.tracking import recording_of_motion
+
+    recording_of_motion(np.random.default_rng(0), SLOW_M, SLOW_DEG).save_npz(path)
+    return path
+
+
+def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = {name: tmp_path / f"deep/er/a.{name}" for name in ("mp4", "json", "png", "npz")}
+    files = ["--video", str(out["mp4"]), "--json", str(out["json"]), "--plot", str(out["png"]), "--npz", str(out["npz"])]
+    status = main(["rollout", "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files])
+    assert status == 0
+    printed = capsys.readouterr().out
+    assert "success" in printed
+    assert str(out["mp4"]) in printed.replace("\n", "")
+    report = json.loads(out["json"].read_text())
+    assert set(report) == {"episodes", "summary", "versions"}
+    (episode,) = report["episodes"]
+    assert episode["success"] is True
+    assert episode["instruction"] == "reach the green cube"
+    assert set(episode["tracking"]) == {"mean_mm", "max_mm", "mean_deg", "max_deg"}
+    assert set(episode["steps"]) == {"total", "clamped", "stretched", "unconverged"}
+    assert set(episode["latency_ms"]) == {"p50", "p95", "max"}
+    with av.open(str(out["mp4"])) as film:
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert len(frames) == pytest.approx(episode["duration_s"] * 20, abs=2)
+    assert frames[-1].std() > 20  # something is to be seen
+    assert np.abs(frames[-1].astype(float) - frames[0]).mean() > 1  # and it moves
+    with np.load(out["npz"]) as arrays:
+        assert len(arrays["t_s"]) == pytest.approx(episode["duration_s"] * 600, abs=1)
+        gap_mm = 1e3 * np.linalg.norm(
+            arrays["T_base_hand_commanded"][:, :3, 3] - arrays["T_base_hand_achieved"][:, :3, 3], axis=1
+        )
+    assert gap_mm.mean() == pytest.approx(episode["tracking"]["mean_mm"], rel=1e-6)
+    assert out["png"].stat().st_size > 10_000
+    assert not list(tmp_path.rglob(".*")), "half-written files were left behind"
+
+
+def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
+    arguments = ["rollout", "--task", "reach", "--episodes", "2", "--seed", "7"]
+    status = main([*arguments, "--npz", str(tmp_path / "a.npz"), "--json", str(tmp_path / "a.json")])
+    assert status == 0
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["a-seed7.npz", "a-seed8.npz"]
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert [episode["seed"] for episode in report["episodes"]] == [7, 8]
+    assert report["summary"]["success_rate"] == 1.0
+
+
+def test_replay_reports_drift_and_no_success(tmp_path: Path):
+    source = recording(tmp_path / "motion.npz")
+    status = main(["rollout", "--backend", "replay", "--trajectory", str(source), "--json", str(tmp_path / "r.json")])
+    assert status == 0
+    (episode,) = json.loads((tmp_path / "r.json").read_text())["episodes"]
+    assert episode["success"] is None
+    assert episode["outcome"] == "completed"
+    assert 0 < episode["drift"]["mean_mm"] < 1
+
+
+def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
+    if not EPISODE.is_file():
+        pytest.skip(f"the recorded DROID episode is not at {EPISODE}")
+    status = main(["rollout", "--backend", "replay", "--trajectory", str(EPISODE), "--json", str(tmp_path / "d.json")])
+    assert status == 0
+    (episode,) = json.loads((tmp_path / "d.json").read_text())["episodes"]
+    assert episode["tracking"]["mean_mm"] < 0.5
+    assert episode["tracking"]["max_mm"] < 2.0
+    assert episode["drift"]["mean_mm"] < 0.5
+
+
+def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
+    film, report, npz = (tmp_path / f"a.{suffix}" for suffix in ("mp4", "json", "npz"))
+    files = ["--json", str(report), "--npz", str(npz), "--video", str(film)]
+    arguments = ["rollout", "--task", "place", "--episodes", "3", *files]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strands_cosmos3.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size > 0 for path in tmp_path.glob(".a*")):  # it is filming
+        assert time.monotonic() < deadline, "no film was begun"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "interrupted" in out
+    (episode,) = json.loads(report.read_text())["episodes"]
+    assert episode["outcome"] == "interrupted"
+    with np.load(tmp_path / "a-seed0.npz") as arrays:
+        last = np.diff(arrays["q_commanded_rad"][-3:], axis=0) * 600
+    assert np.abs(last).max() < 1e-9  # at rest
+    with av.open(str(tmp_path / "a-seed0.mp4")) as kept:
+        assert sum(1 for _ in kept.decode(video=0)) > 0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_failed_task_is_status_one():
+    assert main(["rollout", "--task", "place", "--duration", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rollout", "--backend", "replay"], "--trajectory"),
+        (["rollout", "--backend", "replay", "--trajectory", "/no/such.json"], "/no/such.json"),
+        (["rollout", "--trajectory", "x.json"], "--backend replay"),
+        (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
+        (["rollout", "--control-frequency", "70"], "50"),
+        (["rollout", "--video", "film.gif"], ".mp4"),
+        (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),
+        (["rollout", "--episodes", "0"], "--episodes"),
+        (["rollout", "--derating", "2"], "derating"),
+        (["rollout", "--duration", "-1"], "duration"),
+        (["bench", "ik", "--chunks", "0"], "--chunks"),
+    ],
+)
+def test_bad_usage_is_status_two_and_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert says in error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["rollout", "--task", "fly"], ["rollout", "--nonsense"]])
+def test_unknown_words_are_status_two(arguments: list[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "default" in printed or command == "doctor"
+    assert "(required)" not in printed or command == "bench"
+
+
+def test_doctor_finds_this_machine_fit(tmp_path: Path):
+    assert main(["doctor", "--json", str(tmp_path / "d.json")]) == 0
+    findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
+    assert findings["rendering"]["state"] == "ok"
+    assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
+
+
+def test_doctor_names_what_is_broken_and_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    assert main(["doctor", "--json", str(tmp_path / "d.json")]) == 1
+    findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
+    assert findings["rendering"]["state"] == "broken"
+    assert "libegl1" in findings["rendering"]["remedy"]
+
+
+def test_bench_measures_against_another_reference(tmp_path: Path):
+    assert main(["bench", "ik", "--chunks", "2", "--json", str(tmp_path / "b.json")]) == 0
+    figures = json.loads((tmp_path / "b.json").read_text())
+    assert figures["auto"]["position_max_mm"] < 1e-3
+    assert figures["auto"]["rotation_max_deg"] < 1e-4
+    assert figures["auto"]["hard_velocity_ratio_max"] <= 1.001
+    assert figures["plain_mink_ms"] > 0
+
+
+def test_view_without_a_display_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert main(["rollout", "--view"]) == 1
+    assert "--video" in capsys.readouterr().err

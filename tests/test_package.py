@@ -1,0 +1,77 @@
+"""The package as it is installed: light to import, its data found from a wheel and from a checkout, its names all there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import strands_cosmos3
+from strands_cosmos3.errors import ResourceNotFoundError
+from strands_cosmos3.resources import resource
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(code: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", env={**os.environ, **env}
+    )
+    return done.stdout.strip()
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    loaded = run("import sys, strands_cosmos3; print([m for m in ('torch', 'mujoco', 'numpy', 'scipy') if m in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_the_numpy_rooms_load_neither_torch_nor_mujoco():
+    code = (
+        "import sys, strands_cosmos3.actions.decode, strands_cosmos3.observe.mapping, strands_cosmos3.backends.scripted, "
+        "strands_cosmos3.backends.replay; print([m for m in ('torch', 'mujoco', 'mink') if m in sys.modules])"
+    )
+    assert run(code) == "[]"
+
+
+@pytest.mark.parametrize("name", strands_cosmos3.__all__)
+def test_every_public_name_is_there_and_documented(name: str):
+    value = getattr(strands_cosmos3, name)
+    assert name == "__version__" or value.__doc__, f"{name} has no docstring"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        strands_cosmos3.Nonsense  # noqa: B018
+
+
+def test_a_checkout_finds_its_data():
+    assert resource("stats/droid_lerobot.json") == ROOT / "stats/droid_lerobot.json"
+    assert resource("assets/panda.xml") == ROOT / "assets/panda.xml"
+    with pytest.raises(ResourceNotFoundError, match="reinstall"):
+        resource("assets/nothing.xml")
+
+
+def test_a_wheel_finds_its_data(tmp_path: Path):
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "strands_cosmos3/py.typed" in names
+    assert any(name.endswith("LICENSE.OpenMDW-1.1.txt") for name in names)
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    code = (
+        "from strands_cosmos3 import load_action_stats; from strands_cosmos3.sim import load_panda; "
+        "from strands_cosmos3.resources import resource; "
+        "print(load_action_stats('droid').q01.shape, load_panda().nq, resource('assets'))"
+    )
+    shape, nq, assets = run(code, PYTHONPATH=str(site)).rsplit(" ", 2)
+    assert (shape, nq) == ("(10,)", "9")
+    assert Path(assets).is_relative_to(site)

@@ -1,0 +1,3 @@
+from typing import Any
+
+def launch_passive(model: Any, data: Any) -> Any: ...
