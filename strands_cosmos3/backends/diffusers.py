@@ -53,6 +53,7 @@ class DiffusersBackend:
                 "Use backend='native'."
             )
         self.model_sha256: str | None = checkpoint.digest
+        self.action_space = checkpoint.action_space
         self._tier = self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
         self._input = ModelInput(checkpoint, self._options)
         self._device, dtype = resolve_device(self._options)

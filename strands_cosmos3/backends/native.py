@@ -46,6 +46,7 @@ class NativeBackend:
             )
         self.engine = model
         self.model_sha256: str | None = model.checkpoint.digest
+        self.action_space = model.action_space
         self._input = ModelInput(model.checkpoint, options)
 
     def infer(self, request: Request) -> ActionChunk:

@@ -1,8 +1,9 @@
 """The two towers: text prefills keys and values once; generation reads them at every denoising step.
 
 Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P numbers in a vision
-token, A action width, h query heads, k key heads, d head width, B branches of guidance: the conditional pass and, where guidance
-applies, the unconditional one, which share every matrix product and differ in the prompt that they attend to.
+token, A action width, h query heads, k key heads, d head width, B branches of guidance: the conditional pass and,
+where guidance applies, the unconditional one, which share every matrix product and differ in the prompt that they
+attend to.
 
 Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the numeric oracle of the tests; operations that round are kept
 in its order, so that bfloat16 agrees too.
