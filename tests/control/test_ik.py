@@ -256,3 +256,14 @@ def test_nothing_malformed_reaches_a_solver(bridge, bad, monkeypatch):
         method = "newton"
     with pytest.raises(NonFiniteError if bad.startswith(("nan", "inf")) else Cosmos3Error):
         bridge.solve(T, q, DT_S, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_far_pose_is_walked_to(bridge, method):
+    """Thirty centimetres away in one row: the box holds each step back, and the arm comes nearer until it is there."""
+    q_start, T = feasible_chunk(np.random.default_rng(7), 4, (0.01, 0.02), (1.0, 3.0))
+    away = T[0].copy()
+    away[:3, 3] += [0.3, 0.0, 0.0]
+    solution = bridge.solve(np.repeat(away[None], 60, axis=0), full(q_start), DT_S, method)
+    assert solution.converged[-1]
+    assert (np.diff(solution.residual_m + solution.residual_rad) < 1e-3).all()
