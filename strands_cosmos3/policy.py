@@ -128,7 +128,8 @@ class Cosmos3Policy(Policy):
         self.mode = Mode.parse(mode)
         if self.mode is not Mode.POLICY:
             raise ConfigError(
-                f"mode {mode!r} needs a model backend, and a clip or known actions, which a policy has not. Use `strands-cosmos3 infer --mode {mode}` "
+                f"mode {mode!r} needs a model backend, and a clip or known actions, which a policy has not. "
+                f"Use `strands-cosmos3 infer --mode {mode}` "
                 "or Cosmos3Engine."
             )
         self.action_space = self.embodiment.action_space(action_space)

@@ -154,6 +154,11 @@ class Cosmos3PolicyProcessor:
             defaults.pop("domain_name")
         return cls(checkpoint.root / "text_tokenizer", **{**defaults, **given})
 
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip: rows + 1."""
+        return self._resolve({}).chunk + 1
+
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
         """Tensors for one call.
 

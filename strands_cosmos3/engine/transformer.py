@@ -171,9 +171,7 @@ class GenerationTower(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, qk_norm=True) for _ in range(config.num_hidden_layers))
         self.norm = RmsNorm(config.hidden_size, config)
 
-    def forward(
-        self, x_BND: torch.Tensor, rope: Rope, texts: Sequence[TextKV], groups: Sequence[slice]
-    ) -> list[torch.Tensor]:
+    def forward(self, x_BND: torch.Tensor, rope: Rope, texts: Sequence[TextKV], groups: Sequence[slice]) -> list[torch.Tensor]:
         """Final hidden states [B, tokens, D] of some groups of tokens; in the last layer nothing else is computed.
 
         Groups are computed one by one, so that a group's numbers do not depend on which others are asked for.

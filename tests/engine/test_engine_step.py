@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cosmos3_oracle import CHUNK, Case, engine, request
+
 from strands_cosmos3.engine.config import ParallelConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import pixel_to_latent_shape

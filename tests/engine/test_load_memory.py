@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 
 SCRIPT = """

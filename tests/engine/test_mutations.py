@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from cosmos3_oracle import Case, difference, engine, request
+from torch.nn import functional as F
+
 from strands_cosmos3.engine import engine as engine_module
 from strands_cosmos3.engine import sampler, sequence, transformer, vae
-from torch.nn import functional as F
 
 TOLERANCE = 5e-5
 MUTATIONS = {}

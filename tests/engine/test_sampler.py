@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from diffusers import UniPCMultistepScheduler
+
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
 from strands_cosmos3.errors import InputError, LayoutError
 
