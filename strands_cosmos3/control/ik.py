@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import mink
 import mujoco
@@ -136,8 +136,11 @@ class MinkIKBridge:
         if avoid_collisions:
             pairs = _geom_pairs(model, avoid_collisions)
             self._mink_limits.append(_collision_limit(model, pairs, finite_array(min_distance_m, "min_distance_m", ())))
-            frozen = np.setdiff1d(np.arange(model.nv), dof_address)  # else cubes would be "moved" out of the arm's way
-            self._constraints = [mink.DofFreezingTask(model, frozen.tolist())] if len(frozen) else []
+            on_chain = set(dof_address.tolist())
+            frozen = [
+                dof for dof in range(int(model.nv)) if dof not in on_chain
+            ]  # else cubes would be "moved" out of the arm's way
+            self._constraints = [mink.DofFreezingTask(model, frozen)] if frozen else []
         self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
 
     @property
@@ -247,7 +250,7 @@ class MinkIKBridge:
         configuration, task = self._configuration, self._task
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
-        best, cost, change = q, np.inf, np.zeros(self.model.nv)
+        best, cost, change, iteration = q, np.inf, np.zeros(self.model.nv), 0
         for iteration in range(_MAX_ITERATIONS + 1):
             x, y, z, u, v, w = task.compute_error(configuration).tolist()  # body twist: metres, then radians
             distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
@@ -261,7 +264,7 @@ class MinkIKBridge:
                 problem = mink.build_ik(
                     configuration, [task], 1.0, _QP_DAMPING, self._mink_limits, constraints=self._constraints
                 )
-                solution = qpsolvers.solve_problem(problem, solver="daqp")
+                solution = qpsolvers.solve_problem(problem, solver="daqp")  # pyright: ignore[reportUnknownMemberType]
                 if not solution.found or solution.x is None:
                     break
                 change = solution.x
@@ -276,10 +279,10 @@ class MinkIKBridge:
         return best, residual_m, residual_rad, iteration
 
 
-def _method(name: object) -> Method:
+def _method(name: Method) -> Method:
     if name not in METHODS:
         raise UnknownNameError("IK method", name, METHODS)
-    return cast(Method, name)
+    return name
 
 
 def _geom_pairs(model: mujoco.MjModel, groups: Any) -> list[tuple[list[int], list[int]]]:
@@ -309,7 +312,7 @@ def _collision_limit(model: mujoco.MjModel, pairs: list[Any], distance_m: F64) -
     )
 
 
-def _frame_id(model: mujoco.MjModel, name: str | int, frame_type: str) -> int:
+def _frame_id(model: mujoco.MjModel, name: object, frame_type: object) -> int:
     if not isinstance(frame_type, str) or frame_type not in _FRAME_TYPES:
         raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
     frame = mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1

@@ -47,9 +47,11 @@ def test_hundreds_of_random_motions_keep_every_limit(limits):
         motion = plan_motion(JointState.at_rest(start), q, t_s, limits, DT)
         spline = motion.spline
         assert np.abs(spline.sample(spline.t_s)[0] - np.vstack([start, q])).max() < 1e-9, trial  # every row is passed
-        beyond, speed, acceleration, jerk = worst(*on_grid(motion), limits)
+        angle, velocity, acceleration = on_grid(motion)
+        acceleration[0] = 0.0  # what the arm was doing until now: the first step's jump and jerk are one
+        beyond, *rates = worst(angle, velocity, acceleration, limits)
         assert beyond < 1e-6
-        assert max(speed, acceleration, jerk) < SLACK
+        assert max(rates) < SLACK
         asked = np.diff(motion.nominal_s)
         assert (np.diff(spline.t_s) >= asked * (1 - 1e-9)).all()  # never faster than asked
         assert (motion.stretched == (np.diff(spline.t_s) > asked * 1.0001)).all()

@@ -190,6 +190,25 @@ def test_observations_are_flat_and_say_nothing_privileged(robot):
     assert set(robot.observation().privileged) >= {"cube_red", "tcp", "bin"}
 
 
+def test_the_privileged_twist_is_the_tools_motion(robot):
+    """Metres a second first, then radians a second, both along the world's axes."""
+    seen = []
+    robot.run_policy(
+        instruction=REACH, policy_config={"backend": "scripted"}, duration=1.2, control_frequency=600, on_tick=_looker(seen)
+    )
+    for before, now in zip(seen[300:-2:50], seen[302::50], strict=False):
+        moved = (now["tcp"][:3, 3] - before["tcp"][:3, 3]) * 300
+        turned = (now["tcp"][:3, :3] - before["tcp"][:3, :3]) * 300 @ now["tcp"][:3, :3].T
+        spin = np.array([turned[2, 1], turned[0, 2], turned[1, 0]])
+        assert np.linalg.norm(moved) > 0.02
+        assert np.linalg.norm(moved - now["tcp_twist"][:3]) < 0.1 * np.linalg.norm(moved) + 0.005
+        assert np.linalg.norm(spin - now["tcp_twist"][3:]) < 0.02
+
+
+def _looker(seen):
+    return lambda robot: seen.append(dict(robot.observation().privileged))
+
+
 @pytest.mark.parametrize("limits", ["fer", "fr3"])
 def test_limits_in_force_are_kept_in_an_episode(limits):
     control = ControlConfig(limits=limits, derating=0.5)
