@@ -23,11 +23,12 @@ class Verb(StrEnum):
     STACK = "stack"
 
 
+_ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
 _WORDS: tuple[tuple[Verb, str], ...] = (
-    (Verb.STACK, r"stack|on top of|onto the (?:red|green|blue)|on the (?:red|green|blue)"),
-    (Verb.PLACE, r"bin|box|container|tray|place|put|drop"),
-    (Verb.PICK, r"pick|grasp|grab|lift|take|raise|fetch"),
-    (Verb.REACH, r"reach|touch|go to|move to|hover|point|approach"),
+    (Verb.STACK, rf"\bstack|{_ONTO}"),
+    (Verb.PLACE, r"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:the|a) (?:bin|box|container|tray)\b"),
+    (Verb.PICK, r"\b(?:pick|grasp|grab|lift|take|raise|fetch)"),
+    (Verb.REACH, r"\b(?:reach|touch|go to|move to|hover|point|approach)"),
 )
 
 
@@ -47,20 +48,22 @@ class Goal:
 
 
 def parse_instruction(text: str) -> Goal:
-    """The goal an instruction names; the first colour is the cube's, the second that of the cube below.
+    """The goal an instruction names: a verb and a colour, and for stacking the colour after "on" for the cube below.
 
     Raises:
         InputError: No known verb or colour, or a stack that names only one cube.
     """
     words = text.lower()
-    verb = next((verb for verb, pattern in _WORDS if re.search(rf"\b(?:{pattern})", words)), None)
+    verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
     if verb is None or not colours:
         missing = "verb (reach, pick up, place in the bin, stack)" if verb is None else f"colour ({', '.join(COLOURS)})"
         raise InputError(f"instruction {text!r} names no {missing}; try 'pick up the red cube'.")
     if verb is not Verb.STACK:
         return Goal(verb, f"cube_{colours[0]}")
-    others = [colour for colour in colours if colour != colours[0]]
-    if not others:
+    below = re.search(_ONTO, words)
+    onto = below.group(1) if below else next((colour for colour in colours if colour != colours[0]), colours[0])
+    cube = next((colour for colour in colours if colour != onto), onto)
+    if cube == onto:
         raise InputError(f"instruction {text!r} names one cube; try 'stack the red cube on the blue cube'.")
-    return Goal(verb, f"cube_{colours[0]}", f"cube_{others[0]}")
+    return Goal(verb, f"cube_{cube}", f"cube_{onto}")

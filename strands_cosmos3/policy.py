@@ -8,8 +8,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from strands_cosmos3.errors import ConfigError, ControlError, InputError, Observ
 from strands_cosmos3.observe.mapping import RobotMapping, resolve_mapping
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
+
+if TYPE_CHECKING:
+    from strands_cosmos3.arm.panda import JointLimits
 
 Step = dict[str, float | list[float]]
 
@@ -50,8 +54,17 @@ class Policy(ABC):
         """
 
     def get_actions_sync(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
-        """:meth:`get_actions` without ``await``; usable outside a running event loop only, unless overridden."""
-        return asyncio.run(self.get_actions(observation_dict, instruction, **kwargs))
+        """:meth:`get_actions` without ``await``, also where an event loop is already running (in a notebook, say)."""
+
+        def call() -> list[Step]:
+            return asyncio.run(self.get_actions(observation_dict, instruction, **kwargs))
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return call()
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            return worker.submit(call).result()
 
     def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
         """Start a new episode."""
@@ -85,8 +98,10 @@ class Cosmos3Policy(Policy):
         action_mapping: Canonical name -> key of the action, likewise.
         prompt: Used where a call gives an empty instruction.
         seed: Noise seed; each call of an episode uses the next one.
-        actions_per_step: Steps a call returns at most; None returns the whole chunk.
+        actions_per_step: Steps a call returns at most; None returns the whole chunk. Our Robot, which asks for plans,
+            executes that many rows before it asks again.
         arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
+        limits: What its joints may do (:class:`~strands_cosmos3.arm.panda.JointLimits`); None is the Panda's table.
         num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
         guidance_scale: ``v = u + g (c - u)``.
         guidance_interval: Guidance only where lo < timestep < hi.
@@ -116,6 +131,7 @@ class Cosmos3Policy(Policy):
         seed: int | None = None,
         actions_per_step: int | None = None,
         arm_model: Any = None,
+        limits: Any = None,
         num_steps: int | None = None,
         guidance_scale: float | None = None,
         guidance_interval: tuple[float, float] | None = None,
@@ -142,7 +158,7 @@ class Cosmos3Policy(Policy):
         self._first_seed = 0 if seed is None else int(seed)
         self._calls = 0
         self._planning = threading.Lock()  # get_actions runs in worker threads; solver and counters are shared
-        self._bridge = None if robot is None else _make_bridge(arm_model)
+        self._bridge = None if robot is None else _make_bridge(arm_model, limits)
         options = InferenceOptions(
             device=device,
             dtype=dtype,
@@ -203,13 +219,14 @@ class Cosmos3Policy(Policy):
         """
         observation = self._observation(observation_dict)
         plan = self.plan(observation, instruction)
-        if isinstance(plan, ActionChunk):
+        if isinstance(plan, ActionChunk) or self._bridge is None:
+            assert isinstance(plan, ActionChunk)  # without an arm there is nothing else
             steps: list[Step] = [
                 {column: float(value) for column, value in zip(plan.action_space.columns, row, strict=True)}
                 for row in plan.action
             ]
         else:
-            plan = plan if self._hz is None else _resample(plan, observation, self._hz)
+            plan = plan if self._hz is None else _resample(plan, observation, self._hz, self._bridge.limits)
             gripper = [None] * len(plan.q_rad) if plan.gripper is None else plan.gripper.tolist()
             steps = [dict(self._mapping.write(q, g)) for q, g in zip(plan.q_rad, gripper, strict=True)]
         return steps[: self.actions_per_step]
@@ -295,25 +312,24 @@ class Cosmos3Policy(Policy):
         return q
 
 
-def _make_bridge(arm_model: Any) -> Any:
+def _make_bridge(arm_model: Any, limits: Any) -> Any:
     from strands_cosmos3.arm.model import load_model
     from strands_cosmos3.control.ik import MinkIKBridge
 
-    return MinkIKBridge(load_model(arm_model))
+    return MinkIKBridge(load_model(arm_model), limits=limits)
 
 
-def _resample(plan: JointTrajectory, observation: Observation, hz: float) -> JointTrajectory:
+def _resample(plan: JointTrajectory, observation: Observation, hz: float, limits: JointLimits) -> JointTrajectory:
     """The same motion at another rate, from the measured state, within the joints' limits."""
-    from strands_cosmos3.arm.panda import FER
     from strands_cosmos3.control.trajectory import JointState, plan_motion
 
     assert observation.qd_rad_s is not None  # Observation fills it
-    speed = np.clip(observation.qd_rad_s, -FER.velocity, FER.velocity)  # measured, so it may lie a little beyond
+    speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)  # measured, so it may lie a little beyond
     start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
     try:
-        motion = plan_motion(start, plan.q_rad, plan.t_s, FER, 1.0 / hz)
+        motion = plan_motion(start, plan.q_rad, plan.t_s, limits, 1.0 / hz)
     except ControlError:  # the rows cannot be met from that speed; from rest they always can
-        motion = plan_motion(JointState.at_rest(observation.q_rad), plan.q_rad, plan.t_s, FER, 1.0 / hz)
+        motion = plan_motion(JointState.at_rest(observation.q_rad), plan.q_rad, plan.t_s, limits, 1.0 / hz)
     n = int(np.ceil(motion.spline.end_s * hz - 1e-9))
     at_s = np.arange(1, n + 1) / hz
     q, _, _ = motion.spline.sample(at_s)

@@ -214,7 +214,7 @@ class ActionChunk:
         if action.shape[1] != space.width:
             raise ActionSpaceError(
                 f"action has {action.shape[1]} columns, but {space.name!r} of {self.embodiment.name!r} has "
-                f"{space.width}: {', '.join(space.columns)}. Width does not tell action spaces apart; name the right one."
+                f"{space.width}: {', '.join(space.columns)}.{_others_of_width(embodiment, action.shape[1])}"
             )
         if space.normalized and np.abs(action).max() > WILD_Z:
             row, column = (int(i) for i in np.argwhere(np.abs(action) > WILD_Z)[0])
@@ -232,6 +232,13 @@ class ActionChunk:
         """[T] when each row is due, in seconds after the observation."""
         assert self.fps is not None  # __post_init__ resolved it
         return self.action_space.row_times_s(len(self.action), self.fps)
+
+
+def _others_of_width(embodiment: Embodiment, width: int) -> str:
+    names = [repr(name) for name, space in embodiment.spaces.items() if space.width == width]
+    if not names:
+        return ""
+    return f" {' and '.join(names)} are {width} wide: name the action space that the checkpoint speaks; width does not tell."
 
 
 @dataclass(frozen=True, eq=False)

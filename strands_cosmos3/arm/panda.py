@@ -66,7 +66,7 @@ T_hand_flange = _screw_z(np.pi / 4, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class JointLimits:
-    """What the seven joints may do. Every array is [7], read-only.
+    """What an arm's joints may do. Every array is [n], read-only.
 
     Args:
         q_min: Lowest angles, rad.
@@ -77,7 +77,7 @@ class JointLimits:
         torque: N m.
 
     Raises:
-        ShapeError, NonFiniteError: An array is not seven finite numbers.
+        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
         InputError: A lower limit is not below its upper one, or another limit is not above zero.
     """
 
@@ -90,7 +90,8 @@ class JointLimits:
 
     def __post_init__(self) -> None:
         for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"):
-            object.__setattr__(self, name, finite_array(getattr(self, name), name, (7,)))
+            joints = None if name == "q_min" else len(self.q_min)
+            object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
         if not (self.q_min < self.q_max).all():
             raise InputError(f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint.")
         for name in ("velocity", "acceleration", "jerk", "torque"):

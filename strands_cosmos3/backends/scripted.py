@@ -31,6 +31,12 @@ _HOVER_M = 0.09  # above a cube's centre before going down
 _CARRY_M = 0.20  # height of the tool centre point while carrying
 _ABOVE_M = 0.012  # within this of the line above a target, go down
 _AT_M = 0.005  # within this of a target, act
+_SLACK_M = 0.03  # this far below a safe height, or beside a line, is near enough to go on
+_IN_BIN_M = 0.05  # a cube within this of the bin's centre, sideways, is in
+_OVER_BIN_M, _OVER_CUBE_M = 0.015, 0.004  # within this of the line above the place, go down
+_BELOW_RIM_M = 0.01  # let go with the cube's centre this far below the bin's rim
+_STACK_GAP = 1.02  # edges between two cubes' centres when the upper one is let go
+_STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # edges off that still count as stacked
 _YAW_RAD = float(np.deg2rad(4.0))
 _SQUEEZE_ROWS = 3
 _LET_GO = 0.75  # fingers this far open have let go
@@ -197,7 +203,7 @@ def _act(world: _World, goal: Goal) -> float:
             return 0.0
         return _carry(world, goal)
     if done:
-        away = np.array([world.p[0], world.p[1], _CARRY_M + 0.04])
+        away = np.array([world.p[0], world.p[1], _CARRY_M + _SLACK_M])
         world.move(away if world.opening > _LET_GO else world.p, world.R)
         world.command(1.0, goal.cube)
         return 1.0
@@ -244,7 +250,7 @@ def _go_down_on(world: _World, target: F64, R: F64) -> None:
     square = _angle(world.R, R) < 2 * _YAW_RAD
     if aside < _ABOVE_M and square:
         world.move(target, R)
-    elif world.p[2] < hover - 0.03 and aside > _ABOVE_M:
+    elif world.p[2] < hover - _SLACK_M and aside > _ABOVE_M:
         world.move(np.array([world.p[0], world.p[1], hover]), world.R)
     else:
         world.move(np.array([target[0], target[1], hover]), R)
@@ -254,10 +260,11 @@ def _delivered(world: _World, goal: Goal) -> bool:
     """Whether the cube is where the instruction wants it, so that only letting go is left."""
     cube = world.cubes[goal.cube]
     if goal.verb is Verb.PLACE:
-        return bool(np.linalg.norm((cube - world.bin)[:2]) < 0.05 and cube[2] < world.bin[2])
+        return bool(np.linalg.norm((cube - world.bin)[:2]) < _IN_BIN_M and cube[2] < world.bin[2])
     if goal.verb is Verb.STACK and goal.onto is not None:
         off = cube - world.cubes[goal.onto]
-        return bool(np.linalg.norm(off[:2]) < 0.25 * world.edge_m and abs(off[2] - world.edge_m) < 0.08 * world.edge_m)
+        aside, above = np.linalg.norm(off[:2]) / world.edge_m, off[2] / world.edge_m
+        return bool(aside < _STACKED_ASIDE and abs(above - 1) < _STACKED_HEIGHT)
     return False
 
 
@@ -268,13 +275,13 @@ def _carry(world: _World, goal: Goal) -> float:
         target = np.array([world.p[0], world.p[1], _CARRY_M])
     else:
         place = world.bin.copy() if goal.verb is Verb.PLACE else world.cubes[goal.onto or goal.cube].copy()
-        place[2] = world.bin[2] - 0.01 if goal.verb is Verb.PLACE else place[2] + 1.02 * world.edge_m
+        place[2] = world.bin[2] - _BELOW_RIM_M if goal.verb is Verb.PLACE else place[2] + _STACK_GAP * world.edge_m
         offset = world.p - world.cubes[goal.cube]  # the cube goes to the place, wherever the fingers hold it
         place = place + offset
         aside = float(np.linalg.norm((place - world.p)[:2]))
-        if aside < (0.015 if goal.verb is Verb.PLACE else 0.004):
+        if aside < (_OVER_BIN_M if goal.verb is Verb.PLACE else _OVER_CUBE_M):
             target = place
-        elif world.p[2] < _CARRY_M - 0.03 and aside > 0.03:
+        elif world.p[2] < _CARRY_M - _SLACK_M and aside > _SLACK_M:
             target = np.array([before[0], before[1], _CARRY_M])
         else:
             target = np.array([place[0], place[1], _CARRY_M])

@@ -17,6 +17,7 @@ SLOW_M, SLOW_DEG = (0.002, 0.010), (0.2, 3.0)
 BRISK_M, BRISK_DEG = (0.010, 0.030), (1.0, 5.0)
 _FINE = 2001
 _LIMIT_ROOM_RAD = 0.1
+_CLEAR_M = 0.25  # the hand's height over the table: the fingers reach 0.11 m below it
 _SPEED_SHARE = 0.8
 
 
@@ -59,7 +60,8 @@ def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
     R = dh_forward(q)[:, :3, :3]
     angle_deg = np.rad2deg(geodesic_angle(R[:-1], R[1:]))
     speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
-    in_range = (q > FER.q_min + _LIMIT_ROOM_RAD).all() and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
+    clear = bool((dh_forward(q)[:, 2, 3] > _CLEAR_M).all())
+    in_range = clear and (q > FER.q_min + _LIMIT_ROOM_RAD).all() and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
     return bool(in_range and speed.max() < _SPEED_SHARE and angle_deg.min() >= step_deg[0] and angle_deg.max() <= step_deg[1])
 
 

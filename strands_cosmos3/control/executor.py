@@ -120,6 +120,11 @@ class Executor:
         return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
 
     @property
+    def rows_begun(self) -> int:
+        """Rows of the present trajectory that have been reached or are on their way."""
+        return min(int(np.searchsorted(self._knot_step, self._cursor, side="left")), len(self._knot_step) - 1)
+
+    @property
     def rows_reached(self) -> int:
         """Rows of the present trajectory that have been reached."""
         return int(np.searchsorted(self._knot_step[1:], self._cursor, side="right"))

@@ -15,7 +15,8 @@ from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
 from strands_cosmos3.sim.film import Film
-from strands_cosmos3.sim.metrics import EpisodeLog
+from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
+from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
 from strands_cosmos3.sim.tasks import Judge
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome, Rollout
 
@@ -87,9 +88,24 @@ class Episode:
     ) -> Rollout:
         """Tick until success, the recording's or the time's end, a fault or Ctrl-C; bring the arm to rest and report."""
         started = time.perf_counter()
+        with deferred_interrupt() as interrupt:
+            outcome = self._play(n_ticks, recording, progress, interrupt)
+        wall_s = time.perf_counter() - started
+        return self._report(seed, task, outcome, recording, wall_s)
+
+    def _play(
+        self,
+        n_ticks: int,
+        recording: Recording | None,
+        progress: Callable[[float, float], None] | None,
+        interrupt: Interrupt,
+    ) -> Outcome:
         outcome = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT
         try:
             for tick in range(n_ticks):
+                if interrupt.requested:
+                    outcome = Outcome.INTERRUPTED
+                    break
                 self._tick()
                 if progress is not None:
                     progress((tick + 1) / self.control_frequency, n_ticks / self.control_frequency)
@@ -100,16 +116,15 @@ class Episode:
                     break
         except KeyboardInterrupt:
             outcome = Outcome.INTERRUPTED
-        except ConfigError:
-            raise
         except Cosmos3Error as error:
+            if isinstance(error, ConfigError) or not self.log.blocks:
+                raise  # nothing has moved: it is the caller's to mend
             outcome = Outcome.FAULT
             self.log.counters[type(error).__name__] += 1
             self.log.fault = str(error)
         finally:  # whatever else was raised, e.g. by somebody's policy: the arm is not left moving
             self._come_to_rest()
-        wall_s = time.perf_counter() - started
-        return self._report(seed, task, outcome, recording, wall_s)
+        return outcome
 
     def _tick(self) -> None:
         if self._chunk_is_spent():
@@ -129,12 +144,12 @@ class Episode:
         started = time.perf_counter()
         plan = self._ask()
         latency_ms = (time.perf_counter() - started) * 1e3
-        self.log.end_chunk(robot.executor.rows_reached)
+        self.log.end_chunk(robot.executor.rows_begun)
         motion_from_s = robot.executor.motion_s
         motion = robot.executor.accept(plan)
         n_rows = len(motion.nominal_s) - 1
         self._horizon = min(self.policy.actions_per_step or n_rows, n_rows)
-        self.log.begin_chunk(plan, motion, motion_from_s, latency_ms)
+        self.log.begin_chunk(ChunkRecord(plan, motion, motion_from_s, latency_ms))
         self.film.show_plan(plan)
 
     def _ask(self) -> JointTrajectory:
@@ -166,7 +181,7 @@ class Episode:
         """Brake within limits and flush. A second Ctrl-C leaves at once, with the arm where it is."""
         executor = self.robot.executor
         if executor.state in (ExecutorState.RUNNING, ExecutorState.HOLD):
-            self.log.end_chunk(executor.rows_reached)
+            self.log.end_chunk(executor.rows_begun)
             executor.stop()
         for _ in range(int(_MAX_STOP_S * self.control_frequency)):
             reference = executor.reference
@@ -180,31 +195,21 @@ class Episode:
 
     def _report(self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float) -> Rollout:
         log, robot = self.log, self.robot
-        errors = log.summarise(recording)
-        tracking, path = errors["tracking"], errors["path"]
-        assert tracking is not None
-        assert path is not None
-        backend = getattr(self.policy, "backend", None)
-        latencies = np.array(log.latency_ms or [0.0])
         return Rollout(
             seed=seed,
             task=task,
             instruction=self.instruction,
             outcome=outcome,
             ik=log.ik_error(),
-            path=path,
-            tracking=tracking,
-            drift=errors["drift"],
+            path=log.path_error(),
+            tracking=log.tracking_error(),
+            drift=log.drift(recording),
             steps=log.steps(),
-            latency_ms={
-                "p50": float(np.percentile(latencies, 50)),
-                "p95": float(np.percentile(latencies, 95)),
-                "max": float(latencies.max()),
-            },
+            latency_ms=log.latency_ms(),
             counters={**robot.executor.counters, **log.counters},
             duration_s=float(robot.data.time),
             realtime_factor=float(robot.data.time) / wall_s,
-            model_sha256=getattr(backend, "model_sha256", None),
+            model_sha256=getattr(getattr(self.policy, "backend", None), "model_sha256", None),
             fault=log.fault,
             arrays=log.arrays(),
         )

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,31 @@ def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
 
 
 @dataclass
+class ChunkRecord:
+    """One accepted chunk.
+
+    Args:
+        plan: What was asked of the executor.
+        motion: What it made of it.
+        motion_from_s: Where the motion's own clock stood.
+        latency_ms: Wall time of inference and planning.
+        rows: Rows that were executed, the one under way included.
+    """
+
+    plan: JointTrajectory
+    motion: PlannedMotion
+    motion_from_s: float
+    latency_ms: float
+    rows: int = 0
+
+    def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
+        """The entries of a plan's array [T] that belong to executed rows."""
+        assert per_row is not None  # JointTrajectory fills them all
+        skipped = len(self.plan.t_s) - len(self.motion.stretched)  # a row due at once is merged into the start
+        return per_row[skipped : skipped + self.rows]
+
+
+@dataclass
 class EpisodeLog:
     """Grows while an episode runs.
 
@@ -47,96 +73,87 @@ class EpisodeLog:
     gripper_achieved: list[F64] = field(default_factory=list)
     blocks: list[ReferenceBlock] = field(default_factory=list)
     chunk_of: list[NDArray[np.int_]] = field(default_factory=list)
-    plans: list[JointTrajectory] = field(default_factory=list)
-    motions: list[PlannedMotion] = field(default_factory=list)
-    motion_from_s: list[float] = field(default_factory=list)
-    rows_executed: list[int] = field(default_factory=list)
+    chunks: list[ChunkRecord] = field(default_factory=list)
     actions: list[F64] = field(default_factory=list)
-    latency_ms: list[float] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     fault: str | None = None
 
-    def begin_chunk(self, plan: JointTrajectory, motion: PlannedMotion, motion_from_s: float, latency_ms: float) -> None:
-        """A chunk was accepted when the motion's own clock stood at ``motion_from_s``."""
-        self.motion_from_s.append(motion_from_s)
-        self.plans.append(plan)
-        self.motions.append(motion)
-        self.rows_executed.append(0)
-        self.latency_ms.append(latency_ms)
+    def begin_chunk(self, record: ChunkRecord) -> None:
+        """A chunk was accepted."""
+        self.chunks.append(record)
 
-    def end_chunk(self, rows_reached: int) -> None:
-        """The chunk in force was executed up to that many rows."""
-        if self.rows_executed:
-            self.rows_executed[-1] = max(self.rows_executed[-1], rows_reached)
+    def end_chunk(self, rows_begun: int) -> None:
+        """The chunk in force was executed up to and with that many rows."""
+        if self.chunks:
+            self.chunks[-1].rows = max(self.chunks[-1].rows, rows_begun)
 
     def step_block(self, block: ReferenceBlock, q: F64, gripper: F64) -> None:
         """A block of physics steps was executed: the references, and what was measured after each step."""
         self.blocks.append(block)
         self.q_achieved.append(q)
         self.gripper_achieved.append(gripper)
-        self.chunk_of.append(np.full(len(block), len(self.plans) - 1))
+        self.chunk_of.append(np.full(len(block), len(self.chunks) - 1))
 
     def steps(self) -> dict[str, int]:
         """Executed rows: all, held back by a bound, slowed down, not converged."""
-        total = Counter(total=0, clamped=0, stretched=0, unconverged=0)
-        for plan, motion, n in zip(self.plans, self.motions, self.rows_executed, strict=True):
-            offset = len(plan.t_s) - len(motion.stretched)  # a row due at once is merged into the start
-            assert plan.clamped is not None  # JointTrajectory fills both masks
-            assert plan.converged is not None
-            total["total"] += n
-            total["clamped"] += int(plan.clamped[offset : offset + n].sum())
-            total["unconverged"] += int((~plan.converged[offset : offset + n]).sum())
-            total["stretched"] += int(motion.stretched[:n].sum())
-        return dict(total)
+        return {
+            "total": sum(chunk.rows for chunk in self.chunks),
+            "clamped": sum(int(chunk.executed(chunk.plan.clamped).sum()) for chunk in self.chunks),
+            "stretched": sum(int(chunk.motion.stretched[: chunk.rows].sum()) for chunk in self.chunks),
+            "unconverged": sum(int((~chunk.executed(chunk.plan.converged)).sum()) for chunk in self.chunks),
+        }
+
+    def latency_ms(self) -> dict[str, float]:
+        """Percentiles of the chunks' latencies."""
+        latencies = np.array([chunk.latency_ms for chunk in self.chunks] or [0.0])
+        p50, p95 = np.percentile(latencies, [50, 95])
+        return {"p50": float(p50), "p95": float(p95), "max": float(latencies.max())}
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
-        metres, radians = [], []
-        for plan, n in zip(self.plans, self.rows_executed, strict=True):
-            assert plan.residual_m is not None  # JointTrajectory fills both
-            assert plan.residual_rad is not None
-            metres.append(plan.residual_m[:n])
-            radians.append(plan.residual_rad[:n])
-        return ErrorSummary.of(_joined(metres), _joined(radians))
+        metres = [chunk.executed(chunk.plan.residual_m) for chunk in self.chunks]
+        return ErrorSummary.of(_joined(metres), _joined([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks]))
 
-    def summarise(self, recording: Recording | None) -> dict[str, ErrorSummary | None]:
-        """``path``, ``tracking`` and ``drift`` of the whole episode."""
-        q_ref = np.concatenate([block.q_rad for block in self.blocks])
-        T_commanded, T_achieved = dh_forward(q_ref), dh_forward(np.concatenate(self.q_achieved))
-        drift = None
-        if recording is not None:
-            motion_s = self._motion_s()
-            known = np.isfinite(motion_s) & (motion_s <= recording.duration_s)
-            T_cosmos = T_achieved[known] @ get_embodiment("droid").tool_frame.T_parent_cosmos
-            drift = ErrorSummary.of(*between(T_cosmos, recording.at(motion_s[known])[0]))
-        return {
-            "path": self._path_error(T_commanded),
-            "tracking": ErrorSummary.of(*between(T_commanded, T_achieved)),
-            "drift": drift,
-        }
-
-    def _motion_s(self) -> F64:
-        """[N] the motion's own clock at each physics step; NaN while braking or holding."""
-        chunk = np.concatenate(self.chunk_of)
-        nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
-        return np.array(self.motion_from_s)[chunk] + nominal_s
-
-    def _path_error(self, T_commanded: F64) -> ErrorSummary:
-        chunk = np.concatenate(self.chunk_of)
-        nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
+    def path_error(self) -> ErrorSummary:
+        """The commanded motion against the intended path."""
         distances, angles = [], []
-        for index, (plan, motion) in enumerate(zip(self.plans, self.motions, strict=True)):
-            at = np.flatnonzero((chunk == index) & np.isfinite(nominal_s))
-            if len(at):
-                distance, angle = between(T_commanded[at], _intended(plan, motion, nominal_s[at], T_commanded[at]))
-                distances.append(distance)
-                angles.append(angle)
+        for chunk, at, nominal_s in self._chunk_steps():
+            T_commanded = dh_forward(self._q_commanded()[at])
+            distance, angle = between(T_commanded, _intended(chunk.plan, chunk.motion, nominal_s, T_commanded))
+            distances.append(distance)
+            angles.append(angle)
         return ErrorSummary.of(_joined(distances), _joined(angles))
+
+    def tracking_error(self) -> ErrorSummary:
+        """The arm against the commanded motion."""
+        return ErrorSummary.of(*between(dh_forward(self._q_commanded()), dh_forward(np.concatenate(self.q_achieved))))
+
+    def drift(self, recording: Recording | None) -> ErrorSummary | None:
+        """The arm against a recording, where there is one."""
+        steps = [(at, chunk.motion_from_s + nominal_s) for chunk, at, nominal_s in self._chunk_steps()]
+        if recording is None or not steps:
+            return None
+        motion_s = np.concatenate([when for _, when in steps])
+        within = motion_s <= recording.duration_s
+        q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
+        T_base_cosmos = dh_forward(q) @ get_embodiment("droid").tool_frame.T_parent_cosmos
+        return ErrorSummary.of(*between(T_base_cosmos, recording.at(motion_s[within])[0]))
+
+    def _q_commanded(self) -> F64:
+        return np.concatenate([block.q_rad for block in self.blocks])
+
+    def _chunk_steps(self) -> Iterator[tuple[ChunkRecord, NDArray[np.intp], F64]]:
+        """Each chunk with the physics steps that followed it, and their times on its own clock; braking has none."""
+        chunk_of = np.concatenate(self.chunk_of)
+        nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
+        for index, chunk in enumerate(self.chunks):
+            at = np.flatnonzero((chunk_of == index) & np.isfinite(nominal_s))
+            if len(at):
+                yield chunk, at, nominal_s[at]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Every trajectory of the episode, for :meth:`Rollout.save_npz`."""
-        q_ref = np.concatenate([block.q_rad for block in self.blocks])
-        q = np.concatenate(self.q_achieved)
+        q_ref, q = self._q_commanded(), np.concatenate(self.q_achieved)
         return {
             "t_s": (np.arange(len(q)) + 1) * self.dt_s,
             "q_commanded_rad": q_ref,

@@ -199,7 +199,7 @@ class Robot:
         judge = None if chosen is None else Judge(chosen, self.scene, parse_instruction(instruction))
         physics_steps_per_tick(control_frequency)
         n_ticks = max(1, round(positive(duration, "duration") * control_frequency))
-        config = {"robot": robot_name, **(policy_config or {})}
+        config = {"robot": robot_name, "limits": self.limits, **(policy_config or {})}
         owned = policy is None
         policy = create_policy(policy_provider, **config) if policy is None else policy
         try:

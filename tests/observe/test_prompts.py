@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from strands_cosmos3.errors import InputError, UnknownNameError
 from strands_cosmos3.observe.prompts import compose_prompt
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
 from strands_cosmos3.observe.views import DROID_COMPOSITE, TIERS, canvas_hw, compose, letterbox, resize, to_canvas
