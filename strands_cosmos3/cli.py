@@ -11,6 +11,7 @@ from strands_cosmos3.errors import Cosmos3Error
 
 COMMANDS = {
     "rollout": ("rollout", "Rollout"),
+    "infer": ("infer", "Infer"),
     "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),
 }

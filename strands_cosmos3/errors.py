@@ -16,6 +16,12 @@
     ├── ControlError (RuntimeError)      the arm cannot, or must not, execute what was asked
     │   └── ActuatorGuardError           a non-finite or out-of-range control value, stopped before `ctrl`
     ├── BackendError (RuntimeError)      inference failed, or answered something unusable
+    ├── CheckpointError (RuntimeError)   a checkpoint that must not, or cannot, be loaded
+    │   ├── LayoutError                  empty, truncated, pickled, unreadable, or pointing outside its folder
+    │   ├── WeightsError                 missing, surplus, misshapen or non-finite weights; they are named
+    │   ├── DigestError                  a file whose bytes are not those whose digest was recorded
+    │   ├── VariantError                 another variant or action space than the one asked for
+    │   └── PreflightError               this device cannot hold it; every failure is listed
     └── EnvironmentalError (RuntimeError)  something on this machine is missing
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
@@ -96,6 +102,30 @@ class ActuatorGuardError(ControlError):
 
 class BackendError(Cosmos3Error, RuntimeError):
     """Inference failed or answered something unusable."""
+
+
+class CheckpointError(Cosmos3Error, RuntimeError):
+    """A checkpoint that must not, or cannot, be loaded."""
+
+
+class LayoutError(CheckpointError):
+    """Files of a checkpoint are absent, truncated, pickled, unreadable, or lie outside its folder."""
+
+
+class WeightsError(CheckpointError):
+    """Weights are missing, surplus, misshapen or not finite; the message names them."""
+
+
+class DigestError(CheckpointError):
+    """A file's bytes are not those whose digest the checkpoint recorded."""
+
+
+class VariantError(CheckpointError):
+    """The checkpoint is of another variant, or speaks another action space, than was asked for."""
+
+
+class PreflightError(CheckpointError):
+    """This device cannot hold the checkpoint; the message lists every failure at once."""
 
 
 class EnvironmentalError(Cosmos3Error, RuntimeError):

@@ -10,16 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import ConfigError, ControlError, InputError
+from strands_cosmos3.errors import ConfigError, ControlError, InputError, ObservationError
 from strands_cosmos3.observe.mapping import RobotMapping, resolve_mapping
+from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 if TYPE_CHECKING:
@@ -86,10 +88,12 @@ class Cosmos3Policy(Policy):
     Args:
         embodiment: Whose domain speaks, e.g. ``"droid"``.
         robot: ``"panda"`` (or ``"franka"``) turns chunks into joint targets for that arm; None passes raw columns through.
-        backend: ``"scripted"``, ``"replay"``, or a :class:`~strands_cosmos3.backends.base.Backend` of your own.
-        model: For ``replay``, the recording: a path or a :class:`~strands_cosmos3.backends.replay.Recording`.
+        backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"diffusers"`` (the stock pipeline), or
+            a :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` where ``model`` is a path.
+        model: For ``native`` and ``diffusers``, a checkpoint's folder or hub repository; for ``replay``, the recording: a
+            path or a :class:`~strands_cosmos3.backends.replay.Recording`.
         mode: What is asked of the model; these backends know ``"policy"``.
-        action_space: Which of the embodiment's action spaces the backend speaks; None is its default.
+        action_space: Which of the embodiment's action spaces the backend speaks; None is its checkpoint's, else the default.
         observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping.
         action_mapping: Canonical name -> key of the action, likewise.
         prompt: Used where a call gives an empty instruction.
@@ -98,6 +102,12 @@ class Cosmos3Policy(Policy):
             executes that many rows before it asks again.
         arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
         limits: What its joints may do (:class:`~strands_cosmos3.arm.panda.JointLimits`); None is the Panda's table.
+        num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
+        guidance_scale: ``v = u + g (c - u)``.
+        guidance_interval: Guidance only where lo < timestep < hi.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: ``float32`` or ``bfloat16``.
+        decode_video: Whether ``last_rollout["video"]`` holds the world that the model predicted, [F, H, W, 3] uint8.
 
     Attributes:
         last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``.
@@ -122,12 +132,22 @@ class Cosmos3Policy(Policy):
         actions_per_step: int | None = None,
         arm_model: Any = None,
         limits: Any = None,
+        num_steps: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_interval: tuple[float, float] | None = None,
+        device: str | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+        decode_video: bool = False,
     ):
         self.embodiment = get_embodiment(embodiment)
         self.robot = robot
         self.mode = Mode.parse(mode)
         if self.mode is not Mode.POLICY:
-            raise ConfigError(f"mode {mode!r} needs a model backend; 'scripted' and 'replay' know mode 'policy' only.")
+            raise ConfigError(
+                f"mode {mode!r} needs a model backend, and a clip or known actions, which a policy has not. "
+                f"Use `strands-cosmos3 infer --mode {mode}` "
+                "or Cosmos3Engine."
+            )
         self.action_space = self.embodiment.action_space(action_space)
         self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
         self.prompt = prompt
@@ -139,7 +159,18 @@ class Cosmos3Policy(Policy):
         self._calls = 0
         self._planning = threading.Lock()  # get_actions runs in worker threads; solver and counters are shared
         self._bridge = None if robot is None else _make_bridge(arm_model, limits)
-        self.backend = make_backend(backend, model)
+        options = InferenceOptions(
+            device=device,
+            dtype=dtype,
+            num_steps=num_steps,
+            guidance_scale=guidance_scale,
+            guidance_interval=guidance_interval,
+            decode_video=decode_video,
+        )
+        self.backend = make_backend(backend, model, options, action_space)
+        spoken = getattr(self.backend, "action_space", None)  # a checkpoint may say what its actions mean
+        if action_space is None and spoken is not None:
+            self.action_space = self.embodiment.action_space(spoken)
         self.requires_images = self.backend.requires_images
 
     @property
@@ -253,11 +284,24 @@ class Cosmos3Policy(Policy):
             q_rad=observation.q_rad,
             gripper=observation.gripper,
             T_base_cosmos=T_base_cosmos,
+            composite=self._composite(observation),
             mode=self.mode,
             seed=self._first_seed + self._calls,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
         )
+
+    def _composite(self, observation: Observation) -> Any:
+        if not self.requires_images:
+            return None
+        if self.embodiment.rig is not None:
+            return compose(observation.images, self.embodiment.rig)
+        if len(observation.images) != 1:
+            raise ObservationError(
+                f"embodiment {self.embodiment.name!r} composes no views and takes one picture; the observation has "
+                f"{', '.join(observation.images) or 'none'}."
+            )
+        return next(iter(observation.images.values()))
 
     def _full_q(self, observation: Observation) -> Any:
         assert self._bridge is not None

@@ -21,21 +21,26 @@ MAY_IMPORT = {
     "arm": BASE,
     "observe": BASE,
     "control": BASE | {"actions", "arm"},
-    "backends": BASE | {"actions", "observe"},
+    "engine": BASE | {"actions", "observe"},
+    "backends": BASE | {"actions", "observe", "engine"},
     "policy": BASE | {"backends", "observe", "arm", "control"},
     "sim": BASE | {"actions", "arm", "control", "observe", "backends", "policy"},
-    "bench": BASE | {"actions", "arm", "control", "observe", "backends", "policy", "sim"},
-    "commands": BASE | {"actions", "arm", "control", "observe", "backends", "policy", "sim", "bench"},
+    "bench": BASE | {"actions", "arm", "control", "observe", "engine", "backends", "policy", "sim"},
+    "commands": BASE | {"actions", "arm", "control", "observe", "engine", "backends", "policy", "sim", "bench"},
     "cli": BASE | {"commands"},
 }
 """Room -> rooms it may import, beside itself."""
 HEAVY = {
-    "torch": set(),
+    "torch": {"engine", "backends", "bench", "commands"},
+    "diffusers": {"engine", "backends", "bench"},
+    "transformers": {"engine"},
+    "safetensors": {"engine"},
+    "huggingface_hub": {"engine"},
     "mujoco": {"arm", "control", "sim", "bench", "commands"},
     "mink": {"control", "bench"},
     "qpsolvers": {"control"},
-    "av": {"sim"},
-    "PIL": {"sim"},
+    "av": {"sim", "engine"},
+    "PIL": {"sim", "engine", "backends", "bench"},
     "matplotlib": {"sim"},
     "tyro": {"commands", "cli"},
     "rich": {"commands"},
@@ -104,3 +109,9 @@ def test_no_broad_except_but_at_the_seams():
             ):
                 broad.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert len(broad) <= 1, f"one is allowed (fetching a model over the network fails in its own ways): {broad}"
+
+
+def test_the_engine_takes_only_the_vae_and_scheduler_from_diffusers():
+    """Its pipeline and transformer are the oracle of the tests, and one backend; an engine made of them proves nothing."""
+    taken = {name for path in (PACKAGE / "engine").glob("*.py") for name in imported(path) if name.startswith("diffusers")}
+    assert taken <= {"diffusers.AutoencoderKLWan", "diffusers.UniPCMultistepScheduler"}

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
-BACKENDS = ("scripted", "replay")
+BACKENDS = ("scripted", "replay", "native", "diffusers")
 """Backends that this version has, by name."""
 
 
-def make_backend(backend: str | Backend | None, model: Any = None) -> Backend:
+def make_backend(
+    backend: str | Backend | None,
+    model: Any = None,
+    options: InferenceOptions | None = None,
+    action_space: str | None = None,
+) -> Backend:
     """A backend by name, or the one given.
 
     Args:
         backend: A name from :data:`BACKENDS`, or an object that keeps the protocol.
-        model: For ``replay``, a path or a ``Recording``.
+        model: For ``replay``, a path or a ``Recording``; for ``native`` and ``diffusers``, a checkpoint's folder or hub
+            repository. Given alone, it means ``native``.
+        options: How a model is loaded and sampled.
+        action_space: What a model's actions mean, where its checkpoint does not say.
 
     Raises:
         ConfigError: No backend was chosen, or it lacks its model.
+        CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
+    if backend is None and isinstance(model, str | Path):
+        backend = "native"
     if backend is None:
         raise ConfigError(
             f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or an object with infer(), reset() and "
@@ -41,4 +54,21 @@ def make_backend(backend: str | Backend | None, model: Any = None) -> Backend:
         if model is None:
             raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz) or a Recording.")
         return ReplayBackend(model if isinstance(model, Recording) else load_recording(model))
-    raise UnknownNameError("backend", backend, BACKENDS)
+    if backend not in BACKENDS:
+        raise UnknownNameError("backend", backend, BACKENDS)
+    if model is None:
+        raise ConfigError(f"backend {backend!r} needs a checkpoint: pass model= its folder or hub repository (owner/name).")
+    return _model_backend(backend, model, options, action_space)
+
+
+def _model_backend(name: str, model: Any, options: InferenceOptions | None, action_space: str | None) -> Backend:
+    try:
+        if name == "native":
+            from strands_cosmos3.backends.native import NativeBackend
+
+            return NativeBackend(model, options, action_space)
+        from strands_cosmos3.backends.diffusers import DiffusersBackend
+
+        return DiffusersBackend(model, options)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"backend {name!r} needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error
