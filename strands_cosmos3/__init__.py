@@ -22,6 +22,11 @@ _PUBLIC = {
     "denormalize_quantile": "actions.stats",
     "decode_pose_delta": "actions.decode",
     "decode_pose_trajectory": "actions.decode",
+    "Cosmos3Engine": "engine.engine",
+    "Cosmos3PolicyProcessor": "engine.processor",
+    "Cosmos3ActionRequest": "engine.request",
+    "ParallelConfig": "engine.config",
+    "pixel_to_latent_shape": "engine.request",
     "MinkIKBridge": "control.ik",
     "decode_cosmos_chunk_to_targets": "control.targets",
 }

@@ -13,6 +13,7 @@ from strands_cosmos3.errors import Cosmos3Error
 
 COMMANDS = {
     "rollout": ("rollout", "Rollout"),
+    "infer": ("infer", "Infer"),
     "serve": ("serve", "Serve"),
     "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),

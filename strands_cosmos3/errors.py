@@ -24,6 +24,12 @@
     │       ├── ServiceUnreadableError   it answered something else than this protocol
     │       ├── ServiceRefusedError      it answered with an error: no access, a bad request, failed inference
     │       └── ServiceChunkError        it answered rows that must not be executed: not finite, or of another shape
+    ├── CheckpointError (RuntimeError)   a checkpoint that must not, or cannot, be loaded
+    │   ├── LayoutError                  empty, truncated, pickled, unreadable, or pointing outside its folder
+    │   ├── WeightsError                 missing, surplus, misshapen or non-finite weights; they are named
+    │   ├── DigestError                  a file whose bytes are not those whose digest was recorded
+    │   ├── VariantError                 another variant or action space than the one asked for
+    │   └── PreflightError               this device cannot hold it; every failure is listed
     └── EnvironmentalError (RuntimeError)  something on this machine is missing
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
@@ -136,6 +142,30 @@ class ServiceRefusedError(ServiceError):
 
 class ServiceChunkError(ServiceError):
     """The server answered rows that must not be executed: not finite, or of another shape."""
+
+
+class CheckpointError(Cosmos3Error, RuntimeError):
+    """A checkpoint that must not, or cannot, be loaded."""
+
+
+class LayoutError(CheckpointError):
+    """Files of a checkpoint are absent, truncated, pickled, unreadable, or lie outside its folder."""
+
+
+class WeightsError(CheckpointError):
+    """Weights are missing, surplus, misshapen or not finite; the message names them."""
+
+
+class DigestError(CheckpointError):
+    """A file's bytes are not those whose digest the checkpoint recorded."""
+
+
+class VariantError(CheckpointError):
+    """The checkpoint is of another variant, or speaks another action space, than was asked for."""
+
+
+class PreflightError(CheckpointError):
+    """This device cannot hold the checkpoint; the message lists every failure at once."""
 
 
 class EnvironmentalError(Cosmos3Error, RuntimeError):

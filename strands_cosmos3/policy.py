@@ -10,16 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import ConfigError, ControlError, InputError
+from strands_cosmos3.errors import ConfigError, ControlError, InputError, ObservationError
 from strands_cosmos3.observe.mapping import RobotMapping, resolve_mapping
+from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ class Cosmos3Policy(Policy):
     Args:
         embodiment: Whose domain speaks, e.g. ``"droid"``.
         robot: ``"panda"`` (or ``"franka"``) turns chunks into joint targets for that arm; None passes raw columns through.
-        backend: ``"scripted"``, ``"replay"``, ``"service"``, or a :class:`~strands_cosmos3.backends.base.Backend` of your own.
-            None is ``"service"`` where its host, port, api_key or client is given.
-        model: For ``replay``, the recording: a path or a :class:`~strands_cosmos3.backends.replay.Recording`.
+        backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"diffusers"`` (the stock pipeline),
+            ``"service"`` (a policy server), or a :class:`~strands_cosmos3.backends.base.Backend` of your own. None is
+            ``"native"`` where ``model`` is a path, and ``"service"`` where its host, port, api_key or client is given.
+        model: For ``native`` and ``diffusers``, a checkpoint's folder or hub repository; for ``replay``, the recording: a
+            path or a :class:`~strands_cosmos3.backends.replay.Recording`.
         mode: What is asked of the model; these backends know ``"policy"``.
-        action_space: Which of the embodiment's action spaces the backend speaks; None is its default, and ``joint_pos`` for
-            a service that may speak it.
+        action_space: Which of the embodiment's action spaces the backend speaks; None is its checkpoint's, ``joint_pos`` for
+            a service, else the default.
         observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping.
         action_mapping: Canonical name -> key of the action, likewise.
         prompt: Used where a call gives an empty instruction.
@@ -100,6 +104,12 @@ class Cosmos3Policy(Policy):
             executes that many rows before it asks again.
         arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
         limits: What its joints may do (:class:`~strands_cosmos3.arm.panda.JointLimits`); None is the Panda's table.
+        num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
+        guidance_scale: ``v = u + g (c - u)``.
+        guidance_interval: Guidance only where lo < timestep < hi.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: ``float32`` or ``bfloat16``.
+        decode_video: Whether ``last_rollout["video"]`` holds the world that the model predicted, [F, H, W, 3] uint8.
         host, port: For ``service``: where its server is; None is localhost and 8000. It is connected to on the first call.
         api_key: For ``service``: the server's token.
         client: For ``service``: a :class:`~strands_cosmos3.serving.client.PolicyClient` of your own instead of these.
@@ -129,6 +139,12 @@ class Cosmos3Policy(Policy):
         actions_per_step: int | None = None,
         arm_model: Any = None,
         limits: Any = None,
+        num_steps: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_interval: tuple[float, float] | None = None,
+        device: str | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+        decode_video: bool = False,
         host: str | None = None,
         port: int | None = None,
         api_key: str | None = None,
@@ -142,10 +158,11 @@ class Cosmos3Policy(Policy):
         self.robot = robot
         self.mode = Mode.parse(mode)
         if self.mode is not Mode.POLICY:
-            raise ConfigError(f"mode {mode!r} needs a model backend; 'scripted' and 'replay' know mode 'policy' only.")
-        self.backend = make_backend(backend, model, ServiceOptions(host, port, api_key, client, dialect))
-        if action_space is None and self.backend.name == "service" and "joint_pos" in self.embodiment.spaces:
-            action_space = "joint_pos"  # what the released policy servers speak
+            raise ConfigError(
+                f"mode {mode!r} needs a model backend, and a clip or known actions, which a policy has not. "
+                f"Use `strands-cosmos3 infer --mode {mode}` "
+                "or Cosmos3Engine."
+            )
         self.action_space = self.embodiment.action_space(action_space)
         self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
         self.prompt = prompt
@@ -157,7 +174,21 @@ class Cosmos3Policy(Policy):
         self._calls = 0
         self._planning = threading.Lock()  # get_actions runs in worker threads; solver and counters are shared
         self._bridge = None if robot is None else _make_bridge(arm_model, limits)
+        options = InferenceOptions(
+            device=device,
+            dtype=dtype,
+            num_steps=num_steps,
+            guidance_scale=guidance_scale,
+            guidance_interval=guidance_interval,
+            decode_video=decode_video,
+        )
+        service = ServiceOptions(host, port, api_key, client, dialect)
+        self.backend = make_backend(backend, model, options, action_space, service)
+        spoken = getattr(self.backend, "action_space", None)  # a checkpoint may say what its actions mean
+        if action_space is None and spoken is not None:
+            self.action_space = self.embodiment.action_space(spoken)
         self.requires_images = self.backend.requires_images
+        self._takes_views: bool = getattr(self.backend, "takes_views", False)  # the composite is made elsewhere
 
     @property
     def provider_name(self) -> str:
@@ -270,12 +301,25 @@ class Cosmos3Policy(Policy):
             q_rad=observation.q_rad,
             gripper=observation.gripper,
             T_base_cosmos=T_base_cosmos,
+            composite=self._composite(observation),
             mode=self.mode,
             seed=self._first_seed + self._calls,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
-            images=observation.images if self.backend.requires_images else {},
+            images=observation.images if self._takes_views else {},
         )
+
+    def _composite(self, observation: Observation) -> Any:
+        if not self.requires_images or self._takes_views:
+            return None
+        if self.embodiment.rig is not None:
+            return compose(observation.images, self.embodiment.rig)
+        if len(observation.images) != 1:
+            raise ObservationError(
+                f"embodiment {self.embodiment.name!r} composes no views and takes one picture; the observation has "
+                f"{', '.join(observation.images) or 'none'}."
+            )
+        return next(iter(observation.images.values()))
 
     def _full_q(self, observation: Observation) -> Any:
         assert self._bridge is not None

@@ -21,22 +21,27 @@ MAY_IMPORT = {
     "arm": BASE,
     "observe": BASE,
     "control": BASE | {"actions", "arm"},
-    "serving": BASE | {"actions"},
-    "backends": BASE | {"actions", "observe", "serving"},
+    "engine": BASE | {"actions", "observe"},
+    "serving": BASE | {"actions", "observe"},
+    "backends": BASE | {"actions", "observe", "engine", "serving"},
     "policy": BASE | {"backends", "observe", "arm", "control"},
     "sim": BASE | {"actions", "arm", "control", "observe", "backends", "policy"},
-    "bench": BASE | {"actions", "arm", "control", "observe", "serving", "backends", "policy", "sim"},
-    "commands": BASE | {"actions", "arm", "control", "observe", "serving", "backends", "policy", "sim", "bench"},
+    "bench": BASE | {"actions", "arm", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
+    "commands": BASE | {"actions", "arm", "control", "observe", "engine", "serving", "backends", "policy", "sim", "bench"},
     "cli": BASE | {"commands"},
 }
 """Room -> rooms it may import, beside itself."""
 HEAVY = {
-    "torch": set(),
+    "torch": {"engine", "backends", "bench", "commands"},
+    "diffusers": {"engine", "backends", "bench"},
+    "transformers": {"engine"},
+    "safetensors": {"engine"},
+    "huggingface_hub": {"engine"},
     "mujoco": {"arm", "control", "sim", "bench", "commands"},
     "mink": {"control", "bench"},
     "qpsolvers": {"control"},
-    "av": {"sim"},
-    "PIL": {"sim"},
+    "av": {"sim", "engine"},
+    "PIL": {"sim", "engine", "backends", "bench"},
     "matplotlib": {"sim"},
     "msgpack": {"serving"},
     "websockets": {"serving", "bench"},
@@ -109,3 +114,9 @@ def test_no_broad_except_but_at_the_seams():
     seams = {"arm/model.py", "serving/served.py"}  # fetching a model fails in its own ways; a served backend may raise anything
     assert {name.split(":")[0] for name in broad} <= seams, broad
     assert len(broad) <= len(seams), broad
+
+
+def test_the_engine_takes_only_the_vae_and_scheduler_from_diffusers():
+    """Its pipeline and transformer are the oracle of the tests, and one backend; an engine made of them proves nothing."""
+    taken = {name for path in (PACKAGE / "engine").glob("*.py") for name in imported(path) if name.startswith("diffusers")}
+    assert taken <= {"diffusers.AutoencoderKLWan", "diffusers.UniPCMultistepScheduler"}

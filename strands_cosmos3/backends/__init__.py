@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
-BACKENDS = ("scripted", "replay", "service")
+BACKENDS = ("scripted", "replay", "native", "diffusers", "service")
 """Backends that this version has, by name."""
 
 
@@ -36,20 +38,32 @@ class ServiceOptions:
         return tuple(name for name, value in vars(self).items() if value is not None)
 
 
-def make_backend(backend: str | Backend | None, model: Any = None, service: ServiceOptions | None = None) -> Backend:
+def make_backend(
+    backend: str | Backend | None,
+    model: Any = None,
+    options: InferenceOptions | None = None,
+    action_space: str | None = None,
+    service: ServiceOptions | None = None,
+) -> Backend:
     """A backend by name, or the one given.
 
     Args:
-        backend: A name from :data:`BACKENDS`, or an object that keeps the protocol. None is ``service`` where one of its
-            options is given.
-        model: For ``replay``, a path or a ``Recording``.
-        service: For ``service``.
+        backend: A name from :data:`BACKENDS`, or an object that keeps the protocol. None is ``native`` where a model is
+            given, ``service`` where one of its options is.
+        model: For ``replay``, a path or a ``Recording``; for ``native`` and ``diffusers``, a checkpoint's folder or hub
+            repository.
+        options: How a model is loaded and sampled.
+        action_space: What a model's actions mean, where its checkpoint does not say.
+        service: Where ``service`` finds its server.
 
     Raises:
         ConfigError: No backend was chosen, or it lacks its model.
+        CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
     service = service or ServiceOptions()
+    if backend is None and isinstance(model, str | Path):
+        backend = "native"
     if backend is None and service.given:
         backend = "service"
     if backend != "service" and service.given:
@@ -75,7 +89,11 @@ def make_backend(backend: str | Backend | None, model: Any = None, service: Serv
         return ReplayBackend(model if isinstance(model, Recording) else load_recording(model))
     if backend == "service":
         return _make_service(service)
-    raise UnknownNameError("backend", backend, BACKENDS)
+    if backend not in BACKENDS:
+        raise UnknownNameError("backend", backend, BACKENDS)
+    if model is None:
+        raise ConfigError(f"backend {backend!r} needs a checkpoint: pass model= its folder or hub repository (owner/name).")
+    return _model_backend(backend, model, options, action_space)
 
 
 def _make_service(service: ServiceOptions) -> Backend:
@@ -90,3 +108,16 @@ def _make_service(service: ServiceOptions) -> Backend:
     elif service.host or service.port or service.api_key:
         raise ConfigError("a client knows its server already; leave host, port and api_key out.")
     return ServiceBackend(client, service.dialect or "robolab")
+
+
+def _model_backend(name: str, model: Any, options: InferenceOptions | None, action_space: str | None) -> Backend:
+    try:
+        if name == "native":
+            from strands_cosmos3.backends.native import NativeBackend
+
+            return NativeBackend(model, options, action_space)
+        from strands_cosmos3.backends.diffusers import DiffusersBackend
+
+        return DiffusersBackend(model, options)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"backend {name!r} needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error

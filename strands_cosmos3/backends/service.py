@@ -36,7 +36,9 @@ class ServiceBackend:
 
     name = "service"
     needs_privileged = False
+    takes_views = True
     model_sha256 = None
+    action_space = "joint_pos"  # what the released policy servers speak, unless the user says otherwise
 
     def __init__(self, client: Exchange, dialect: str = "robolab", requires_images: bool = True):
         self.requires_images = requires_images

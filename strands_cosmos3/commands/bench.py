@@ -23,9 +23,10 @@ class Bench:
     printed beside them.
     """
 
-    what: Annotated[Literal["ik", "tracking", "sim", "tasks", "service"], tyro.conf.Positional]
+    what: Annotated[Literal["ik", "tracking", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
     """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes.
-    tasks: successes of the scripted expert. service: the wire beside a bare websockets exchange."""
+    tasks: successes of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline, one thread, CPU time.
+    service: the wire beside a bare websockets exchange."""
     chunks: int = 40
     """Random chunks (ik, tracking)."""
     episodes: int | None = None
@@ -36,13 +37,21 @@ class Bench:
     """Seed of the first."""
     episode: Path | None = None
     """For tracking: also a recorded DROID episode (.json)."""
+    tier: Literal["256", "480"] = "256"
+    """For engine: a small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour)."""
+    repeats: int = 3
+    """For engine: times that each side runs; medians are told."""
+    steps: int = 4
+    """For engine: denoising steps."""
     json: Path | None = None
     """Write the figures (.json)."""
 
     def run(self) -> int:
         """Measure and print."""
-        if self.chunks < 1 or self.exchanges < 1 or (self.episodes is not None and self.episodes < 1):
-            raise ConfigError("--chunks, --episodes and --exchanges must be at least 1.")
+        if self.chunks < 1 or (self.episodes is not None and self.episodes < 1):
+            raise ConfigError("--chunks and --episodes must be at least 1.")
+        if self.repeats < 1 or self.steps < 1 or self.exchanges < 1:
+            raise ConfigError("--repeats, --steps and --exchanges must be at least 1.")
         require_writable(self.json, (".json",), "--json")
         console = Console()
         with console.status("starting") as status:
@@ -72,6 +81,10 @@ class Bench:
             from strands_cosmos3.bench import tasks
 
             return tasks.run(self.episodes or 100, self.seed, progress)
+        if self.what == "engine":
+            from strands_cosmos3.bench import engine
+
+            return engine.measure(self.tier, repeats=self.repeats, steps=self.steps, progress=progress)
         if self.what == "service":
             from strands_cosmos3.bench import service
 

@@ -19,6 +19,8 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
+_MODELS = ("native", "diffusers")
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -30,11 +32,20 @@ class Rollout:
     """
 
     task: Literal["reach", "pick", "place", "stack"] | None = None
-    """What to judge success by. The default is pick for the expert, else nothing."""
+    """What to judge success by. The default is pick, or nothing for replay."""
     instruction: str = ""
     """What the policy is told, e.g. "pick up the blue cube". The default is the task's own."""
-    backend: Literal["scripted", "replay", "service"] = "scripted"
-    """Where actions come from."""
+    backend: Literal["scripted", "replay", "native", "diffusers", "service"] = "scripted"
+    """Where actions come from: an expert, a recording, or a Cosmos 3 checkpoint run by this package, by
+    diffusers, or by a policy server."""
+    model: str | None = None
+    """For native and diffusers: a checkpoint's folder or hub repository."""
+    num_steps: int | None = None
+    """For native and diffusers: denoising steps. The default is the checkpoint's preset."""
+    guidance_scale: float | None = None
+    """For native and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    device: str | None = None
+    """For native and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     host: str | None = None
@@ -112,7 +123,7 @@ class Rollout:
 
     @property
     def _task(self) -> str | None:
-        return self.task if self.task is not None or self.backend != "scripted" else "pick"
+        return self.task if self.task is not None or self.backend == "replay" else "pick"
 
     def _check(self) -> None:
         if self.episodes < 1:
@@ -121,6 +132,11 @@ class Rollout:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
         if self.backend != "replay" and self.trajectory is not None:
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
+        if (self.backend in _MODELS) != (self.model is not None):
+            raise ConfigError(
+                "--model CHECKPOINT belongs to --backend native or diffusers, which need it: a folder in the released layout, "
+                "or a hub repository."
+            )
         served = {"host": self.host, "port": self.port, "action-space": self.action_space, "dialect": self.dialect}
         given = [f"--{name}" for name, value in served.items() if value is not None]
         if self.backend != "service" and given:
@@ -136,6 +152,9 @@ class Rollout:
         config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
+        if self.backend in _MODELS:
+            config |= {"model": self.model, "num_steps": self.num_steps, "guidance_scale": self.guidance_scale}
+            config |= {"device": self.device, "decode_video": self.video is not None}
         if self.backend == "service":
             address = {"host": self.host, "port": self.port, "api_key": self.token}
             config |= {**address, "action_space": self.action_space, "dialect": self.dialect}

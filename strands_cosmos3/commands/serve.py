@@ -20,15 +20,24 @@ class Serve:
     Whoever reaches the port moves the robot: it listens on this machine only, unless you set a token.
     """
 
-    backend: str = "replay"
-    """Who infers. replay follows --trajectory. A backend that needs the simulator's state cannot be served."""
+    backend: Literal["native", "diffusers", "replay", "scripted"] | None = None
+    """Who infers. The default is native with --model, and replay with --trajectory. scripted needs the simulator's state,
+    which never leaves its process, and is refused."""
+    model: Annotated[str | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
+    """For native and diffusers: a checkpoint's folder or hub repository."""
+    num_steps: int | None = None
+    """For native and diffusers: denoising steps. The default is the checkpoint's preset."""
+    guidance_scale: float | None = None
+    """For native and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    device: str | None = None
+    """For native and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     embodiment: str = "droid"
     """Whose policy it is."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
-    """What travels: joint angles, or poses (midtrain, answered as absolute poses). The default is midtrain for replay, else
-    joint_pos."""
+    """What travels: joint angles, or poses (midtrain, answered as absolute poses). The default is what the checkpoint speaks,
+    and midtrain for replay."""
     host: str = "127.0.0.1"
     """Interface. Any but this machine's own wants a token."""
     port: int = 8000
@@ -55,28 +64,33 @@ class Serve:
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
         from strands_cosmos3.backends import make_backend
+        from strands_cosmos3.backends.options import InferenceOptions
 
         config = ServerConfig(self.host, self.port, self._token(), self.grace, self.max_clients)
-        if self.trajectory is not None and self.backend != "replay":
-            raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
+        if self.model is not None and self.trajectory is not None:
+            raise ConfigError("--model and --trajectory are two different things to serve; give one.")
+        name = self.backend or ("replay" if self.model is None else "native")
+        if self.trajectory is not None and name != "replay":
+            raise ConfigError(f"--trajectory belongs to --backend replay, not to {name}.")
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
-        backend = make_backend(self.backend, self.trajectory)
-        space = self.action_space or ("midtrain" if self.backend == "replay" else None)
+        options = InferenceOptions(device=self.device, num_steps=self.num_steps, guidance_scale=self.guidance_scale)
+        backend = make_backend(name, self.trajectory or self.model, options, self.action_space)
+        space = self.action_space or getattr(backend, "action_space", None) or ("midtrain" if name == "replay" else None)
         try:
             policy = ServedPolicy(backend, self.embodiment, space, self.seed, warm_up_message=_warm_up_message(backend))
             server = PolicyServer(policy, config)
             console = Console()
-            server.run(ready=lambda server: console.print(self._says(server.port), highlight=False, soft_wrap=True))
+            server.run(ready=lambda server: console.print(self._says(name, server.port), highlight=False, soft_wrap=True))
         finally:
             backend.close()
         console.print("stopped")
         return 0
 
-    def _says(self, port: int) -> str:
+    def _says(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"serving {self.backend} for {self.embodiment} on ws://{host}:{port} (also /healthz and /metrics); Ctrl-C stops"
+        return f"serving {name} for {self.embodiment} on ws://{host}:{port} (also /healthz and /metrics); Ctrl-C stops"
 
     def _token(self) -> str | None:
         if self.token_file is None:

@@ -32,6 +32,7 @@ from strands_cosmos3.errors import (
     ShapeError,
     UnknownNameError,
 )
+from strands_cosmos3.observe.views import compose, letterbox, require_picture
 from strands_cosmos3.types import ActionChunk, Request
 
 PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/gripper_position"
@@ -133,7 +134,8 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
 def _pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
     rig = request.embodiment.rig
     if rig is not None and all(view in request.images for view in rig.views):
-        return {key: request.images[view] for view, key in zip(rig.views, _keys(rig, dialect), strict=True)}
+        keys = zip(rig.views, _keys(rig, dialect), strict=True)
+        return {key: letterbox(request.images[view], rig.view_hw) for view, key in keys}
     return {} if request.composite is None else {COMPOSITE: request.composite}
 
 
@@ -156,7 +158,7 @@ def decode_request(
         message: What came.
         embodiment: Whose policy is asked.
         space: What the backend's rows shall mean.
-        images: Whether the backend needs pictures.
+        images: Whether the backend needs pictures; then views are composed.
         seed: For an asker who gives none.
         t_motion_s: Likewise.
 
@@ -223,14 +225,21 @@ def _read_pictures(
         keys = _keys(rig, zero)
         missing = [key for key in keys if key not in message]
         if not missing:
-            return {view: message[key] for view, key in zip(rig.views, keys, strict=True)}, None
+            views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
+            return views, compose(views, rig) if needed else None
         if needed and len(missing) < len(keys) and COMPOSITE not in message:
             raise _missing(message, missing[0])
     if COMPOSITE in message:
-        return {}, message[COMPOSITE]
+        return {}, _picture(message, COMPOSITE)
     if needed:
         raise _missing(message, COMPOSITE, f", or {', '.join(rig.wire_names)}" if rig is not None else "")
     return {}, None
+
+
+def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
+    picture = np.asarray(message[key])
+    require_picture(picture, repr(key))
+    return picture
 
 
 def _missing(message: Mapping[str, Any], key: str, other: str = "") -> ObservationError:

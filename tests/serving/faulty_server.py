@@ -113,7 +113,7 @@ async def misbehave(fault: str, good: bytes, writer: asyncio.StreamWriter) -> No
         case "drip":
             for byte in good:
                 writer.write(bytes([byte]))
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.7)
         case "garbage":
             writer.write(np.random.default_rng(0).bytes(2000))
             await writer.drain()

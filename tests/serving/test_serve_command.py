@@ -73,7 +73,8 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         (["--trajectory", "MOTION", "--port", "99999"], "port"),
         (["--backend", "scripted"], "never leaves its process"),
         (["--backend", "scripted", "--trajectory", "MOTION"], "--backend replay"),
-        (["--backend", "oracle"], "unknown backend"),
+        (["--backend", "native"], "checkpoint"),
+        (["--model", "/no/such", "--trajectory", "MOTION"], "give one"),
         ([], "recording"),
         (["--trajectory", "/no/such.npz"], "/no/such.npz"),
         (["--trajectory", "MOTION", "--embodiment", "umi"], "wire"),
@@ -98,13 +99,12 @@ def test_a_rollout_asks_a_policy_server_with_its_cameras(serve, tmp_path: Path):
     backend.requires_images = True
     server = serve(backend)
     report = tmp_path / "r.json"
-    arguments = ["--host", "127.0.0.1", "--port", str(server.port), "--instruction", "wave", "--duration", "1"]
-    assert main(["rollout", "--backend", "service", *arguments, "--json", str(report)]) == 0
+    arguments = ["--host", "127.0.0.1", "--port", str(server.port), "--instruction", "pick up the red cube", "--duration", "1"]
+    assert main(["rollout", "--backend", "service", *arguments, "--json", str(report)]) == 1  # it waves; nothing is picked up
     (episode,) = json.loads(report.read_text())["episodes"]
-    assert episode["outcome"] != "fault"
-    assert episode["success"] is None
+    assert episode["outcome"] == "timeout"
     assert len(backend.requests) > 2
-    assert backend.requests[-1].instruction == "wave"
+    assert backend.requests[-1].instruction == "pick up the red cube"
     assert all(picture.std() > 5 for picture in backend.requests[-1].images.values())
     assert len(backend.requests[-1].images) == 3
 
@@ -112,7 +112,9 @@ def test_a_rollout_asks_a_policy_server_with_its_cameras(serve, tmp_path: Path):
 def test_a_rollout_without_a_server_ends_in_one_line(capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    status = main(["rollout", "--backend", "service", "--port", str(port), "--instruction", "x", "--duration", "1"])
+    status = main(
+        ["rollout", "--backend", "service", "--port", str(port), "--instruction", "pick up the red cube", "--duration", "1"]
+    )
     printed = capsys.readouterr()
     assert status == 1
     assert "no policy server" in " ".join((printed.out + printed.err).split())

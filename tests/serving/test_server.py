@@ -79,7 +79,8 @@ def test_the_gripper_flips_in_both_directions(serve):
 def test_a_gripper_is_a_number_or_a_history(serve, gripper):
     backend = Echo()
     with dial(serve(backend).port) as client:
-        ask(client, {**observation(np.tile(np.arange(7) / 10, (3, 1))), "observation/gripper_position": gripper})
+        history = np.arange(7) / 10 + np.array([[0.3], [0.1], [0.0]])  # the newest last
+        ask(client, {**observation(history), "observation/gripper_position": gripper})
     assert backend.requests[-1].gripper == pytest.approx(0.8)
     np.testing.assert_allclose(backend.requests[-1].q_rad, np.arange(7) / 10)
 

@@ -23,7 +23,7 @@ from strands_cosmos3.types import ActionChunk, Request
 
 JOINT_POS, POSE_ABS, MIDTRAIN = (DROID.spaces[name] for name in ("joint_pos", "pose_abs", "midtrain"))
 T = se3(so3_exp(np.array([0.3, 2.5, -0.4])), np.array([0.4, -0.1, 0.3]))
-VIEWS = {view: picture() + i for i, view in enumerate(DROID.rig.views)}
+VIEWS = {view: picture(360, 640) + i for i, view in enumerate(DROID.rig.views)}
 
 
 def request(space=JOINT_POS, **more) -> Request:
@@ -53,7 +53,19 @@ def test_a_request_arrives_as_it_was_sent(dialect, space):
     else:
         np.testing.assert_allclose(got.T_base_cosmos, T, atol=1e-6)
     for view in DROID.rig.views:
-        np.testing.assert_array_equal(got.images[view], sent.images[view])
+        assert got.images[view].shape == (360, 640, 3)
+        assert (got.images[view] == sent.images[view][0, 0, 0]).all()
+    assert got.composite.shape == (540, 640, 3)
+    assert [int(got.composite[y, x, 0]) for y, x in ((100, 300), (450, 100), (450, 500))] == [100, 101, 102]
+
+
+def test_views_are_letterboxed_before_they_are_sent():
+    square = {view: picture(100, 100) for view in DROID.rig.views}
+    message = wire.encode_request(request(images=square), wire.ROBOLAB, "s", 1)
+    for key in DROID.rig.wire_names:
+        assert message[key].shape == (360, 640, 3)
+        assert message[key][180, 320, 0] == 100
+        assert message[key][180, 10, 0] == 0
 
 
 def test_the_quaternion_on_the_wire_is_x_y_z_w():

@@ -1,0 +1,137 @@
+"""diffusers' stock pipeline as a backend, driven so that it sees what the model was trained on.
+
+Left to itself it would squeeze 540 rows to 528, send a caption without DROID's layout sentence, and sample on the
+checkpoint's Karras schedule. Here pictures enter once scaled and never resized, the caption is this package's, the schedule
+is the preset's, and each call has a generator of its own. It cannot take a state row, so it speaks ``midtrain`` only.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.inputs import ProcessedInput
+from strands_cosmos3.engine.processor import DEFAULT_TIER
+from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
+from strands_cosmos3.types import ActionChunk, Request
+
+
+class DiffusersBackend:
+    """Answers with ``Cosmos3OmniPipeline``.
+
+    Args:
+        model: A checkpoint's folder or hub repository.
+        options: How to load and sample. A guidance interval is not supported by the pipeline.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be loaded, or speaks ``joint_pos``.
+        MissingDependencyError: accelerate, without which diffusers cannot load this model, is not installed.
+    """
+
+    name = "diffusers"
+    needs_privileged = False
+    requires_images = True
+
+    def __init__(self, model: str | Path, options: InferenceOptions | None = None):
+        self._options = options or InferenceOptions()
+        root = locate(as_path(model, self.name))
+        checkpoint = Checkpoint.open(root)
+        if checkpoint.action_space == "joint_pos":
+            raise VariantError(
+                f"{root} speaks 'joint_pos', whose sequence starts with a state row; diffusers' pipeline cannot express it. "
+                "Use backend='native'."
+            )
+        self.model_sha256: str | None = checkpoint.digest
+        self.action_space = checkpoint.action_space
+        self._tier = self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
+        self._input = ModelInput(checkpoint, self._options)
+        self._device, dtype = resolve_device(self._options)
+        self._pipe: Any = _load(root, dtype).to(self._device)
+
+    def infer(self, request: Request) -> ActionChunk:
+        """The chunk for a request, in the model's own scale.
+
+        Raises:
+            BackendError: The request has no picture, is not of mode ``policy``, or asks for guidance on some steps only.
+        """
+        processed, preset = self._input(request, self.name), self._input.preset(request)
+        if preset.guidance_interval is not None:
+            raise BackendError("diffusers' pipeline guides every step; a guidance interval needs backend='native'.")
+        if request.action_space.name != "midtrain":
+            raise BackendError(f"diffusers' pipeline speaks 'midtrain', not {request.action_space.name!r}.")
+        started = time.perf_counter()
+        out = self._run(request, processed, preset)
+        return ActionChunk(
+            out.action[0].double().numpy(),
+            request.action_space,
+            request.embodiment,
+            fps=processed.fps,
+            seed=request.seed,
+            timing={"total_ms": (time.perf_counter() - started) * 1e3},
+            video=_pictures(out.video) if self._options.decode_video else None,
+        )
+
+    def _run(self, request: Request, processed: ProcessedInput, preset: SamplerPreset) -> Any:
+        from diffusers import UniPCMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
+        from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
+
+        pipe = self._pipe
+        flow = {"use_karras_sigmas": False, "flow_shift": preset.flow_shift}
+        pipe.scheduler = UniPCMultistepScheduler.from_config({**pipe.scheduler.config, **flow})
+        ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
+        pipe.tokenize_prompt = lambda *_, **__: ids
+        condition = CosmosActionCondition(
+            mode="policy",
+            chunk_size=processed.action_chunk,
+            domain_name=request.embodiment.name,
+            resolution_tier=self._tier,
+            image=Image.fromarray(np.array(request.composite)),
+        )
+        return pipe(
+            prompt=processed.prompt,
+            action=condition,
+            fps=processed.fps,
+            num_inference_steps=preset.num_steps,
+            guidance_scale=preset.guidance_scale,
+            generator=torch.Generator(self._device).manual_seed(request.seed),
+            output_type="np" if self._options.decode_video else "latent",
+        )
+
+    def reset(self, seed: int | None = None) -> None:
+        """Nothing to forget: each call has a generator of its own."""
+
+    def close(self) -> None:
+        """Let go of the weights; calling it twice is harmless."""
+        self._pipe = None
+
+
+def _load(root: Path, dtype: torch.dtype) -> Any:
+    from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
+    from diffusers.video_processor import VideoProcessor
+
+    try:
+        import accelerate  # noqa: F401 - diffusers needs it, and says so in a way that does not help
+    except ImportError as error:
+        raise MissingDependencyError("backend 'diffusers' needs accelerate: pip install accelerate.") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe: Any = Cosmos3OmniPipeline.from_pretrained(root, torch_dtype=dtype, enable_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.register_to_config(use_native_flow_schedule=True)
+    pipe.video_processor = VideoProcessor(vae_scale_factor=pipe.vae_scale_factor_spatial, do_resize=False)
+    return pipe
+
+
+def _pictures(video: NDArray[np.float32]) -> NDArray[np.uint8]:
+    return (np.asarray(video) * 255).round().clip(0, 255).astype(np.uint8)

@@ -1,0 +1,97 @@
+"""From a request to a model's input, for every backend that runs a model in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.inputs import ProcessedInput
+from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.errors import BackendError
+from strands_cosmos3.types import Mode, Request
+
+
+def resolve_device(options: InferenceOptions) -> tuple[torch.device, torch.dtype]:
+    """Device and type: CUDA and bfloat16 where torch sees a GPU, else the CPU and float32, unless something else is set."""
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    return device, getattr(torch, name)
+
+
+class ModelInput:
+    """Makes processed inputs of requests, one processor for each embodiment and action space.
+
+    Args:
+        checkpoint: Whose tokenizer, prompt format and presets.
+        options: What overrides them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: InferenceOptions):
+        self._checkpoint = checkpoint
+        self._options = options
+        self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
+
+    def __call__(self, request: Request, backend: str) -> ProcessedInput:
+        """The input for a request.
+
+        Raises:
+            BackendError: It lacks a picture, or asks for what needs more than a request holds.
+            InputError: Picture, state or instruction cannot be used.
+        """
+        if request.mode is not Mode.POLICY:
+            raise BackendError(
+                f"backend {backend!r} answers mode 'policy'; {str(request.mode)!r} needs a clip or known actions, which a "
+                "request does not hold: use `strands-cosmos3 infer` or Cosmos3Engine."
+            )
+        if request.composite is None:
+            raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
+        raw: dict[str, Any] = {"images": np.array(request.composite), "task": request.instruction}
+        if request.prompt:
+            raw["caption"] = request.prompt
+        if request.action_space.state_row:
+            if request.q_rad is None:
+                raise BackendError(f"{request.action_space.name!r} starts from the joint angles, and the request has none.")
+            raw["state"] = [*request.q_rad.tolist(), request.gripper]
+        return self._processor(request).preprocess(raw)
+
+    def preset(self, request: Request) -> SamplerPreset:
+        """The checkpoint's sampling where it has one of its own, else the embodiment's, with what the options set."""
+        variant, space = self._checkpoint.variant, request.action_space.name
+        known = variant.preset if variant.action_space == space else request.embodiment.preset(space)
+        return self._options.sampler(known)
+
+    def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
+        key = request.embodiment.name, request.action_space.name, request.n_rows
+        if key not in self._processors:
+            self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
+                self._checkpoint,
+                domain_name=request.embodiment.name,
+                action_space=request.action_space.name,
+                action_chunk_size=request.n_rows,
+                image_size=self._options.image_size,
+                prompt_format=self._options.prompt_format,
+            )
+        return self._processors[key]
+
+
+def as_pictures(pixels: torch.Tensor) -> NDArray[np.uint8]:
+    """[F, H, W, 3] uint8 of pixels [1, 3, F, H, W] in [0, 1]."""
+    return (pixels[0].permute(1, 2, 3, 0) * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def as_path(model: Any, backend: str) -> str | Path:
+    """The model as a path or repository id.
+
+    Raises:
+        BackendError: It is neither.
+    """
+    if not isinstance(model, str | Path):
+        raise BackendError(f"backend {backend!r} needs model= a checkpoint's folder or hub repository, got {model!r}.")
+    return model

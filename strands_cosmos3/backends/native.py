@@ -1,0 +1,85 @@
+"""The engine of this package as a backend: Cosmos 3 in this process, on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.inputs import Sampling
+from strands_cosmos3.types import ActionChunk, Request
+
+
+class NativeBackend:
+    """Answers with :class:`Cosmos3Engine`.
+
+    Args:
+        model: A checkpoint's folder, a hub repository, or an engine that is already loaded.
+        options: How to load and sample.
+        action_space: What the checkpoint's actions mean, where neither its name nor its metadata says so.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be loaded; see its children.
+        BackendError: ``model`` is none of those.
+    """
+
+    name = "native"
+    needs_privileged = False
+    requires_images = True
+
+    def __init__(
+        self,
+        model: str | Path | Cosmos3Engine,
+        options: InferenceOptions | None = None,
+        action_space: str | None = None,
+    ):
+        options = options or InferenceOptions()
+        device, dtype = resolve_device(options)
+        if not isinstance(model, Cosmos3Engine):
+            model = Cosmos3Engine.from_pretrained(
+                as_path(model, self.name),
+                device=device,
+                dtype=dtype,
+                decode_video=options.decode_video,
+                action_space=action_space,
+            )
+        self.engine = model
+        self.model_sha256: str | None = model.checkpoint.digest
+        self.action_space = model.action_space
+        self._input = ModelInput(model.checkpoint, options)
+
+    def infer(self, request: Request) -> ActionChunk:
+        """The chunk for a request, in the model's own scale.
+
+        Raises:
+            BackendError: The request has no picture, or is not of mode ``policy``.
+            ActionSpaceError: It asks for another action space than the checkpoint's.
+        """
+        processed, preset = self._input(request, self.name), self._input.preset(request)
+        sampling = Sampling(
+            num_inference_steps=preset.num_steps,
+            guidance_scale=preset.guidance_scale,
+            guidance_interval=preset.guidance_interval,
+            flow_shift=preset.flow_shift,
+            use_karras_sigmas=False,
+            seed=request.seed,
+            return_video=self.engine.decodes_video,
+        )
+        result = self.engine.step(processed.request(sampling))
+        return ActionChunk(
+            result["action"][0].double().numpy(),
+            request.action_space,
+            request.embodiment,
+            fps=processed.fps,
+            seed=request.seed,
+            timing={f"{part}_ms": ms for part, ms in result["timing"].items()},
+            video=as_pictures(result["pixels"]) if "pixels" in result else None,
+        )
+
+    def reset(self, seed: int | None = None) -> None:
+        """Nothing to forget: a prompt's keys and values stay, because they depend on nothing else."""
+
+    def close(self) -> None:
+        """Let go of the weights; calling it twice is harmless."""
+        self.engine.close()

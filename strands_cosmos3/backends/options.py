@@ -1,0 +1,51 @@
+"""How an in-process model is loaded and sampled, whichever backend runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class InferenceOptions:
+    """Options of a model backend; None follows the checkpoint's and the domain's preset, an explicit value wins.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:N``; None is CUDA where torch sees it, else the CPU.
+        dtype: ``float32`` or ``bfloat16``; None is bfloat16 on CUDA, else float32.
+        num_steps: Denoising steps.
+        guidance_scale: ``v = u + g (c - u)``.
+        guidance_interval: Guidance only where lo < timestep < hi.
+        flow_shift: Shift of the native flow schedule.
+        image_size: Resolution tier.
+        prompt_format: ``plain`` or ``json``.
+        decode_video: Whether the predicted world is decoded.
+    """
+
+    device: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    num_steps: int | None = None
+    guidance_scale: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    flow_shift: float | None = None
+    image_size: int | None = None
+    prompt_format: Literal["plain", "json"] | None = None
+    decode_video: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, "float32", "bfloat16"):
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: bfloat16, float32.")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise InputError(f"num_steps must be at least 1, got {self.num_steps}.")
+
+    def sampler(self, preset: SamplerPreset) -> SamplerPreset:
+        """The preset with what was set here in place."""
+        return SamplerPreset(
+            preset.num_steps if self.num_steps is None else self.num_steps,
+            preset.guidance_scale if self.guidance_scale is None else self.guidance_scale,
+            preset.flow_shift if self.flow_shift is None else self.flow_shift,
+            preset.guidance_interval if self.guidance_interval is None else self.guidance_interval,
+        )

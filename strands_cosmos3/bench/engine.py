@@ -1,0 +1,202 @@
+"""The engine against diffusers' pipeline: same process, same weights, one thread, CPU time.
+
+The model is a random one of the genuine architecture at a quarter of Nano's width (``MID_SIZE``), its VAE scaled to Nano's
+ratio of work: hidden 1024, 8 layers, 16 query and 8 key heads of 64, intermediate 3072, VAE base widths 24 and 32. Prompts
+are 160 and 29 tokens. The pipeline decodes its video whatever it is asked for; its time up to the latents is taken in the
+same run. The engine's prompts are warm, as they are in a control loop from the second chunk on; the cold first call is told
+beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.factory import MID_SIZE, FactorySizes, write_checkpoint
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
+from strands_cosmos3.observe.views import canvas_hw, to_canvas
+
+_PROMPT_TOKENS, _NEGATIVE_TOKENS, _FPS, _SEED = 160, 29, 15.0, 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One workload.
+
+    Args:
+        name: In the figures.
+        picture_hw: Height and width of the composite.
+        tier: Resolution tier.
+        chunk: Action rows.
+        target_decoded, target_latent: Ratios that the project promises.
+    """
+
+    name: str
+    picture_hw: tuple[int, int]
+    tier: int
+    chunk: int
+    target_decoded: float
+    target_latent: float
+
+
+SETTINGS = {
+    "480": Setting("480 tier, DROID composite", (528, 640), 480, 32, 2.4, 1.45),
+    "256": Setting("256 tier, small composite", (160, 320), 256, 16, 4.5, 2.4),
+}
+
+
+def measure(
+    setting: str = "256",
+    *,
+    steps: int = 4,
+    guidance: float = 3.0,
+    repeats: int = 3,
+    threads: int = 1,
+    sizes: FactorySizes = MID_SIZE,
+    progress: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Run the pipeline and the engine in turns on one setting.
+
+    Args:
+        setting: A key of :data:`SETTINGS`.
+        steps, guidance: Of the sampler.
+        repeats: Times each of the two runs; medians are reported.
+        threads: Threads of torch.
+        sizes: Of the model.
+        progress: Told what is going on.
+
+    Returns:
+        Figures: CPU seconds by part, ratios, tokens, the configuration, and the largest difference of the actions.
+    """
+    chosen = SETTINGS[setting]
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        progress("writing a random checkpoint")
+        write_checkpoint(folder, sizes=sizes)
+        progress("loading it twice")
+        pipe, engine = _pipeline(folder), Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, domains=(8,))
+        picture = np.random.RandomState(0).randint(0, 256, (*chosen.picture_hw, 3), dtype=np.uint8)
+        request = _request(chosen, picture, engine, steps, guidance)
+        ask_pipe = _asker(pipe, chosen, picture, request, steps, guidance)
+        cold = _cpu(lambda: engine.step(request))[0]
+        runs: list[tuple[float, float, float]] = []
+        difference = 0.0
+        for i in range(repeats):
+            progress(f"run {i + 1} of {repeats}: the engine")
+            native, ours = _cpu(lambda: engine.step(request))
+            progress(f"run {i + 1} of {repeats}: the pipeline")
+            decoded, latent, theirs = ask_pipe()
+            runs.append((native, latent, decoded))
+            difference = max(difference, float((ours["action"][0] - theirs).abs().max()))
+        engine.close()
+    native, latent, decoded = (statistics.median(column) for column in zip(*runs, strict=True))
+    return {
+        "setting": chosen.name,
+        "generation_tokens": _tokens(request),
+        "steps": steps,
+        "guidance": guidance,
+        "threads": threads,
+        "repeats": repeats,
+        "cpu_s": {"native": native, "native_cold": cold, "pipeline_latent": latent, "pipeline_decoded": decoded},
+        "ratio": {"decoded": decoded / native, "latent": latent / native},
+        "ratio_each": {"decoded": [d / n for n, _, d in runs], "latent": [x / n for n, x, _ in runs]},
+        "target": {"decoded": chosen.target_decoded, "latent": chosen.target_latent},
+        "largest_action_difference": difference,
+        "model": vars(sizes),
+    }
+
+
+def _cpu(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    result = call()
+    return time.process_time() - start, result
+
+
+def _pipeline(folder: str | Path) -> Any:
+    from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = Cosmos3OmniPipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _request(chosen: Setting, picture: np.ndarray, engine: Cosmos3Engine, steps: int, guidance: float) -> Cosmos3ActionRequest:
+    canvas = to_canvas(picture[None], canvas_hw(*chosen.picture_hw, chosen.tier))
+    rng, vocabulary = np.random.RandomState(_SEED), engine.config.vocab_size
+    generator = torch.Generator().manual_seed(_SEED)  # the pipeline draws video, then action, from one generator
+    shape = pixel_to_latent_shape(chosen.chunk + 1, *canvas.content_hw)
+    video_noise = torch.randn((1, engine.config.latent_channel, *shape), generator=generator)
+    action_noise = torch.randn((chosen.chunk, engine.config.action_dim), generator=generator)
+    return Cosmos3ActionRequest(
+        text_ids=torch.from_numpy(rng.randint(0, vocabulary, _PROMPT_TOKENS)),
+        neg_text_ids=torch.from_numpy(rng.randint(0, vocabulary, _NEGATIVE_TOKENS)),
+        video_shape=shape,
+        action_chunk=chosen.chunk,
+        domain_id=8,
+        raw_action_dim=10,
+        cond_video_pixels=torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None],
+        fps=_FPS,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        video_noise=video_noise,
+        action_noise=action_noise,
+        return_video=False,
+    )
+
+
+def _tokens(request: Cosmos3ActionRequest) -> int:
+    frames, height, width = request.video_shape
+    return frames * -(-height // 2) * -(-width // 2) + request.action_chunk
+
+
+def _asker(
+    pipe: Any, chosen: Setting, picture: np.ndarray, request: Cosmos3ActionRequest, steps: int, guidance: float
+) -> Callable[[], tuple[float, float, torch.Tensor]]:
+    """A call of the pipeline that tells its CPU seconds, those until the latents were there, and the actions."""
+    from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
+
+    assert request.neg_text_ids is not None  # _request gave them
+    prompts = request.text_ids.tolist(), request.neg_text_ids.tolist()
+    pipe.tokenize_prompt = lambda *_, **__: prompts
+    condition = CosmosActionCondition(
+        mode="policy",
+        chunk_size=chosen.chunk,
+        domain_name="droid_lerobot",
+        resolution_tier=chosen.tier,
+        image=Image.fromarray(picture),
+    )
+    decode, reached = pipe.vae.decode, [0.0]
+
+    def timed_decode(*args: Any, **options: Any) -> Any:
+        reached[0] = time.process_time()
+        return decode(*args, **options)
+
+    pipe.vae.decode = timed_decode
+
+    def ask() -> tuple[float, float, torch.Tensor]:
+        start = time.process_time()
+        out = pipe(
+            prompt="injected",
+            action=condition,
+            fps=_FPS,
+            num_inference_steps=steps,
+            guidance_scale=guidance,
+            generator=torch.Generator().manual_seed(_SEED),
+            output_type="pt",
+        )
+        return time.process_time() - start, reached[0] - start, out.action[0]
+
+    return ask

@@ -1,0 +1,266 @@
+"""``strands-cosmos3 infer``: one question to a checkpoint, its answer in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from strands_cosmos3.commands.files import require_writable, write_json
+from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
+
+_DEFAULT_DOMAIN = "droid_lerobot"
+
+
+@dataclass(frozen=True)
+class Infer:
+    """Ask a Cosmos 3 checkpoint once: what to do (policy), what would happen (forward_dynamics), what was done
+    (inverse_dynamics).
+
+    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. What is not set follows the
+    checkpoint and the domain. A policy's answer can be given back as --action-file of forward_dynamics.
+    """
+
+    checkpoint: str
+    """Folder in the released layout, or hub repository (owner/name)."""
+    prompt: str = ""
+    """What is to be done."""
+    image: tuple[Path, ...] = ()
+    """One picture, or DROID's three views: wrist, exterior_1, exterior_2."""
+    video: Path | None = None
+    """A clip instead; its first chunk + 1 frames count."""
+    negative_prompt: str = ""
+    """Caption of the unconditional branch."""
+    mode: Literal["policy", "forward_dynamics", "inverse_dynamics"] = "policy"
+    """What is asked."""
+    action_file: Path | None = None
+    """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a nested list."""
+    state: tuple[float, ...] = ()
+    """For a joint_pos checkpoint: seven joint angles in rad and the gripper, 1 = open."""
+    condition_frames: str | None = None
+    """Latent frames that are given, e.g. 0,1. The default is 0, and all of them for inverse_dynamics."""
+    domain_name: str | None = None
+    """Embodiment by name, or an integer domain id. The default is the checkpoint's, else droid_lerobot."""
+    raw_action_dim: int | None = None
+    """Action width; needed with an integer domain id."""
+    action_chunk_size: int | None = None
+    """Rows of the answer."""
+    action_space: Literal["midtrain", "joint_pos"] | None = None
+    """What the checkpoint's actions mean, where it does not say so itself."""
+    action_stats_path: str | None = None
+    """Statistics for actions in their own units: a domain's name or a .json file. Without, they stay normalised."""
+    action_normalization: Literal["quantile", "quantile_rot", "meanstd", "minmax"] = "quantile"
+    """How those statistics are meant."""
+    steps: int | None = None
+    """Denoising steps."""
+    guidance_scale: float | None = None
+    """Guidance; 1 is none."""
+    flow_shift: float | None = None
+    """Shift of the flow schedule."""
+    use_karras_sigmas: Literal["true", "false", "checkpoint"] | None = None
+    """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says. The default is the preset's."""
+    fps: float | None = None
+    """Rows and frames a second."""
+    height: int | None = None
+    """Height of the canvas in pixels, with --width."""
+    width: int | None = None
+    """Width of the canvas in pixels, with --height."""
+    image_size: int | None = None
+    """Resolution tier: 256, 480, 704 or 720."""
+    seed: int = 0
+    """Seed of the noise; the same on every device."""
+    prompt_format: Literal["plain", "json"] | None = None
+    """How the caption is written."""
+    view_point: Literal["ego_view", "third_person_view", "wrist_view", "concat_view"] | None = None
+    """Which camera sentence the caption carries."""
+    decode_video: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Decode the predicted video; forward_dynamics always does."""
+    device: str | None = None
+    """cpu, cuda or cuda:N. The default is cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of weights. The default is bfloat16 on cuda, else float32."""
+    out: Path = Path("cosmos3")
+    """Beginning of the output files' names."""
+
+    def run(self) -> int:
+        """Ask, write, and say what was written."""
+        decode = self.decode_video or self.mode == "forward_dynamics"
+        action_path, video_path = self.out.with_name(f"{self.out.name}_action.json"), self.out.with_name(f"{self.out.name}.mp4")
+        require_writable(action_path, (".json",), "--out")
+        require_writable(video_path if decode else None, (".mp4",), "--out")
+        self._check()
+        given = None if self.action_file is None else read_actions(self.action_file)
+        console = Console()
+        with _engine(self, decode, console) as engine:
+            processor = self._processor(engine)
+            processed = processor.preprocess(self._raw_input(processor, given))
+            sampling = self._sampling(engine, processed)
+            with _bar(console) as bar:
+                row = bar.add_task(f"{self.mode}, {engine.device}", total=sampling.num_inference_steps)
+                result = engine.step(processed.request(sampling), on_step=lambda done, _: bar.update(row, completed=done))
+            answer = processor.postprocess(result, processed)
+        rows = answer["action"][0].numpy()
+        scale = "model" if self.action_stats_path is None else "physical"
+        about = {"domain": processed.embodiment.name, "action_space": processed.space.name, "scale": scale}
+        about |= {"seed": self.seed, "timing_ms": {k: round(v, 3) for k, v in result["timing"].items()}}
+        write_json(action_path, {"shape": list(rows.shape), "dtype": str(rows.dtype), "data": rows.tolist(), **about})
+        console.print(f"wrote {action_path}: {rows.shape[0]} rows of {rows.shape[1]} columns, {processed.space.name}")
+        if "pixels" in answer:
+            _write_video(video_path, answer["pixels"], processed.fps)
+            console.print(f"wrote {video_path}")
+        console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in result["timing"].items()))
+        return 0
+
+    def _check(self) -> None:
+        if bool(self.image) == (self.video is not None):
+            raise ConfigError("give either --image or --video.")
+        if len(self.image) not in (0, 1, 3):
+            raise ConfigError(
+                f"--image takes one picture, or three views (wrist, exterior_1, exterior_2); got {len(self.image)}."
+            )
+        if (self.mode == "forward_dynamics") != (self.action_file is not None):
+            raise ConfigError("--action-file belongs to --mode forward_dynamics, which needs it.")
+        if not self.prompt.strip():
+            raise ConfigError("--prompt is missing: say what is to be done, e.g. --prompt 'pick up the red cube'.")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
+
+    def _processor(self, engine: Any) -> Any:
+        from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+
+        known = engine.checkpoint.metadata.get("domain")
+        domain = self.domain_name or known or _DEFAULT_DOMAIN
+        return Cosmos3PolicyProcessor.for_checkpoint(
+            engine.checkpoint,
+            domain_name=int(domain) if domain.isdigit() else domain,
+            raw_action_dim=self.raw_action_dim,
+            action_chunk_size=self.action_chunk_size,
+            action_space=engine.action_space,
+            action_stats_path=self.action_stats_path,
+            action_normalization=self.action_normalization,
+            mode=self.mode,
+            fps=self.fps,
+            height=self.height,
+            width=self.width,
+            image_size=self.image_size,
+            prompt_format=self.prompt_format,
+            view_point=self.view_point,
+            negative_prompt=self.negative_prompt,
+            cond_frame_indexes=_indexes(self.condition_frames),
+        )
+
+    def _raw_input(self, processor: Any, given: Any) -> dict[str, Any]:
+        from strands_cosmos3.engine.frames import read_clip, read_frames
+
+        images: Any = list(self.image)
+        if self.video is not None:
+            images = read_clip(self.video, processor.num_frames)
+        elif len(self.image) == 3:
+            views = ("wrist", "exterior_1", "exterior_2")
+            images = {name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)}
+        state = list(self.state) or None
+        return {"images": images, "task": self.prompt, "cond_action": given, "state": state}
+
+    def _sampling(self, engine: Any, processed: Any) -> Any:
+        from strands_cosmos3.engine.inputs import Sampling
+
+        variant = engine.checkpoint.variant
+        own = variant.preset if variant.action_space else processed.embodiment.preset(processed.space.name)
+        preset: SamplerPreset = own
+        choice = {"true": True, "false": False, "checkpoint": None}
+        return Sampling(
+            num_inference_steps=preset.num_steps if self.steps is None else self.steps,
+            guidance_scale=preset.guidance_scale if self.guidance_scale is None else self.guidance_scale,
+            guidance_interval=preset.guidance_interval,
+            flow_shift=preset.flow_shift if self.flow_shift is None else self.flow_shift,
+            use_karras_sigmas=False if self.use_karras_sigmas is None else choice[self.use_karras_sigmas],
+            seed=self.seed,
+        )
+
+
+def read_actions(path: Path) -> np.ndarray:
+    """Rows [T, D] of an action file: ``{"shape", "dtype", "data"}``, ``{"action_chunks": [rows]}``, or a nested list.
+
+    Raises:
+        ResourceNotFoundError: It does not exist.
+        InputError: It is not JSON, or holds no such rows.
+    """
+    if not path.is_file():
+        raise ResourceNotFoundError(f"--action-file {str(path)!r} does not exist or is not a file.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"--action-file {str(path)!r} is not JSON ({error}).") from None
+    data, shape = content, None
+    if isinstance(content, dict):
+        data = content.get("data", (content.get("action_chunks") or [None])[0])
+        shape = content.get("shape")
+    try:
+        rows = np.array(data, dtype=np.float64)
+    except (TypeError, ValueError):
+        rows = np.empty(0)
+    rows = rows[0] if rows.ndim == 3 and len(rows) == 1 else rows
+    if rows.ndim != 2 or rows.size == 0:
+        raise InputError(
+            f"--action-file {str(path)!r} holds no rows of numbers; valid: {{shape, dtype, data}}, {{action_chunks: [rows]}}, "
+            "or a nested list [rows][columns]."
+        )
+    if shape is not None and list(shape)[-2:] != list(rows.shape):
+        raise InputError(f"--action-file {str(path)!r} says shape {shape}, its data are {list(rows.shape)}.")
+    return rows
+
+
+@contextmanager
+def _engine(options: Infer, decode: bool, console: Console) -> Iterator[Any]:
+    try:
+        import torch
+
+        from strands_cosmos3.engine.engine import Cosmos3Engine
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"infer needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = options.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
+    with console.status(f"loading {options.checkpoint}"):
+        engine = Cosmos3Engine.from_pretrained(
+            options.checkpoint,
+            device=device,
+            dtype=getattr(torch, dtype),
+            decode_video=decode,
+            action_space=options.action_space,
+        )
+    with engine:
+        yield engine
+
+
+def _indexes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--condition-frames {text!r} must be whole numbers with commas between them, e.g. 0,1.") from None
+
+
+def _write_video(path: Path, pixels: Any, fps: float) -> None:
+    from strands_cosmos3.sim.record import VideoWriter
+
+    frames = (pixels[0].permute(1, 2, 3, 0) * 255).round().byte().cpu().numpy()
+    with VideoWriter(path, fps) as writer:
+        for frame in frames:
+            writer.write(frame)
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield bar

@@ -1,0 +1,237 @@
+"""A checkpoint on disk: found, read, checked, and what it says about itself.
+
+The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
+``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
+``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain`` and ``sha256`` (file -> digest,
+checked before loading).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.sampler import SchedulerConfig
+from strands_cosmos3.engine.transformer import Cosmos3Transformer
+from strands_cosmos3.engine.vae import materialise
+from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
+from strands_cosmos3.engine.weight_files import WeightFiles, read_json
+from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes, optional
+from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
+
+METADATA = "checkpoint.json"
+_PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/*")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files were found and whose headers fit its config. No weight was read yet.
+
+    Args:
+        root: Its folder.
+        config, scheduler, vae_config: What its config files say.
+        weights, vae_weights: Its safetensors files.
+        variant: What it is.
+        action_space: What its actions mean, or None where nothing says so.
+        metadata: Its ``strands_cosmos3`` object.
+    """
+
+    root: Path
+    config: TransformerConfig
+    scheduler: SchedulerConfig
+    vae_config: Mapping[str, Any]
+    weights: WeightFiles
+    vae_weights: WeightFiles
+    variant: Variant
+    action_space: str | None
+    metadata: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
+        """Read every config and header of a folder.
+
+        Args:
+            root: The folder.
+            variant: What it must be; None accepts what it says.
+            action_space: What its actions mean, where nothing else says so.
+
+        Raises:
+            LayoutError, WeightsError, VariantError: One thing is wrong with it.
+            PreflightError: Several things are; all are listed.
+        """
+        if not root.is_dir() or not any(root.iterdir()):
+            raise LayoutError(f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint holds "
+                              "transformer/, vae/, scheduler/, text_tokenizer/ and model_index.json.")  # fmt: skip
+        collected = _Collected()
+        index = collected.of(lambda: read_json(root / "model_index.json", root) if _there(root, "model_index.json") else {})
+        metadata = collected.of(lambda: _metadata(root))
+        config = collected.of(lambda: TransformerConfig.from_dict(read_json(root / "transformer/config.json", root)))
+        vae_config = collected.of(lambda: read_json(root / "vae/config.json", root))
+        native = bool((index or {}).get("use_native_flow_schedule", False))
+        scheduler = collected.of(
+            lambda: SchedulerConfig.from_dict(read_json(root / "scheduler/scheduler_config.json", root), native)
+        )
+        weights = collected.of(lambda: _transformer_weights(root, config))
+        vae_weights = collected.of(lambda: WeightFiles(root / "vae", root))
+        if config is not None and metadata is not None:
+            named = collected.of(lambda: _variant(root, config, metadata, variant))
+            space = collected.of(lambda: _space(named, metadata, action_space)) if named else None
+        collected.raise_if_any(root)
+        assert config
+        assert scheduler
+        assert vae_config
+        assert weights
+        assert vae_weights
+        assert metadata is not None
+        assert named
+        return cls(root, config, scheduler, vae_config, weights, vae_weights, named, space, metadata)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 that stands for this checkpoint: of its recorded digests, or of its weights' names, shapes and
+        sizes."""
+        recorded = self.metadata.get("sha256") or {}
+        headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in (self.weights, self.vae_weights)]
+        return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
+
+    def verify(self) -> None:
+        """Compare every file with its recorded digest, where one is recorded.
+
+        Raises:
+            DigestError: A file's bytes differ.
+        """
+        recorded = self.metadata.get("sha256") or {}
+        for files in (self.weights, self.vae_weights):
+            names = {path: digest for path, digest in recorded.items() if Path(path).parent.name == files.folder.name}
+            files.verify({Path(path).name: digest for path, digest in names.items()})
+
+    def load_transformer(
+        self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None
+    ) -> Cosmos3Transformer:
+        """The transformer with its weights, without action heads, ``lm_head`` and what of the text tower nothing reads.
+
+        Args:
+            device, dtype: Where and as what it is kept; the time embedder stays in float32.
+            text_device: Where the text tower is kept; None is ``device``.
+
+        Raises:
+            WeightsError: A weight is not finite.
+        """
+        with torch.device("meta"):
+            model = Cosmos3Transformer(self.config)
+        targets = {}
+        for name, child in model.named_children():
+            where = text_device or device if name == "text" else device
+            kept = torch.float32 if name == "time_embedder" else dtype
+            inner = materialise(child, where, lambda _, kept=kept: kept)
+            targets |= {checkpoint_key(f"{name}.{inner_name}"): tensor for inner_name, tensor in inner.items()}
+        embed = torch.empty(self.config.hidden_size, device=device, dtype=dtype)
+        model.action_modality_embed = torch.nn.Parameter(embed, requires_grad=False)
+        self.weights.read_into({**targets, "action_modality_embed": embed})
+        return model.eval()
+
+
+class _Collected:
+    """Runs steps that may fail and keeps every failure."""
+
+    def __init__(self) -> None:
+        self.failures: list[CheckpointError] = []
+
+    def of(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except CheckpointError as error:
+            self.failures.append(error)
+            return None
+
+    def raise_if_any(self, root: Path) -> None:
+        if len(self.failures) == 1:
+            raise self.failures[0]
+        if self.failures:
+            listed = "".join(f"\n  - {type(e).__name__}: {e}" for e in self.failures)
+            raise PreflightError(f"{root} cannot be loaded, for {len(self.failures)} reasons:{listed}")
+
+
+def _there(root: Path, name: str) -> bool:
+    return (root / name).exists()
+
+
+def _metadata(root: Path) -> Mapping[str, Any]:
+    if not _there(root, METADATA):
+        return {}
+    ours = read_json(root / METADATA, root).get("strands_cosmos3", {})
+    if not isinstance(ours, dict) or not isinstance(ours.get("sha256", {}), dict):
+        raise LayoutError(f"{root / METADATA}: strands_cosmos3 and its sha256 must be JSON objects.")
+    return ours
+
+
+def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:
+    files = WeightFiles(root / "transformer", root)
+    if config is not None:
+        expected = expected_shapes(config)
+        files.check(expected, [key for key in {*expected, *files.shapes} if optional(key)])
+    return files
+
+
+def _variant(root: Path, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None) -> Variant:
+    recorded = metadata.get("variant")
+    cached = root.parent.parent.name.removeprefix("models--") if root.parent.name == "snapshots" else root.name
+    by_name = variant_of_repo(cached.replace("--", "/"))
+    named = asked or recorded
+    found = get_variant(named) if named else by_name or variant_of_sizes(config)
+    if asked and recorded and asked != recorded:
+        raise VariantError(f"asked for variant {asked!r}, but {root} says that it is {recorded!r}.")
+    found.check(config)
+    return found
+
+
+def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> str | None:
+    known = metadata.get("action_space") or variant.action_space
+    if known not in (None, "midtrain", "joint_pos") or asked not in (None, "midtrain", "joint_pos"):
+        raise VariantError(f"action space {asked or known!r} is not one that a checkpoint speaks: joint_pos, midtrain.")
+    if asked and known and asked != known:
+        raise VariantError(
+            f"asked for {asked!r} actions, but this checkpoint speaks {known!r}: midtrain emits normalised pose "
+            "deltas, joint_pos raw joint angles; neither can be read as the other."
+        )
+    return known or asked
+
+
+def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False) -> Path:
+    """The folder of a checkpoint: a local one, or a hub repository's snapshot, downloaded where it must be.
+
+    Args:
+        path_or_repo_id: A folder, or ``owner/name``.
+        revision: Branch, tag or commit of a repository.
+        local_files_only: Whether to refuse the network. ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
+
+    Raises:
+        LayoutError: There is no such folder or repository, or it cannot be fetched.
+        ConfigError: ``revision`` was given for a local folder.
+    """
+    path = Path(path_or_repo_id).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise ConfigError(f"{path} is a local folder; `revision` belongs to a hub repository.")
+        return path
+    name = str(path_or_repo_id)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise LayoutError(f"{name!r} is neither a folder nor a hub repository (owner/name).")
+    from huggingface_hub import snapshot_download  # a network library: only where a repository is asked for
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(name, revision=revision, local_files_only=local_files_only, allow_patterns=list(_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise LayoutError(
+            f"{name!r} is no local folder, and could not be fetched from the hub: {type(error).__name__}: {error}. "
+            "Pass a local folder, log in with `hf auth login`, or accept the model's licence."
+        ) from None
+    return Path(folder)

@@ -1,0 +1,162 @@
+"""The architecture of one checkpoint, read from its ``transformer/config.json``, and how an engine is spread over
+devices.
+
+Published config files carry keys that say nothing about inference; they are ignored. What is read is checked here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
+
+from strands_cosmos3.errors import ConfigError, LayoutError
+
+_POSITIVE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "latent_channel",
+    "latent_patch_size",
+    "action_dim",
+    "num_embodiment_domains",
+)
+TIME_CHANNELS = 256
+"""Width of the sinusoid that a timestep is turned into."""
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How one engine is spread over devices.
+
+    Args:
+        tp_size: Ranks that split every layer.
+        cfg_size: Ranks that split the conditional and the unconditional pass (1 or 2).
+
+    Raises:
+        ConfigError: Anything but 1 x 1; distributed inference is not in this version.
+    """
+
+    tp_size: int = 1
+    cfg_size: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.tp_size, self.cfg_size) != (1, 1):
+            raise ConfigError(
+                f"tp_size={self.tp_size}, cfg_size={self.cfg_size}: distributed inference is not in this version; "
+                "use ParallelConfig(tp_size=1, cfg_size=1)."
+            )
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and switches of one Cosmos 3 transformer; names and defaults are those of the released config files.
+
+    Args:
+        hidden_act: ``silu`` (gated, with RMSNorm: Nano, Super) or ``relu2`` (no gate, Nemotron norm: Edge).
+        qk_norm_for_text: Whether text queries and keys are normalised per head.
+        use_und_k_norm_for_gen: Whether text keys are normalised for the generation tower only (Edge).
+        rope_axes_dim: Frequencies of the temporal, vertical and horizontal axis; they sum to half a head.
+        unified_3d_mrope_temporal_modality_margin: Distance between the last text position and the first frame.
+        timestep_scale: Factor on the timestep before its sinusoid.
+
+    Raises:
+        LayoutError: A value cannot be used; see :meth:`from_dict`.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    action_dim: int
+    latent_channel: int = 48
+    latent_patch_size: int = 2
+    num_embodiment_domains: int = 32
+    hidden_act: Literal["silu", "relu2"] = "silu"
+    qk_norm_for_text: bool = True
+    use_und_k_norm_for_gen: bool = False
+    attention_bias: bool = False
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 5e6
+    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)
+    base_fps: float = 24.0
+    enable_fps_modulation: bool = True
+    unified_3d_mrope_reset_spatial_ids: bool = True
+    unified_3d_mrope_temporal_modality_margin: int = 15000
+    timestep_scale: float = 0.001
+    sound_dim: int | None = None
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers in one vision token: patch x patch x latent channels."""
+        return self.latent_patch_size**2 * self.latent_channel
+
+    @property
+    def nemotron(self) -> bool:
+        """Whether norms multiply their weight in float32 (Edge)."""
+        return self.hidden_act == "relu2"
+
+    @property
+    def text_k_norm_for_gen(self) -> bool:
+        """Whether text keys get a norm of their own on their way to the generation tower."""
+        return self.use_und_k_norm_for_gen and not self.qk_norm_for_text
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {getattr(self, name)!r}, not a whole number above zero"
+            for name in _POSITIVE
+            if not _whole(getattr(self, name))
+        ]
+        if not problems:
+            problems = self._inconsistencies()
+        if problems:
+            raise LayoutError(f"transformer/config.json cannot be used: {'; '.join(problems)}.")
+
+    def _inconsistencies(self) -> list[str]:
+        problems = []
+        if self.num_attention_heads % self.num_key_value_heads:
+            problems.append(f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} kv heads")
+        if len(self.rope_axes_dim) != 3 or sum(self.rope_axes_dim) != self.head_dim // 2:
+            problems.append(f"rope sections {self.rope_axes_dim} must be three and sum to head_dim/2 = {self.head_dim // 2}")
+        if self.hidden_act not in ("silu", "relu2"):
+            problems.append(f"hidden_act is {self.hidden_act!r}; valid: silu, relu2")
+        for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                problems.append(f"{name} is {value!r}, not a number above zero")
+        return problems
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:
+        """The config of a released ``config.json``; unknown keys are ignored.
+
+        Raises:
+            LayoutError: A needed key is missing or a value cannot be used; all of them are listed.
+        """
+        names = {f.name for f in fields(cls)}
+        needed = {f.name for f in fields(cls) if f.default is MISSING}
+        absent = sorted(needed - {key for key, value in data.items() if value is not None})
+        if absent:
+            raise LayoutError(
+                f"transformer/config.json lacks {', '.join(absent)}; is this a Cosmos 3 transformer with actions?"
+            )
+        values = {key: value for key, value in data.items() if key in names and value is not None}
+        sections = data.get("rope_axes_dim") or (data.get("rope_scaling") or {}).get("mrope_section")
+        if sections:
+            values["rope_axes_dim"] = tuple(sections)
+        if not data.get("sound_gen"):
+            values.pop("sound_dim", None)
+        if not data.get("action_gen", True):
+            raise LayoutError("transformer/config.json says action_gen is false: this checkpoint has no action heads.")
+        return cls(**values)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

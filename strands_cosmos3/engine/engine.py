@@ -1,0 +1,461 @@
+"""One inference from request to action: encode, prefill, denoise, decode.
+
+Shape suffixes: V vision tokens, T action rows (a state row included), P numbers in a vision token, A action width, D
+hidden, N generation tokens; C F H W latent channels, frames, height, width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from strands_cosmos3.embodiments import NUM_DOMAINS
+from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.config import ParallelConfig, TransformerConfig
+from strands_cosmos3.engine.graphs import VelocityRunner
+from strands_cosmos3.engine.preflight import preflight
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
+from strands_cosmos3.engine.sequence import (
+    TEMPORAL_COMPRESSION,
+    SequenceLayout,
+    generation_positions,
+    patchify,
+    rope_tables,
+    text_positions,
+    unpatchify,
+)
+from strands_cosmos3.engine.text_cache import TextCache
+from strands_cosmos3.engine.timing import Stopwatch
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
+from strands_cosmos3.engine.vae import WanVae
+from strands_cosmos3.errors import ActionSpaceError, ConfigError, InputError, ShapeError, VariantError
+from strands_cosmos3.types import Mode
+
+OnStep = Callable[[int, int], None]
+_TEXT_CACHE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """The prompts of a pass, conditional first, and the positions [B, N, d] that follow from their lengths."""
+
+    texts: tuple[TextKV, ...]
+    rope: Rope
+
+    @property
+    def conditional(self) -> _Branches:
+        """The pass without guidance."""
+        return _Branches(self.texts[:1], (self.rope[0][:1], self.rope[1][:1]))
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A sample as tokens: what is given, what is noise, and which is which."""
+
+    layout: SequenceLayout
+    vision_VP: torch.Tensor
+    action_TA: torch.Tensor
+    vision_free: torch.Tensor  # [V, P] where the sampler may write
+    action_free: torch.Tensor  # [T, A]
+    noisy_N1: torch.Tensor  # 1 where a token is told the time
+
+
+class Cosmos3Engine:
+    """Cosmos 3 action inference on one device.
+
+    Make one with :meth:`from_pretrained`. An engine serves one call at a time.
+
+    Attributes:
+        action_space: What the checkpoint's actions mean, ``midtrain`` or ``joint_pos``; None where nothing says so.
+        checkpoint: Where the weights came from.
+        text_cache: Prompts that are kept; ``prefills`` counts runs of the text tower.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        transformer: Cosmos3Transformer,
+        vae: WanVae,
+        device: torch.device,
+        *,
+        text_cache_bytes: int = _TEXT_CACHE_BYTES,
+        offload_text: bool = False,
+        cuda_graphs: bool = False,
+    ):
+        self.checkpoint = checkpoint
+        self.config: TransformerConfig = checkpoint.config
+        self.action_space = checkpoint.action_space
+        self.transformer = transformer
+        self.vae = vae
+        self.device = device
+        self.text_cache = TextCache(text_cache_bytes, self._prefill)
+        self._offload_text = offload_text
+        self._heads: dict[int, ActionHead] = {}
+        self._runner = VelocityRunner(transformer, cuda_graphs and device.type == "cuda")
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo_id: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.bfloat16,
+        parallel: ParallelConfig | None = None,
+        decode_video: bool = False,
+        variant: str | None = None,
+        action_space: str | None = None,
+        domains: Sequence[int] = (),
+        revision: str | None = None,
+        local_files_only: bool = False,
+        verify: bool = True,
+        text_cache_bytes: int = _TEXT_CACHE_BYTES,
+        offload_text: bool = False,
+        cuda_graphs: bool = False,
+    ) -> Cosmos3Engine:
+        """Load a checkpoint.
+
+        Args:
+            path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
+            device: ``cpu``, ``cuda`` or ``cuda:N``.
+            dtype: Type of weights and hidden states; the sampler and the time embedding stay in float32.
+            parallel: How it is spread; this version knows one device.
+            decode_video: Whether predicted videos are decoded to pixels. Without, the VAE's decoder is never read.
+            variant: What the checkpoint must be, e.g. ``nano-policy-droid``; None accepts what it says.
+            action_space: What its actions mean, where neither its name nor its metadata says so.
+            domains: Action heads to read now; others are read when a request first names them.
+            revision, local_files_only: Of a hub repository.
+            verify: Whether to compare files with the digests that the checkpoint records.
+            text_cache_bytes: Bytes of prompts' keys and values to keep across calls.
+            offload_text: Whether the text tower stays in host memory but for the moments when a new prompt needs it.
+            cuda_graphs: Whether to replay one CUDA graph for each shape and branch (CUDA only).
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, is not what was asked for, or does not fit; see its children.
+            ConfigError: ``parallel`` asks for more than one device.
+        """
+        if parallel is not None and parallel != ParallelConfig():
+            raise ConfigError(f"{parallel} needs a distributed backend, which is not in this version.")
+        where = torch.device(device)
+        checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
+        preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text)
+        if verify:
+            checkpoint.verify()
+        vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
+        if vae.channels != checkpoint.config.latent_channel:
+            raise VariantError(
+                f"the VAE has {vae.channels} latent channels, the transformer {checkpoint.config.latent_channel}: "
+                "they do not belong together."
+            )
+        text_device = torch.device("cpu") if offload_text else None
+        transformer = checkpoint.load_transformer(where, dtype, text_device)
+        engine = cls(
+            checkpoint,
+            transformer,
+            vae,
+            where,
+            text_cache_bytes=text_cache_bytes,
+            offload_text=offload_text,
+            cuda_graphs=cuda_graphs,
+        )
+        for domain in domains:
+            engine.action_head(domain)
+        return engine
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights and hidden states."""
+        return self.transformer.dtype
+
+    @property
+    def decodes_video(self) -> bool:
+        """Whether results carry pixels."""
+        return self.vae.has_decoder
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of weights in memory, on whatever device."""
+        held = [*self.transformer.parameters(), *self.vae.model.parameters()]
+        held += [t for head in self._heads.values() for t in vars(head).values()]
+        return sum(t.numel() * t.element_size() for t in held)
+
+    def close(self) -> None:
+        """Let go of weights, graphs and prompts. The engine cannot be used afterwards."""
+        self.text_cache.clear()
+        self._heads.clear()
+        self._runner.clear()
+        self.transformer.to("meta")  # parameters let go of their memory, and modules stay what they are
+        torch.nn.Module.to(self.vae.model, "meta")
+        self._closed = True
+
+    def __enter__(self) -> Cosmos3Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def action_head(self, domain: int) -> ActionHead:
+        """The projections of one domain, read from the checkpoint when first asked for.
+
+        Raises:
+            InputError: The checkpoint has no such domain.
+        """
+        if not 0 <= domain < min(NUM_DOMAINS, self.config.num_embodiment_domains):
+            raise InputError(f"domain {domain}: this checkpoint has 0..{self.config.num_embodiment_domains - 1}.")
+        if domain not in self._heads:
+            A, D = self.config.action_dim, self.config.hidden_size
+            shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
+            made = {n: torch.empty(s, device=self.device, dtype=self.dtype) for n, s in shapes.items()}
+            self.checkpoint.weights.read_into({f"action_proj_{n}.weight#{domain}": t for n, t in made.items()})
+            self._heads[domain] = ActionHead(*made.values())
+        return self._heads[domain]
+
+    @torch.inference_mode()
+    def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
+        """Answer one request.
+
+        Args:
+            request: What is asked.
+            on_step: Called after each denoising step with (steps done, steps in all).
+
+        Returns:
+            ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale; in forward dynamics the
+            given actions. ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off.
+            ``pixels`` [1, 3, frames, height, width] in [0, 1] where the engine decodes. ``seed``, ``action_space``,
+            and ``timing``, milliseconds by part.
+
+        Raises:
+            ActionSpaceError: The request speaks another action space than the checkpoint.
+            InputError: A shape does not fit the checkpoint, or state and action space contradict each other.
+        """
+        if self._closed:
+            raise ConfigError("this engine was closed; load it again with Cosmos3Engine.from_pretrained.")
+        clock = Stopwatch(self.device)
+        space = self._action_space(request)
+        request = replace(request, return_video=request.return_video or self.decodes_video)
+        with clock.part("encode"):
+            layout = self._layout(request, space)
+            clean = self._encode(request, layout)
+        with clock.part("text"):
+            branches = self._branches(request, layout)
+        with clock.part("denoise"):
+            sample = self._sample(request, layout, clean)
+            vision_VP, action_TA = self._denoise(request, sample, branches, on_step)
+        result: dict[str, Any] = {}
+        if request.return_video:
+            result["video"] = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
+        if self.decodes_video:
+            with clock.part("decode"):
+                result["pixels"] = ((self.vae.decode(result["video"]) + 1) / 2).clamp(0, 1)
+        chunk = action_TA[layout.action_rows - request.action_chunk :, : request.raw_action_dim]
+        result["action"] = chunk[None].float().cpu()
+        return {**result, "seed": request.seed, "action_space": space, "timing": clock.milliseconds()}
+
+    def _action_space(self, request: Cosmos3ActionRequest) -> str:
+        asked, spoken = request.action_space, self.action_space
+        if asked and spoken and asked != spoken:
+            raise ActionSpaceError(
+                f"the request wants {asked!r} actions, but this checkpoint speaks {spoken!r}; midtrain rows are "
+                "normalised pose deltas, joint_pos rows are raw joint angles."
+            )
+        space = asked or spoken
+        if space is None:
+            raise VariantError(
+                "nothing says what this checkpoint's actions mean; pass action_space='midtrain' (normalised pose "
+                "deltas) or 'joint_pos' (raw joint angles with a state row)."
+            )
+        if space == "joint_pos" and request.action_prefix is None:
+            raise InputError("joint_pos needs the state as the first row of action_prefix: [q1..q7, gripper open].")
+        return space
+
+    def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
+        state_rows = 1 if space == "joint_pos" else 0
+        rows = request.action_chunk + state_rows
+        if request.raw_action_dim > self.config.action_dim:
+            raise ShapeError(f"raw_action_dim {request.raw_action_dim} exceeds the model's {self.config.action_dim}.")
+        frames = request.video_shape[0]
+        clean_rows = 0 if request.action_prefix is None else len(request.action_prefix)
+        if clean_rows > rows:
+            raise ShapeError(f"action_prefix has {clean_rows} rows, the sequence only {rows}.")
+        if request.mode is Mode.FORWARD_DYNAMICS:
+            clean_rows = rows
+        every = request.mode is Mode.INVERSE_DYNAMICS
+        given = request.cond_frame_indexes
+        frames_given = tuple(range(frames)) if every and given is None else tuple(sorted({*(given or (0,))}))
+        return SequenceLayout(
+            request.video_shape,
+            self.config.latent_patch_size,
+            rows,
+            frames_given,
+            clean_rows,
+            request.raw_action_dim,
+            request.fps,
+            0 if state_rows else 1,
+        )
+
+    def _encode(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor:
+        """Latents [C, F, H, W] with the given frames in place and zeros elsewhere."""
+        frames, height, width = layout.latent_shape
+        wanted = max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1
+        pixels = request.cond_video_pixels
+        if pixels.shape[2] < wanted:
+            pixels = torch.cat([pixels, pixels[:, :, -1:].expand(-1, -1, wanted - pixels.shape[2], -1, -1)], dim=2)
+        latents = self.vae.encode(pixels[:, :, :wanted].to(self.device))[0]
+        if latents.shape[2] < height or latents.shape[3] < width:
+            raise ShapeError(
+                f"video_shape {layout.latent_shape} is larger than the canvas's latents {list(latents.shape[1:])}."
+            )
+        clean = torch.zeros(latents.shape[0], frames, height, width, device=self.device)
+        for i in layout.clean_frames:
+            clean[:, i] = latents[:, i, :height, :width]
+        return clean
+
+    def _branches(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> _Branches:
+        prompts = [_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
+        if request.guidance_scale != 1:
+            assert request.neg_text_ids is not None  # the request checked it
+            negative = _ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size)
+            prompts.append(negative)
+        texts = tuple(self.text_cache.get(ids) for ids in prompts)
+        tables = [self._rope(generation_positions(layout, self.config, text.tokens)) for text in texts]
+        cos, sin = (torch.stack(table) for table in zip(*tables, strict=True))
+        return _Branches(texts, (cos, sin))
+
+    def _rope(self, positions: torch.Tensor, device: torch.device | None = None) -> Rope:
+        return rope_tables(positions, self.config, device or self.device, self.dtype)
+
+    def _prefill(self, ids: tuple[int, ...]) -> TextKV:
+        tower = self.transformer.text.to(self.device)
+        text = tower(torch.tensor(ids, device=self.device), self._rope(text_positions(len(ids))))
+        if self._offload_text:
+            tower.to("cpu")
+        return text
+
+    def _sample(self, request: Cosmos3ActionRequest, layout: SequenceLayout, clean: torch.Tensor) -> _Sample:
+        C, patch, shape = self.config.latent_channel, layout.patch, layout.latent_shape
+        free = torch.ones(C, *shape)
+        free[:, list(layout.clean_frames)] = 0
+        free = patchify(free, patch).to(self.device)  # an odd edge's padding is not free either
+        noise = _noise(request.video_noise, request.seed, (C, *shape), "video_noise").to(self.device)
+        rows_free = torch.zeros(layout.action_rows, self.config.action_dim)
+        rows_free[layout.clean_rows :, : layout.raw_action_dim] = 1
+        rows_free = rows_free.to(self.device)
+        row_noise = _noise(request.action_noise, request.seed, tuple(rows_free.shape), "action_noise")
+        given = torch.zeros_like(rows_free)
+        if (known := self._known_rows(request, layout)) is not None:
+            given[: len(known), : known.shape[1]] = known
+        told = torch.ones(layout.tokens, 1)
+        per_frame = layout.vision_tokens // shape[0]
+        for i in layout.clean_frames:
+            told[i * per_frame : (i + 1) * per_frame] = 0
+        told[layout.vision_tokens : layout.vision_tokens + layout.clean_rows] = 0
+        return _Sample(
+            layout,
+            torch.where(free > 0, patchify(noise, patch), patchify(clean, patch)),
+            torch.where(rows_free > 0, row_noise.to(self.device), given),
+            free,
+            rows_free,
+            told.to(self.device, self.dtype),
+        )
+
+    def _known_rows(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
+        """Given action rows from the first on; in forward dynamics the state row, if any, and then the whole chunk."""
+        prefix, actions = request.action_prefix, request.cond_action
+        if actions is not None:
+            short = request.action_chunk - len(actions)
+            if short > 0:
+                actions = torch.cat([actions, actions[-1:].expand(short, -1)])
+            actions = actions[: request.action_chunk]
+            head = layout.action_rows - request.action_chunk
+            if head and prefix is not None:
+                actions = torch.cat([_widened(prefix[:head], actions.shape[1]), actions])
+            return actions.to(self.device, torch.float32)
+        return None if prefix is None else prefix.to(self.device, torch.float32)
+
+    def _denoise(
+        self, request: Cosmos3ActionRequest, sample: _Sample, branches: _Branches, on_step: OnStep | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        schedule = self.checkpoint.scheduler.schedule(
+            request.num_inference_steps, request.flow_shift, request.use_karras_sigmas
+        )
+        steps = unipc_coefficients(schedule)
+        times = self._time_embeddings(schedule)
+        head = self.action_head(request.domain_id)
+        vision, action = UniPC(sample.vision_VP, steps), UniPC(sample.action_TA, steps)
+        layout, count = sample.layout, len(steps)
+        for i, t in enumerate(schedule.timesteps):
+            vision_group = layout.noisy_vision if request.return_video or i + 1 < count else slice(0, 0)
+            groups = vision_group, layout.noisy_action
+            now = branches if _guides(request.guidance_interval, t) else branches.conditional
+            velocities = self._runner(
+                vision.sample, action.sample, times[i], sample.noisy_N1, now.rope, now.texts, head, *groups
+            )
+            of_vision, of_action = (_combine(v_B, request.guidance_scale) for v_B in velocities)
+            if vision_group.stop > vision_group.start:
+                _advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_VP)
+            if layout.noisy_action.stop > layout.noisy_action.start:
+                rows = slice(layout.noisy_action.start - layout.vision_tokens, layout.action_rows)
+                _advance(action, of_action, rows, sample.action_free, sample.action_TA)
+            if on_step is not None:
+                on_step(i + 1, count)
+        return vision.sample, action.sample
+
+    def _time_embeddings(self, schedule: Schedule) -> torch.Tensor:
+        """[steps, D] in the model's type: one row a step, not one a token."""
+        timesteps = torch.tensor(schedule.timesteps, device=self.device)
+        return self.transformer.time_embedder(timesteps).to(self.dtype)
+
+
+def _advance(state: UniPC, velocity: torch.Tensor, rows: slice, free: torch.Tensor, given: torch.Tensor) -> None:
+    """One sampler step with the velocity of some tokens; what is given is put back in place."""
+    whole = torch.zeros_like(state.sample)
+    whole[rows] = velocity
+    state.sample = torch.where(free > 0, state.step(whole * free), given)
+
+
+def _combine(velocity_B: torch.Tensor, scale: float) -> torch.Tensor:
+    """Guidance ``u + g (c - u)`` in float32, of velocities [B, ...]; without an unconditional branch, the conditional."""
+    conditional = velocity_B[0].float()
+    if len(velocity_B) == 1:
+        return conditional
+    unconditional = velocity_B[1].float()
+    return unconditional + scale * (conditional - unconditional)
+
+
+def _guides(interval: tuple[float, float] | None, timestep: int) -> bool:
+    return interval is None or interval[0] < timestep < interval[1]
+
+
+def _ids(ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: int) -> tuple[int, ...]:
+    flat = ids.reshape(-1)
+    if ids.ndim > 2 or (ids.ndim == 2 and ids.shape[0] != 1):
+        raise ShapeError(f"{name} must be [S] or [1, S], got {list(ids.shape)}.")
+    if mask is not None:
+        if mask.numel() != flat.numel():
+            raise ShapeError(f"the mask of {name} has {mask.numel()} values for {flat.numel()} ids.")
+        flat = flat[mask.reshape(-1) != 0]
+    values = tuple(int(i) for i in flat.tolist())
+    if not values or not all(0 <= i < vocab for i in values):
+        raise InputError(f"{name} must hold at least one id, all of them 0..{vocab - 1} (the model's vocabulary).")
+    return values
+
+
+def _noise(given: torch.Tensor | None, seed: int, shape: tuple[int, ...], name: str) -> torch.Tensor:
+    if given is None:
+        return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
+    given = given[0] if given.ndim == len(shape) + 1 and given.shape[0] == 1 else given
+    if tuple(given.shape) != shape:
+        raise ShapeError(f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(given.shape)}.")
+    return given.float()
+
+
+def _widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+    if rows.shape[1] >= width:
+        return rows[:, :width]
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))

@@ -1,0 +1,250 @@
+"""Small checkpoints of the genuine architecture with RANDOM weights, in the released layout, made in seconds.
+
+They exist for tests and benchmarks: what they answer means nothing, and their metadata says so. Weights are scaled by
+their fan-in and norms of queries and keys are set to 1.5, because default initialisation gives uniform attention,
+under which a swapped position or a wrong mask moves the output too little to be noticed. diffusers loads these
+folders as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
+from safetensors.torch import save_file
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.weight_files import sha256
+from strands_cosmos3.engine.weights import expected_shapes
+
+LABEL = "random weights, for tests and benchmarks: what this checkpoint answers means nothing"
+_STEM = "diffusion_pytorch_model"
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
+_CORPUS = (
+    "pick up the red cube. place the green block on the blue one. robot pushes the object forward to the right.",
+    "This video contains concatenated views from multiple camera perspectives. The top row is from the wrist-mounted "
+    "camera. The bottom row contains two horizontally concatenated third-person perspective views of the scene from "
+    "opposite sides, with the robot visible. The video is 2.0 seconds long and is of 15 FPS. This video is of 544x736 "
+    "resolution.",
+    '{"cinematography": {"framing": ""}, "actions": [{"time": "0:00-0:02", "description": ""}], "duration": "2s", '
+    '"fps": 15.0, "resolution": {"H": 544, "W": 736}, "aspect_ratio": "4,3"}',
+)
+
+
+@dataclass(frozen=True)
+class FactorySizes:
+    """Sizes of a small checkpoint.
+
+    Args:
+        hidden, layers, heads, kv_heads, head_dim, intermediate: Of the transformer.
+        latent_channels: z of the VAE, also the transformer's.
+        vae_base, vae_decoder_base: Base widths of the VAE's encoder and decoder.
+        shards: Files that the transformer is split over.
+    """
+
+    hidden: int = 64
+    layers: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 160
+    latent_channels: int = 16
+    vae_base: int = 8
+    vae_decoder_base: int = 8
+    shards: int = 2
+
+
+MID_SIZE = FactorySizes(1024, 8, 16, 8, 64, 3072, 48, 24, 32, 1)
+"""The benchmark's model: Nano's proportions at a quarter of its width, the VAE scaled to Nano's ratio of work."""
+
+
+def write_checkpoint(
+    folder: str | Path,
+    *,
+    hidden_act: Literal["silu", "relu2"] = "silu",
+    action_space: Literal["midtrain", "joint_pos"] = "midtrain",
+    sizes: FactorySizes | None = None,
+    seed: int = 0,
+    digests: bool = False,
+) -> Path:
+    """Write a small random checkpoint.
+
+    Args:
+        folder: Where; made if need be.
+        hidden_act: ``silu`` for Nano's and Super's kind, ``relu2`` for Edge's.
+        action_space: What its metadata says that its actions mean.
+        sizes: Its sizes; None is the smallest that tests everything.
+        seed: Of the weights.
+        digests: Whether its metadata records the SHA-256 of every weight file.
+
+    Returns:
+        The folder.
+    """
+    folder, sizes = Path(folder), sizes or FactorySizes()
+    vocab = _write_tokenizer(folder / "text_tokenizer")
+    data = _transformer_config(sizes, hidden_act, vocab)
+    _write_json(folder / "transformer/config.json", data)
+    generator = torch.Generator().manual_seed(seed)
+    config = TransformerConfig.from_dict(data)
+    weights = {key: _weight(key, shape, generator) for key, shape in expected_shapes(config).items()}
+    _write_shards(folder / "transformer", weights, sizes.shards)
+    _write_vae(folder / "vae", sizes, seed)
+    _write_json(folder / "scheduler/scheduler_config.json", _SCHEDULER)
+    _write_json(folder / "model_index.json", _MODEL_INDEX)
+    ours: dict[str, Any] = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
+    if digests:
+        files = sorted(folder.glob("*/*.safetensors"))
+        ours["sha256"] = {str(file.relative_to(folder)): sha256(file) for file in files}
+    _write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
+    return folder
+
+
+_SCHEDULER = {
+    "_class_name": "UniPCMultistepScheduler",
+    "num_train_timesteps": 1000,
+    "prediction_type": "flow_prediction",
+    "solver_order": 2,
+    "solver_type": "bh2",
+    "predict_x0": True,
+    "lower_order_final": True,
+    "use_flow_sigmas": True,
+    "use_karras_sigmas": True,
+    "sigma_min": 0.147,
+    "sigma_max": 200.0,
+    "flow_shift": 1.0,
+    "final_sigmas_type": "zero",
+}
+_MODEL_INDEX = {
+    "_class_name": "Cosmos3OmniPipeline",
+    "transformer": ["diffusers", "Cosmos3OmniTransformer"],
+    "text_tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+    "vae": ["diffusers", "AutoencoderKLWan"],
+    "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+    "sound_tokenizer": [None, None],
+    "safety_checker": [None, None],
+    "enable_safety_checker": False,
+    "default_use_system_prompt": False,
+    "use_native_flow_schedule": False,
+}
+
+
+def _transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
+    half = sizes.head_dim // 2
+    spatial = round(half * 20 / 64)
+    edge = hidden_act == "relu2"
+    return {
+        "_class_name": "Cosmos3OmniTransformer",
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "intermediate_size": sizes.intermediate,
+        "vocab_size": vocab,
+        "hidden_act": hidden_act,
+        "qk_norm_for_text": not edge,
+        "use_und_k_norm_for_gen": edge,
+        "rms_norm_eps": 1e-5 if edge else 1e-6,
+        "rope_theta": 1e8 if edge else 5e6,
+        "rope_axes_dim": [half - 2 * spatial, spatial, spatial],
+        "latent_channel": sizes.latent_channels,
+        "latent_patch_size": 2,
+        "patch_latent_dim": 4 * sizes.latent_channels,
+        "action_dim": 64,
+        "action_gen": True,
+        "num_embodiment_domains": 32,
+        "timestep_scale": 0.001,
+        "base_fps": 24,
+    }
+
+
+def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(shape, generator=generator)
+    if "norm" in key:
+        scale = 1.5 if key.endswith(("norm_q.weight", "norm_k.weight", "_q.weight", "_k.weight", "for_gen.weight")) else 1.0
+        return scale * (1 + 0.1 * noise)
+    if key.startswith("embed_tokens"):
+        return noise
+    if key.endswith("bias") or len(shape) == 1 or "bias.weight" in key:
+        return 0.2 * noise
+    if key.startswith("action_proj_in.fc"):
+        return noise * 0.3  # some ten of 64 channels are in use
+    if key.startswith("action_proj_out.fc"):
+        return noise / (shape[1] // 64) ** 0.5
+    return noise / shape[1] ** 0.5
+
+
+def _write_shards(folder: Path, weights: dict[str, torch.Tensor], count: int) -> None:
+    if count == 1:
+        save_file(weights, folder / f"{_STEM}.safetensors", metadata={"format": "pt", "label": LABEL})
+        return
+    keys, weight_map = sorted(weights), {}
+    for i in range(count):
+        name = f"{_STEM}-{i + 1:05d}-of-{count:05d}.safetensors"
+        mine = {key: weights[key] for key in keys[i::count]}
+        weight_map |= dict.fromkeys(mine, name)
+        save_file(mine, folder / name, metadata={"format": "pt", "label": LABEL})
+    size = sum(w.numel() * w.element_size() for w in weights.values())
+    _write_json(folder / f"{_STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
+
+
+def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
+    z = sizes.latent_channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = AutoencoderKLWan(
+            base_dim=sizes.vae_base,
+            decoder_base_dim=sizes.vae_decoder_base,
+            z_dim=z,
+            dim_mult=[1, 2, 4, 4],
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.0] * z,
+            latents_std=[1.0] * z,
+            is_residual=True,
+            in_channels=12,
+            out_channels=12,
+            patch_size=2,
+            scale_factor_temporal=4,
+            scale_factor_spatial=16,
+        )
+        sample = torch.rand(1, 3, 5, 96, 96) * 2 - 1
+    with torch.no_grad():
+        raw = vae.encode(sample).latent_dist.mode()  # pyright: ignore[reportAttributeAccessIssue]
+    mean, std = raw.mean((0, 2, 3, 4)), raw.std((0, 2, 3, 4))
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+    vae.save_pretrained(folder)
+
+
+def _write_tokenizer(folder: Path) -> int:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(_SPECIAL[1:]),
+        chat_template=_CHAT_TEMPLATE,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    fast.save_pretrained(folder)
+    return len(fast)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

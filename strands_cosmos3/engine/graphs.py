@@ -1,0 +1,103 @@
+"""How a denoising step's forward pass is run: directly, or as a CUDA graph replayed for each shape and prompts.
+
+A graph fixes every address that it reads. So each one owns copies of its inputs (tokens, time embedding, positions,
+text keys and values, action head); a replay copies into those that change and reads the outputs' fixed places. No
+step asks the host for anything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
+
+_WARM_UP_RUNS = 3
+_KEPT_GRAPHS = 8
+Velocities = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[torch.Tensor, ...]  # vision, action, time: these change from step to step
+    held: tuple[object, ...]  # what else the graph reads, kept alive
+    outputs: Velocities
+
+
+class VelocityRunner:
+    """Runs :meth:`Cosmos3Transformer.velocity`.
+
+    Args:
+        transformer: Whose.
+        capture: Whether to capture CUDA graphs; without, calls go straight through.
+    """
+
+    def __init__(self, transformer: Cosmos3Transformer, capture: bool):
+        self._transformer = transformer
+        self._capture = capture
+        self._graphs: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
+
+    def __call__(
+        self,
+        vision_VP: torch.Tensor,
+        action_TA: torch.Tensor,
+        time_D: torch.Tensor,
+        noisy_N1: torch.Tensor,
+        rope: Rope,
+        texts: tuple[TextKV, ...],
+        head: ActionHead,
+        vision_group: slice,
+        action_group: slice,
+    ) -> Velocities:
+        """Velocities of two groups of tokens; arguments as in :meth:`Cosmos3Transformer.velocity`."""
+        fixed = noisy_N1, rope, texts, head, vision_group, action_group
+        if not self._capture:
+            return self._transformer.velocity(vision_VP, action_TA, time_D, *fixed)
+        # Layouts, prompts and heads are told apart by identity: a graph keeps its own alive, so no address comes twice.
+        bounds = vision_group.start, vision_group.stop, action_group.start, action_group.stop
+        key = (vision_VP.shape, action_TA.shape, tuple(map(id, texts)), id(head), bounds)
+        captured = self._graphs.get(key)
+        if captured is None:
+            captured = self._captured((vision_VP, action_TA, time_D), fixed)
+            self._graphs[key] = captured
+            if len(self._graphs) > _KEPT_GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        for held, fresh in zip(captured.inputs, (vision_VP, action_TA, time_D), strict=True):
+            held.copy_(fresh)
+        self._refresh(captured, noisy_N1, rope)
+        captured.graph.replay()
+        return captured.outputs[0].clone(), captured.outputs[1].clone()
+
+    def clear(self) -> None:
+        """Forget every graph."""
+        self._graphs.clear()
+
+    @staticmethod
+    def _refresh(captured: _Captured, noisy_N1: torch.Tensor, rope: Rope) -> None:
+        held_noisy, held_rope = captured.held[0], captured.held[1]
+        assert isinstance(held_noisy, torch.Tensor)
+        assert isinstance(held_rope, tuple)
+        held_noisy.copy_(noisy_N1)
+        held_rope[0].copy_(rope[0])
+        held_rope[1].copy_(rope[1])
+
+    def _captured(self, changing: tuple[torch.Tensor, ...], fixed: tuple[object, ...]) -> _Captured:
+        noisy_N1, rope, texts, head, vision_group, action_group = fixed
+        assert isinstance(noisy_N1, torch.Tensor)
+        assert isinstance(rope, tuple)
+        inputs = tuple(tensor.clone() for tensor in changing)
+        held = noisy_N1.clone(), (rope[0].clone(), rope[1].clone()), texts, head, vision_group, action_group
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                self._transformer.velocity(*inputs, *held)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = self._transformer.velocity(*inputs, *held)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return _Captured(graph, inputs, held, outputs)

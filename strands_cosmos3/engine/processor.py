@@ -1,0 +1,403 @@
+"""Between what a caller holds and what the engine takes: pictures, captions, actions in, actions and pixels out.
+
+What a picture and a caption must look like is composed in ``observe``; here they become tensors. Each call resolves mode and
+domain anew, with everything that follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from strands_cosmos3.actions.normalization import Affine, Method
+from strands_cosmos3.actions.stats import ActionStats, load_action_stats
+from strands_cosmos3.embodiments import (
+    MODEL_GRIPPER,
+    ActionSpace,
+    Embodiment,
+    GripperConvention,
+    get_embodiment,
+    raw_embodiment,
+)
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.frames import read_frames
+from strands_cosmos3.engine.inputs import ProcessedInput
+from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
+from strands_cosmos3.engine.tokens import PromptTokenizer
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    ConfigError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    StatisticsError,
+)
+from strands_cosmos3.observe.prompts import compose_prompt, view_point
+from strands_cosmos3.observe.views import canvas_hw, to_canvas
+from strands_cosmos3.types import Mode
+
+DEFAULT_TIER = 480
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What one call resolved to."""
+
+    mode: Mode
+    embodiment: Embodiment
+    space: ActionSpace
+    width: int
+    chunk: int
+    fps: float
+    view: str
+
+
+class Cosmos3PolicyProcessor:
+    """Makes requests of what a caller holds, and answers of what the engine returns.
+
+    Every argument that is None follows from the domain.
+
+    Args:
+        tokenizer_name_or_path: The checkpoint's ``text_tokenizer/``.
+        height, width: Canvas in pixels, multiples of 16; both or neither. None picks it from the tier ``image_size``.
+        num_frames: Frames of the clip; it must be action_chunk_size + 1.
+        mode: ``policy``, ``forward_dynamics`` or ``inverse_dynamics``.
+        domain_name: An embodiment by name, or an integer domain id. domain_id: The same.
+        raw_action_dim: Action channels that mean something; needed with an integer domain id.
+        action_chunk_size: Rows of an answer. fps: Their rate.
+        image_size: Resolution tier: 256, 480, 704 or 720.
+        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``, ``concat_view``.
+        negative_prompt: Caption of the unconditional branch, as it stands.
+        cond_frame_indexes: Latent frames that are given; None is the mode's own.
+        device, params_dtype: Of the tensors that are made. Actions and states stay in float32.
+        action_dim: The model's action width.
+        action_space: ``midtrain`` or ``joint_pos``.
+        action_stats_path: Statistics that rows are (de-)normalised with: a domain's name, a file, or ``ActionStats``.
+        action_normalization: ``quantile``, ``quantile_rot``, ``meanstd`` or ``minmax``.
+        gripper: How the caller's ``joint_pos`` states and rows express the gripper; the model's is 1 = open.
+
+    Raises:
+        ConfigError, InputError, UnknownNameError: Options contradict each other or name what does not exist.
+        StatisticsError, ActionSpaceError: The statistics do not fit the domain, or the rows are not normalised ones.
+    """
+
+    def __init__(
+        self,
+        tokenizer_name_or_path: str | Path,
+        *,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        mode: str = Mode.POLICY,
+        domain_name: str | int | None = None,
+        domain_id: str | int | None = None,
+        raw_action_dim: int | None = None,
+        action_chunk_size: int | None = None,
+        fps: float | None = None,
+        image_size: int | None = None,
+        prompt_format: str = "json",
+        view_point: str | None = None,
+        negative_prompt: str = "",
+        cond_frame_indexes: Sequence[int] | None = None,
+        device: str | torch.device = "cpu",
+        params_dtype: torch.dtype = torch.float32,
+        action_dim: int = 64,
+        action_space: str | None = None,
+        action_stats_path: str | Path | ActionStats | None = None,
+        action_normalization: Method = "quantile",
+        gripper: GripperConvention = MODEL_GRIPPER,
+    ):
+        if (height is None) != (width is None):
+            raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+        if domain_name is not None and domain_id is not None and domain_name != domain_id:
+            _require_same_domain(domain_name, domain_id)
+        self._canvas = None if height is None or width is None else (height, width)
+        self._tier = DEFAULT_TIER if image_size is None else image_size
+        self._options = (action_chunk_size, num_frames, fps, view_point)
+        self._domain = (domain_name if domain_name is not None else domain_id, raw_action_dim)
+        self._mode = Mode.parse(mode)
+        self._space = action_space
+        self._prompt_format, self._negative = prompt_format, negative_prompt
+        self._frame_indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
+        self._device, self._dtype, self._action_dim = torch.device(device), params_dtype, action_dim
+        self._gripper = gripper
+        self._method: Method = action_normalization
+        self._stats = load_action_stats(action_stats_path) if isinstance(action_stats_path, str | Path) else action_stats_path
+        self._tokens = PromptTokenizer(tokenizer_name_or_path)
+        self._last: _Choice | None = None
+        if self._domain[0] is not None:
+            self._affine(self._resolve({}))
+
+    @classmethod
+    def for_checkpoint(cls, checkpoint: Checkpoint, **options: Any) -> Cosmos3PolicyProcessor:
+        """A processor with a checkpoint's tokenizer, action space, prompt format and tier; options win.
+
+        Args:
+            checkpoint: Whose.
+            options: Arguments of the constructor.
+        """
+        known = checkpoint.metadata
+        defaults = {
+            "action_space": checkpoint.action_space,
+            "prompt_format": known.get("prompt_format", checkpoint.variant.prompt_format),
+            "image_size": known.get("resolution_tier"),
+            "domain_name": known.get("domain"),
+            "action_dim": checkpoint.config.action_dim,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        if "domain_id" in given:
+            defaults.pop("domain_name")
+        return cls(checkpoint.root / "text_tokenizer", **{**defaults, **given})
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip: rows + 1."""
+        return self._resolve({}).chunk + 1
+
+    def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
+        """Tensors for one call.
+
+        Args:
+            raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, or
+                a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
+                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper], ``joint_pos`` only), and for this call alone
+                ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``; ``caption`` is a prompt taken as it stands.
+
+        Raises:
+            InputError: A field is missing, unknown or contradicts the mode.
+            ShapeError, NonFiniteError, ResourceNotFoundError, ObservationError: Images or actions cannot be used.
+        """
+        _require_known(raw_input)
+        choice = self._resolve(raw_input)
+        frames = read_frames(_needed(raw_input, ("images",)), choice.embodiment.rig)
+        if choice.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
+            raise InputError("inverse_dynamics explains a motion: images must hold more than one frame.")
+        indexes = self._checked_indexes(choice, len(frames))
+        height, width = frames.shape[1:3]
+        canvas = to_canvas(frames[: self._frames_needed(choice, indexes)], self._canvas or canvas_hw(height, width, self._tier))
+        prompt = raw_input.get("caption") or self._caption(raw_input, choice, canvas.frames.shape[1:3])
+        ids, negative = self._tokens.ids(prompt), self._tokens.ids(self._negative)
+        pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
+        self._last = choice
+        return ProcessedInput(
+            text_ids=ids.to(self._device),
+            text_mask=torch.ones_like(ids, device=self._device),
+            neg_text_ids=negative.to(self._device),
+            neg_text_mask=torch.ones_like(negative, device=self._device),
+            pixel_values=pixels.to(self._device, self._dtype),
+            video_shape=(choice.chunk + 1, *canvas.content_hw),
+            mode=choice.mode,
+            domain_id=choice.embodiment.domain_id,
+            action_chunk=choice.chunk,
+            raw_action_dim=choice.width,
+            cond_action=self._given_action(raw_input, choice),
+            action_prefix=self._state(raw_input, choice),
+            cond_frame_indexes=indexes,
+            fps=choice.fps,
+            prompt=prompt,
+            embodiment=choice.embodiment,
+            space=choice.space,
+        )
+
+    def postprocess(self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None) -> dict[str, Any]:
+        """What a caller can use: actions at their raw width, in their own units where statistics are known.
+
+        Args:
+            result: The engine's answer, or its ``action`` alone.
+            processed: The input it answers; None is the last one that this processor made.
+
+        Returns:
+            ``action`` [1, chunk, raw_action_dim] float64 (rotation columns vary by a thousandth around 1: float32 would
+            not survive the way back) and, where there are any, ``pixels`` in [0, 1]. Without statistics, actions stay
+            in the model's scale.
+
+        Raises:
+            InputError: No ``action`` in the result, or nothing was preprocessed yet.
+            ShapeError: The action is narrower than the domain's.
+            WildActionError: A normalised value lies beyond |z| = 10.
+        """
+        choice = self._last
+        if processed is not None:
+            known = (processed.mode, processed.embodiment, processed.space, processed.raw_action_dim)
+            choice = _Choice(*known, processed.action_chunk, processed.fps, "ego")
+        if choice is None:
+            choice = self._resolve({})
+        answer = {"action": result} if isinstance(result, torch.Tensor) else dict(result)
+        if not isinstance(answer.get("action"), torch.Tensor):
+            raise InputError(f"the result holds no tensor `action`; it has: {', '.join(answer) or 'nothing'}.")
+        action = answer["action"].detach().float().cpu()
+        if action.ndim == 2:
+            action = action[None]
+        if action.ndim != 3 or action.shape[-1] < choice.width:
+            raise ShapeError(f"action must be [1, T, >= {choice.width}], got {list(action.shape)}.")
+        rows = action[..., : choice.width].numpy().astype(np.float64)
+        affine = self._affine(choice)
+        if affine is not None:
+            rows = affine.inverse(rows)
+        elif choice.space.state_row:
+            rows = rows.copy()
+            rows[..., -1] = self._gripper.from_fraction(rows[..., -1])
+        return {**answer, "action": torch.from_numpy(np.ascontiguousarray(rows))}
+
+    def _resolve(self, raw: Mapping[str, Any]) -> _Choice:
+        domain, width = self._domain
+        named = [raw[key] for key in ("domain_name", "domain_id") if raw.get(key) is not None]
+        if len(named) == 2 and named[0] != named[1]:
+            _require_same_domain(*named)
+        if named:
+            domain, width = named[0], None
+        width = raw.get("raw_action_dim") or width
+        if domain is None:
+            raise ConfigError("no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id.")
+        embodiment = _embodiment(domain, width)
+        space = embodiment.action_space(self._space)
+        mode = self._mode if raw.get("mode") is None else Mode.parse(raw["mode"])
+        chunk, frames, fps, view = self._options
+        chunk = chunk if chunk is not None else (frames - 1 if frames else embodiment.chunk_rows(space.name))
+        if chunk < 1 or (frames is not None and frames != chunk + 1):
+            raise ConfigError(f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at least 1.")
+        fps = fps if fps is not None else embodiment.fps
+        if fps is None or not 0 < fps < float("inf"):
+            raise ConfigError(f"fps is {fps}; domain {embodiment.name!r} has no rate of its own, pass fps above zero.")
+        width = space.width if width is None else width
+        if not 1 <= width <= self._action_dim:
+            raise ConfigError(f"raw_action_dim is {width}; it must be 1..{self._action_dim}, the model's width.")
+        return _Choice(mode, embodiment, space, width, chunk, fps, view_point(view or embodiment.view_point or "ego"))
+
+    def _affine(self, choice: _Choice) -> Affine | None:
+        if self._stats is None:
+            return None
+        if choice.space.state_row or not choice.space.normalized:
+            raise ActionSpaceError(
+                f"{choice.space.name!r} rows of {choice.embodiment.name!r} are raw; they must not be de-normalised. "
+                "Statistics belong to 'midtrain' rows: leave action_stats_path unset."
+            )
+        if choice.embodiment.stats != self._stats.domain or choice.width != self._stats.width:
+            raise StatisticsError(
+                f"statistics of {self._stats.domain!r} ({self._stats.width} columns) do not fit {choice.embodiment.name!r} "
+                f"({choice.width} columns, statistics {choice.embodiment.stats!r})."
+            )
+        return self._stats.normalizer(self._method)
+
+    def _checked_indexes(self, choice: _Choice, frames: int) -> tuple[int, ...] | None:
+        indexes, latent_frames = self._frame_indexes, choice.chunk // TEMPORAL_COMPRESSION + 1
+        for i in indexes or ():
+            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < latent_frames:
+                raise InputError(f"cond_frame_indexes {indexes}: {i!r} is not a latent frame 0..{latent_frames - 1}.")
+        if indexes == ():
+            raise InputError("cond_frame_indexes is empty; name at least one frame, or leave it unset.")
+        if indexes is not None and len(set(indexes)) < len(indexes):
+            raise InputError(f"cond_frame_indexes {indexes} names a frame twice.")
+        if indexes is not None and frames == 1 and indexes != (0,):
+            raise InputError(f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known.")
+        return indexes
+
+    @staticmethod
+    def _frames_needed(choice: _Choice, indexes: tuple[int, ...] | None) -> int:
+        if indexes is None:
+            return choice.chunk + 1 if choice.mode is Mode.INVERSE_DYNAMICS else 1
+        return max(indexes) * TEMPORAL_COMPRESSION + 1
+
+    def _caption(self, raw: Mapping[str, Any], choice: _Choice, hw: Sequence[int]) -> str:
+        task = _needed(raw, ("task", "prompt"))
+        task = task[0] if isinstance(task, list | tuple) and task else task
+        if not isinstance(task, str):
+            raise InputError(f"the task must be a string or a list of strings, got {task!r}.")
+        return compose_prompt(
+            task,
+            prompt_format=self._prompt_format,
+            view=choice.view,
+            num_frames=choice.chunk + 1,
+            fps=choice.fps,
+            canvas_hw=(hw[0], hw[1]),
+            droid_layout=choice.embodiment.rig is not None and choice.view == "concat",
+        )
+
+    def _given_action(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
+        given = next((raw[key] for key in ("cond_action", "action") if raw.get(key) is not None), None)
+        if choice.mode is not Mode.FORWARD_DYNAMICS:
+            if given is not None:
+                raise InputError(f"cond_action is for forward_dynamics; the mode is {choice.mode}.")
+            return None
+        if given is None:
+            raise InputError("forward_dynamics predicts what known actions do: cond_action is missing.")
+        rows = _rows(given, "cond_action")
+        if rows.shape[1] == self._action_dim > choice.width and not rows[:, choice.width :].any():
+            rows = rows[:, : choice.width]
+        if rows.shape[1] != choice.width:
+            raise ShapeError(f"cond_action has {rows.shape[1]} columns, {choice.embodiment.name!r} has {choice.width}.")
+        affine = self._affine(choice)
+        if affine is not None:
+            rows = affine(rows)
+        elif choice.space.state_row:
+            rows = np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
+        repeated = np.concatenate([rows, np.repeat(rows[-1:], max(0, choice.chunk - len(rows)), axis=0)])
+        return self._padded(repeated[: choice.chunk])[None]
+
+    def _state(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
+        if not choice.space.state_row:
+            if raw.get("state") is not None:
+                raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {choice.space.name!r}.")
+            return None
+        state = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
+        if state.shape[1] != choice.width:
+            raise ShapeError(f"state must have {choice.width} values ({', '.join(choice.space.columns)}).")
+        state[:, -1] = self._gripper.to_fraction(state[:, -1])
+        return self._padded(state)
+
+    def _padded(self, rows: np.ndarray) -> torch.Tensor:
+        padded = np.pad(rows, ((0, 0), (0, self._action_dim - rows.shape[1])))
+        return torch.from_numpy(padded).float().to(self._device)
+
+
+_FIELDS = ("images", "task", "prompt", "cond_action", "action", "state", "mode", "domain_name", "domain_id")
+_KNOWN = (*_FIELDS, "raw_action_dim", "caption")
+
+
+def _require_known(raw: Mapping[str, Any]) -> None:
+    if not isinstance(raw, Mapping):
+        raise InputError(f"the input must be a mapping with images and task, got {type(raw).__name__}.")
+    unknown = [str(key) for key in raw if key not in _KNOWN]
+    if unknown:
+        raise InputError(f"unknown input fields: {', '.join(unknown)}; valid: {', '.join(_KNOWN)}.")
+
+
+def _needed(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        if raw.get(name) is not None:
+            return raw[name]
+    raise InputError(f"the input lacks {' or '.join(map(repr, names))}; it has: {', '.join(raw) or 'nothing'}.")
+
+
+def _embodiment(domain: str | int, width: int | None) -> Embodiment:
+    if isinstance(domain, int):
+        if width is None:
+            raise InputError(f"domain id {domain} does not tell its raw width; pass raw_action_dim, or a domain name.")
+        return raw_embodiment(domain, width)
+    return get_embodiment(domain)
+
+
+def _require_same_domain(name: str | int, number: str | int) -> None:
+    ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
+    if ids[0] != ids[1]:
+        raise ConfigError(f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, {ids[1]}).")
+
+
+def _rows(value: Any, name: str) -> np.ndarray:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    try:
+        rows = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be rows of numbers ({error}).") from None
+    rows = rows[0] if rows.ndim == 3 and rows.shape[0] == 1 else rows
+    if rows.ndim != 2 or rows.size == 0:
+        raise ShapeError(f"{name} must be [rows, columns] (a leading 1 is allowed), got {list(rows.shape)}.")
+    if not np.isfinite(rows).all():
+        raise NonFiniteError(f"{name} holds NaN or infinity.")
+    return rows

@@ -1,0 +1,142 @@
+"""What an engine is asked, as tensors. Everything that can be checked without weights is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strands_cosmos3.embodiments import NUM_DOMAINS
+from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
+from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
+from strands_cosmos3.types import Mode
+
+SPATIAL_COMPRESSION = 16
+
+
+def pixel_to_latent_shape(frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """Latent grid (frames, height, width) of a video of that many pixels: 4 x 16 x 16 compression, first frame alone.
+
+    Height and width are those of the picture's content; latents that reach into the padding are not counted.
+
+    Raises:
+        InputError: A size is below 1.
+    """
+    if min(frames, height, width) < 1:
+        raise InputError(f"a video of {frames} frames of {height} x {width} pixels is empty; every size must be >= 1.")
+    rows, columns = (max(n // SPATIAL_COMPRESSION, 1) for n in (height, width))
+    return (frames - 1) // TEMPORAL_COMPRESSION + 1, rows, columns
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cosmos3ActionRequest:
+    """One inference.
+
+    Args:
+        text_ids: [S] or [1, S] token ids of the prompt.
+        video_shape: Latent grid (F, H, W), see :func:`pixel_to_latent_shape`.
+        action_chunk: Rows wanted, at least 1.
+        domain_id: Slot of the domain-aware action heads, 0..31.
+        raw_action_dim: Action channels that mean something.
+        cond_video_pixels: [1, 3, frames, height, width] in [-1, 1]: the given frames on their canvas. Only those that
+            clean latent frames need are encoded; a clip that is too short repeats its last frame.
+        mode: ``policy``, ``forward_dynamics`` or ``inverse_dynamics``.
+        neg_text_ids: Ids of the unconditional branch; needed where guidance is not 1.
+        text_mask, neg_text_mask: 1 where an id counts; None counts all.
+        action_space: ``midtrain`` or ``joint_pos``, the contract that the answer must follow; None is the checkpoint's.
+        cond_action: [rows, D] or [1, rows, D] given actions, for forward dynamics, in the model's scale; D is
+            raw_action_dim, or the model's action width with zeros above it.
+        action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first row is the state,
+            which comes before the chunk and is not part of the answer.
+        cond_frame_indexes: Latent frames that are given; None is the mode's own: frame 0, or all for inverse dynamics.
+        fps: Frames and rows a second.
+        num_inference_steps: Denoising steps.
+        guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
+        guidance_interval: Guidance only where lo < timestep < hi; None is at every step.
+        flow_shift: Shift of the flow schedule; None is the checkpoint's.
+        use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the native flow schedule.
+        seed: Seed of the noise: ``numpy.random.RandomState(seed)``, restarted for each modality, equal on every device.
+        video_noise: [1, C, F, H, W] noise instead of the seeded one. action_noise: [rows, A] likewise, the state row
+            included.
+        return_video: Whether video latents are wanted; without them the last step is a little cheaper.
+
+    Raises:
+        InputError, ShapeError, NonFiniteError, ActionSpaceError: A field cannot be used.
+    """
+
+    text_ids: torch.Tensor
+    video_shape: tuple[int, int, int]
+    action_chunk: int
+    domain_id: int
+    raw_action_dim: int
+    cond_video_pixels: torch.Tensor
+    mode: str = Mode.POLICY
+    neg_text_ids: torch.Tensor | None = None
+    text_mask: torch.Tensor | None = None
+    neg_text_mask: torch.Tensor | None = None
+    action_space: str | None = None
+    cond_action: torch.Tensor | None = None
+    action_prefix: torch.Tensor | None = None
+    cond_frame_indexes: Sequence[int] | None = None
+    fps: float = 24.0
+    num_inference_steps: int = 30
+    guidance_scale: float = 1.0
+    guidance_interval: tuple[float, float] | None = None
+    flow_shift: float | None = None
+    use_karras_sigmas: bool | None = None
+    seed: int = 0
+    video_noise: torch.Tensor | None = None
+    action_noise: torch.Tensor | None = None
+    return_video: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", Mode.parse(self.mode))
+        for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not 0 <= self.domain_id < NUM_DOMAINS:
+            raise InputError(f"domain_id is {self.domain_id}; it must be 0..{NUM_DOMAINS - 1}.")
+        if not 0 < self.fps < float("inf"):
+            raise InputError(f"fps is {self.fps}; it must be a finite number above zero.")
+        if self.action_space not in (None, "midtrain", "joint_pos"):
+            raise ActionSpaceError(
+                f"action_space {self.action_space!r} is not one that a checkpoint speaks; valid: joint_pos, midtrain."
+            )
+        self._check_video()
+        self._check_actions()
+        if self.guidance_scale != 1 and self.neg_text_ids is None:
+            raise InputError(f"guidance_scale is {self.guidance_scale}: neg_text_ids are needed; or use scale 1.")
+
+    def _check_video(self) -> None:
+        pixels = self.cond_video_pixels
+        if pixels.ndim != 5 or pixels.shape[:2] != (1, 3) or 0 in pixels.shape:
+            raise ShapeError(f"cond_video_pixels must be [1, 3, frames, height, width], got {list(pixels.shape)}.")
+        if not torch.isfinite(pixels).all():
+            raise NonFiniteError("cond_video_pixels hold NaN or infinity.")
+        if pixels.abs().max() > 1.5:  # bicubic resampling overshoots 1 a little
+            raise InputError(f"cond_video_pixels reach {pixels.abs().max():.4g}; they must lie in [-1, 1].")
+        if len(self.video_shape) != 3 or min(self.video_shape) < 1:
+            raise ShapeError(f"video_shape must be three latent sizes (frames, height, width), got {self.video_shape}.")
+        frames = self.video_shape[0]
+        wrong = [i for i in self.cond_frame_indexes or () if not 0 <= i < frames]
+        if wrong:
+            raise InputError(f"cond_frame_indexes {wrong} lie outside the {frames} latent frames 0..{frames - 1}.")
+
+    def _check_actions(self) -> None:
+        for name in ("cond_action", "action_prefix"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            value = value[0] if value.ndim == 3 and value.shape[0] == 1 else value
+            if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < self.raw_action_dim:
+                raise ShapeError(f"{name} must be [rows, {self.raw_action_dim} or the model's width], got {list(value.shape)}.")
+            if not torch.isfinite(value).all():
+                raise NonFiniteError(f"{name} holds NaN or infinity.")
+            if value[:, self.raw_action_dim :].any():
+                raise ShapeError(f"{name} has values beyond its raw width {self.raw_action_dim}; they must be zero.")
+            object.__setattr__(self, name, value)
+        if self.mode == Mode.FORWARD_DYNAMICS and self.cond_action is None:
+            raise InputError("forward_dynamics predicts what known actions do: cond_action is needed.")
+        if self.mode != Mode.FORWARD_DYNAMICS and self.cond_action is not None:
+            raise InputError(f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for known rows.")

@@ -1,0 +1,267 @@
+"""UniPC (order 2, bh2, predicting clean data, flow sigmas) with every coefficient computed before the first step.
+
+With data prediction ``m = x - sigma v``, a UniPC step is two linear maps of what the sampler holds: the corrector
+makes x of the previous x, the two previous predictions and the present one; the predictor makes the next x of this x
+and the last two predictions. Their coefficients are plain numbers, so that the loop is free of host synchronisation.
+
+Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests) and ``Cosmos3OmniPipeline``'s native
+flow sigmas; arXiv:2302.04867 for the method. sigma is the share of noise, alpha = 1 - sigma, lambda = log(alpha /
+sigma).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from strands_cosmos3.errors import InputError, LayoutError
+
+_KARRAS_RHO = 7.0
+_NEEDED = {
+    "prediction_type": "flow_prediction",
+    "solver_type": "bh2",
+    "solver_order": 2,
+    "predict_x0": True,
+    "use_flow_sigmas": True,
+    "lower_order_final": True,
+    "final_sigmas_type": "zero",
+}
+_REFUSED = ("thresholding", "use_beta_sigmas", "use_exponential_sigmas", "use_dynamic_shifting", "shift_terminal")
+_DEFAULTS: Mapping[str, Any] = {"solver_type": "bh2", "solver_order": 2, "predict_x0": True} | {
+    "lower_order_final": True,
+    "final_sigmas_type": "zero",
+}
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What a checkpoint's ``scheduler/scheduler_config.json`` says about sampling.
+
+    Args:
+        use_karras_sigmas: Whether noise levels follow Karras' rule between sigma_min and sigma_max (then ``flow_shift``
+            has no effect), instead of the shifted flow schedule.
+        native_flow: Whether a shifted schedule starts from ``linspace(1 - 1/1000, 0, N + 1)[:-1]``, the native one, and
+            not from diffusers' own default.
+    """
+
+    use_karras_sigmas: bool
+    flow_shift: float = 1.0
+    sigma_min: float | None = None
+    sigma_max: float | None = None
+    num_train_timesteps: int = 1000
+    native_flow: bool = False
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], native_flow: bool = False) -> SchedulerConfig:
+        """The config of a released ``scheduler_config.json``.
+
+        Raises:
+            LayoutError: It asks for a solver that is not UniPC order 2 bh2 over flow sigmas; every such key is listed.
+        """
+        values = {**_DEFAULTS, **data}
+        wrong = [f"{k} is {values.get(k)!r}, supported is {v!r}" for k, v in _NEEDED.items() if values.get(k) != v]
+        wrong += [f"{k} is {values[k]!r}, supported is none" for k in _REFUSED if values.get(k)]
+        wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
+        karras = bool(values.get("use_karras_sigmas"))
+        if karras and (values.get("sigma_min") is None or values.get("sigma_max") is None):
+            wrong.append("use_karras_sigmas is true without sigma_min and sigma_max")
+        if wrong:
+            raise LayoutError(f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}.")
+        return cls(
+            karras,
+            float(values.get("flow_shift", 1.0)),
+            values.get("sigma_min"),
+            values.get("sigma_max"),
+            int(values.get("num_train_timesteps", 1000)),
+            native_flow,
+        )
+
+    def schedule(self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None) -> Schedule:
+        """Noise levels for some number of steps.
+
+        Args:
+            num_steps: Denoising steps, at least 1.
+            flow_shift: Shift of the flow schedule; None is the checkpoint's.
+            use_karras_sigmas: None follows the checkpoint; True is its Karras schedule; False is the native flow
+                schedule with ``flow_shift``, whatever the checkpoint says.
+
+        Raises:
+            InputError: num_steps or flow_shift is not above zero, or Karras' limits are not known.
+        """
+        if num_steps < 1 or num_steps > self.num_train_timesteps:
+            raise InputError(f"num_steps is {num_steps}; it must be 1..{self.num_train_timesteps}.")
+        if use_karras_sigmas if use_karras_sigmas is not None else self.use_karras_sigmas:
+            return self._karras(num_steps)
+        shift = self.flow_shift if flow_shift is None else flow_shift
+        if not (math.isfinite(shift) and shift > 0):
+            raise InputError(f"flow_shift is {shift}; it must be a finite number above zero.")
+        native = self.native_flow or use_karras_sigmas is False
+        return _flow_schedule(num_steps, shift, self.num_train_timesteps, native)
+
+    def _karras(self, num_steps: int) -> Schedule:
+        if self.sigma_min is None or self.sigma_max is None:
+            raise InputError(
+                "use_karras_sigmas=True, but the checkpoint's scheduler has no sigma_min and sigma_max; use False, "
+                "the flow schedule."
+            )
+        low, high = self.sigma_min ** (1 / _KARRAS_RHO), self.sigma_max ** (1 / _KARRAS_RHO)
+        sigma = (high + np.linspace(0, 1, num_steps) * (low - high)) ** _KARRAS_RHO
+        return _schedule(sigma / (sigma + 1), self.num_train_timesteps)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Noise levels of one run.
+
+    Args:
+        timesteps: What the model is told at each step.
+        sigmas: Share of noise before each step, and after the last one (zero); float32 values, as the oracle rounds
+        them.
+    """
+
+    timesteps: tuple[int, ...]
+    sigmas: tuple[float, ...]
+
+
+def _flow_schedule(num_steps: int, shift: float, train_timesteps: int, native: bool) -> Schedule:
+    last = 1 / train_timesteps
+    ends = (1 - last, 0.0) if native else (1.0, last)
+    sigma = np.linspace(*ends, num_steps + 1)[:-1]
+    sigma = shift * sigma / (1 + (shift - 1) * sigma)
+    if abs(sigma[0] - 1) < 1e-6:  # all noise has no finite lambda
+        sigma[0] -= 1e-6
+    return _schedule(sigma, train_timesteps)
+
+
+def _schedule(sigma: np.ndarray, train_timesteps: int) -> Schedule:
+    timesteps = (sigma * train_timesteps).astype(np.int64)
+    rounded = np.append(sigma, 0.0).astype(np.float32)
+    return Schedule(tuple(int(t) for t in timesteps), tuple(float(s) for s in rounded))
+
+
+@dataclass(frozen=True)
+class Move:
+    """One linear map of UniPC from a sample and the predictions at some noise levels to another level.
+
+    ``y = keep x - drift m0 - pull (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the prediction at the
+    level that the move starts from, m1 the one before it, and m the one at the level that it reaches (corrector
+    only).
+
+    Args:
+        keep, drift, pull: See above.
+        ratio: Distance in lambda from m0's level to m1's, by the move's own; None without m1 (order 1).
+        rho_old, rho_new: Weights of the two differences.
+    """
+
+    keep: float
+    drift: float
+    pull: float
+    ratio: float | None
+    rho_old: float
+    rho_new: float
+
+    def __call__(self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None) -> torch.Tensor:
+        """The sample at the level reached; all tensors have the sample's shape. Rounds in the oracle's order."""
+        y = self.keep * x - self.drift * m0
+        slope = None
+        if self.ratio is not None and m1 is not None:
+            slope = self.rho_old * ((m1 - m0) / self.ratio)
+        if m is not None:
+            new = self.rho_new * (m - m0)
+            slope = new if slope is None else slope + new
+        return y if slope is None else y - self.pull * slope
+
+
+@dataclass(frozen=True)
+class StepCoefficients:
+    """One step.
+
+    Args:
+        sigma: Share of noise at this step.
+        corrector: From the previous level to this one, now that its prediction is known; None at the first step.
+        predictor: From this level to the next.
+    """
+
+    sigma: float
+    corrector: Move | None
+    predictor: Move
+
+
+def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
+    """Every step's coefficients: order 2 inside, order 1 at both ends.
+
+    They are float32 numbers computed by the oracle's own float32 operations: in bfloat16 a last bit of the sample can
+    turn the rounding of a token, and the run diverges.
+    """
+    sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
+    count = len(schedule.timesteps)
+    orders = [min(2, count - i, i + 1) for i in range(count)]
+    return tuple(
+        StepCoefficients(
+            schedule.sigmas[i],
+            None if i == 0 else _move(sigmas, i - 1, orders[i - 1], corrects=True),
+            _move(sigmas, i, orders[i], corrects=False),
+        )
+        for i in range(count)
+    )
+
+
+def _move(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Move:
+    def level(i: int) -> torch.Tensor:
+        return torch.log(1 - sigmas[i]) - torch.log(sigmas[i])
+
+    sigma_0, sigma_t = sigmas[start], sigmas[start + 1]
+    h = level(start + 1) - level(start)  # infinite where no noise is left: the move then ends at m0
+    growth = torch.expm1(-h)
+    alpha_growth = (1 - sigma_t) * growth
+    ratio = None if order == 1 else (level(start - 1) - level(start)) / h
+    rho_old, rho_new = 0.5, 0.5
+    if ratio is not None and corrects:
+        phi_2 = growth / -h - 1
+        phi_3 = phi_2 / -h - 1 / 2
+        system = torch.stack([torch.ones(2), torch.stack([ratio, torch.ones(())])])
+        rho_old, rho_new = torch.linalg.solve(system, torch.stack([phi_2 / growth, phi_3 * 2 / growth])).tolist()
+    return Move(
+        float(sigma_t / sigma_0),
+        float(alpha_growth),
+        float(alpha_growth),
+        None if ratio is None else float(ratio),
+        rho_old,
+        rho_new,
+    )
+
+
+@dataclass
+class UniPC:
+    """The state of one sample on its way through the steps; feed it one velocity after another.
+
+    Args:
+        sample: Starting noise (with given values in place), float32; any shape.
+        steps: From :func:`unipc_coefficients`.
+    """
+
+    sample: torch.Tensor
+    steps: tuple[StepCoefficients, ...]
+    _index: int = 0
+    _before: torch.Tensor | None = None
+    _predictions: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+
+    def step(self, velocity: torch.Tensor) -> torch.Tensor:
+        """Take one step with the velocity at the present sample; returns the next sample."""
+        step = self.steps[self._index]
+        x = self.sample
+        m = x - step.sigma * velocity
+        older, last = self._predictions
+        if step.corrector is not None:
+            assert self._before is not None
+            assert last is not None
+            x = step.corrector(self._before, last, older, m)
+        self._before, self._predictions = x, (last, m)
+        self.sample = step.predictor(x, m, last, None)
+        self._index += 1
+        return self.sample

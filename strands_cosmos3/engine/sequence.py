@@ -1,0 +1,147 @@
+"""The generation sequence: which tokens there are, which of them are clean, and where in time and space they stand.
+
+Shape suffixes: N tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels), C
+latent channels, F latent frames, H W latent height and width, d head width. A leading 3 is the temporal, vertical,
+horizontal axis.
+
+Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing) and
+``Cosmos3VLTextRotaryEmbedding``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from strands_cosmos3.engine.config import TransformerConfig
+
+TEMPORAL_COMPRESSION = 4
+"""Pixel frames for each latent frame after the first."""
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """One generation sequence: vision tokens frame by frame, then the action rows.
+
+    Args:
+        latent_shape: (F, H, W) of the video latents, cropped to the picture's content.
+        patch: Latents on a side of a vision token.
+        action_rows: Rows of the action sequence, a state row included.
+        clean_frames: Latent frames that are given.
+        clean_rows: Action rows, from the first, that are given.
+        raw_action_dim: Action channels that mean something; the others stay zero.
+        fps: Rate of frames and rows.
+        action_offset: Offset of the first row's temporal position, in rows: 0 with a state row, else 1.
+    """
+
+    latent_shape: tuple[int, int, int]
+    patch: int
+    action_rows: int
+    clean_frames: tuple[int, ...]
+    clean_rows: int
+    raw_action_dim: int
+    fps: float
+    action_offset: int
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """(F, rows, columns) of vision tokens; an odd edge is padded with zeros."""
+        frames, height, width = self.latent_shape
+        return frames, math.ceil(height / self.patch), math.ceil(width / self.patch)
+
+    @property
+    def vision_tokens(self) -> int:
+        """V, the number of vision tokens."""
+        frames, rows, columns = self.grid
+        return frames * rows * columns
+
+    @property
+    def tokens(self) -> int:
+        """N, the number of generation tokens."""
+        return self.vision_tokens + self.action_rows
+
+    @property
+    def noisy_vision(self) -> slice:
+        """Tokens from the first to the last noisy frame; empty where every frame is clean."""
+        frames, rows, columns = self.grid
+        noisy = [i for i in range(frames) if i not in self.clean_frames]
+        if not noisy:
+            return slice(0, 0)
+        return slice(noisy[0] * rows * columns, (noisy[-1] + 1) * rows * columns)
+
+    @property
+    def noisy_action(self) -> slice:
+        """Tokens of the action rows that are not given; empty where all of them are."""
+        return slice(self.vision_tokens + min(self.clean_rows, self.action_rows), self.tokens)
+
+
+def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
+    """Vision tokens [V, P] of latents [C, F, H, W]: patches in the order (row, column, channel), odd edges zero-
+    padded."""
+    C, F, H, W = latent_CFHW.shape
+    rows, columns = math.ceil(H / patch), math.ceil(W / patch)
+    padded = torch.nn.functional.pad(latent_CFHW, (0, columns * patch - W, 0, rows * patch - H))
+    split = padded.reshape(C, F, rows, patch, columns, patch)
+    return split.permute(1, 2, 4, 3, 5, 0).reshape(F * rows * columns, patch * patch * C)
+
+
+def unpatchify(tokens_VP: torch.Tensor, latent_shape: tuple[int, int, int], patch: int) -> torch.Tensor:
+    """Latents [C, F, H, W] of vision tokens [V, P]; the inverse of :func:`patchify`."""
+    F, H, W = latent_shape
+    rows, columns = math.ceil(H / patch), math.ceil(W / patch)
+    split = tokens_VP.reshape(F, rows, columns, patch, patch, -1).permute(5, 0, 1, 3, 2, 4)
+    return split.reshape(-1, F, rows * patch, columns * patch)[:, :, :H, :W]
+
+
+def text_positions(count: int) -> torch.Tensor:
+    """[3, count] positions of a prompt: 0, 1, 2, ... on every axis, float32."""
+    return torch.arange(count, dtype=torch.float32).expand(3, -1)
+
+
+def generation_positions(layout: SequenceLayout, config: TransformerConfig, text_tokens: int) -> torch.Tensor:
+    """[3, N] positions of the generation tokens, float32.
+
+    A frame's temporal position is its time at ``base_fps``, counted in latent frames, after the prompt and a margin; an
+    action row's likewise, so that both share one clock. Vertical and horizontal positions restart at zero in each
+    frame.
+    """
+    start = text_tokens + config.unified_3d_mrope_temporal_modality_margin
+    spatial = 0 if config.unified_3d_mrope_reset_spatial_ids else start
+    frames, rows, columns = layout.grid
+    frame_t = _times(frames, 0, layout.fps / TEMPORAL_COMPRESSION, config) + start
+    row_t = _times(layout.action_rows, layout.action_offset, layout.fps, config) + start
+    t_FHW = frame_t.view(-1, 1, 1).expand(frames, rows, columns)
+    h_FHW = torch.arange(rows, dtype=torch.float32).view(1, -1, 1).expand(frames, rows, columns) + spatial
+    w_FHW = torch.arange(columns, dtype=torch.float32).view(1, 1, -1).expand(frames, rows, columns) + spatial
+    vision_3V = torch.stack([axis.flatten() for axis in (t_FHW, h_FHW, w_FHW)])
+    still = torch.full_like(row_t, spatial)
+    return torch.cat([vision_3V, torch.stack([row_t, still, still])], dim=1)
+
+
+def _times(count: int, first: int, rate: float, config: TransformerConfig) -> torch.Tensor:
+    index = torch.arange(count, dtype=torch.float32) + first
+    if not config.enable_fps_modulation or count == 1:  # a single frame or row carries no rate
+        return index
+    return index / rate * (config.base_fps / TEMPORAL_COMPRESSION)
+
+
+def rope_tables(
+    positions_3N: torch.Tensor, config: TransformerConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine [N, d] of interleaved multi-axis RoPE.
+
+    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal for i = 2, 5, 8, ..., as far as
+    those sections reach, and to the temporal axis otherwise. Angles are products of float32 elements: positions lie
+    near 15000, where a coarser type, or a matrix product in TF32, would merge neighbours.
+    """
+    half = config.head_dim // 2
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequency = 1.0 / (config.rope_theta**exponent)
+    axis = torch.zeros(half, dtype=torch.long)
+    for which in (1, 2):
+        axis[which : config.rope_axes_dim[which] * 3 : 3] = which
+    angle_Nd = positions_3N[axis].T * frequency
+    angle_Nd = torch.cat([angle_Nd, angle_Nd], dim=-1)
+    return angle_Nd.cos().to(device, dtype), angle_Nd.sin().to(device, dtype)

@@ -1,0 +1,45 @@
+"""From a caption to token ids: the text tokenizer's chat template, then ``<|im_end|>`` and ``<|vision_start|>``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strands_cosmos3.errors import LayoutError
+
+_CLOSING = ("<|im_end|>", "<|vision_start|>")
+
+
+class PromptTokenizer:
+    """A checkpoint's text tokenizer.
+
+    Args:
+        name_or_path: Its folder (``text_tokenizer/``) or hub repository.
+
+    Raises:
+        LayoutError: There is none, or it lacks a chat template or one of the two closing tokens.
+    """
+
+    def __init__(self, name_or_path: str | Path):
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(name_or_path))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LayoutError(f"{str(name_or_path)!r} holds no readable tokenizer ({error}).") from None
+        known = self._tokenizer.get_vocab()
+        missing = [token for token in _CLOSING if token not in known]
+        if missing or not self._tokenizer.chat_template:
+            lacking = ", ".join(missing) or "a chat template"
+            raise LayoutError(f"the tokenizer in {str(name_or_path)!r} lacks {lacking}; is it Cosmos 3's text_tokenizer?")
+        self._closing = [known[token] for token in _CLOSING]
+
+    def ids(self, caption: str) -> torch.Tensor:
+        """[1, S] ids of a caption, as the only message of the user and without a system prompt."""
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": caption}], tokenize=False, add_generation_prompt=True, add_vision_id=False
+        )
+        encoded = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return torch.tensor([[*encoded, *self._closing]])

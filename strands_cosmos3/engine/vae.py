@@ -1,0 +1,148 @@
+"""Pixels to latents and back, with diffusers' Wan VAE; of the decoder nothing is built where no video is wanted.
+
+Shape suffixes: B = 1 batch, C latent channels, F latent frames, H W latent height and width; pixels are [1, 3, frames,
+height, width] in [-1, 1].
+
+The encoder is causal in time, so a first frame's latent does not depend on later frames. A causal 3x3x3 convolution
+over one frame with nothing before it sees two frames of zeros: it is the 3x3 convolution with its last tap, which is
+what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
+from torch import nn
+from torch.nn import functional as F
+
+from strands_cosmos3.engine.weight_files import WeightFiles
+from strands_cosmos3.errors import LayoutError, ShapeError
+
+SPATIAL_COMPRESSION = 16
+_DECODER = ("decoder.", "post_quant_conv.")
+
+
+class FirstFrameConv(nn.Module):
+    """A causal convolution that takes a lone first frame in two dimensions, and a 1x1x1 one every frame by itself.
+
+    The latter makes a frame's numbers independent of how many frames share the call.
+
+    Args:
+        conv: diffusers' ``WanCausalConv3d``, whose weights it shares.
+    """
+
+    def __init__(self, conv: nn.Conv3d):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
+        pointwise = self.conv.kernel_size[0] == 1
+        if not pointwise and (x.shape[2] > 1 or cache_x is not None or self.conv.stride[0] > 1):
+            return self.conv(x, cache_x)
+        return torch.stack([self._flat(frame) for frame in x.unbind(2)], dim=2)
+
+    def _flat(self, frame: torch.Tensor) -> torch.Tensor:
+        conv = self.conv
+        padding: Any = conv._padding  # diffusers keeps it there: width twice, height twice, time
+        pad = list(padding[:4])
+        frame = F.pad(frame, pad) if any(pad) else frame
+        return F.conv2d(frame, conv.weight[:, :, -1], conv.bias, conv.stride[1:])
+
+
+class WanVae:
+    """The VAE of a checkpoint.
+
+    Args:
+        config: ``vae/config.json``.
+        files: Its weights.
+        device, dtype: Where and as what they are kept.
+        decoder: Whether videos are to be decoded.
+
+    Raises:
+        LayoutError: The config does not describe a Wan VAE with 16x16x4 compression.
+        WeightsError: A weight is missing, surplus, misshapen or not finite.
+    """
+
+    def __init__(self, config: Mapping[str, Any], files: WeightFiles, device: torch.device, dtype: torch.dtype, decoder: bool):
+        self.model = _skeleton(config)
+        files.check({name: tuple(p.shape) for name, p in self.model.named_parameters()})
+        if not decoder:
+            self.model.decoder = None  # pyright: ignore[reportAttributeAccessIssue]
+            self.model.post_quant_conv = None  # pyright: ignore[reportAttributeAccessIssue]
+        self.has_decoder = decoder
+        files.read_into(materialise(self.model, device, lambda _: dtype))
+        _take_first_frames_flat(self.model)
+        self.model.eval().requires_grad_(False)
+        shape = (1, -1, 1, 1, 1)
+        self._mean = torch.tensor(config["latents_mean"], dtype=dtype).view(shape).to(device)
+        self._inverse_std = (1.0 / torch.tensor(config["latents_std"], dtype=dtype)).view(shape).to(device)
+
+    @property
+    def channels(self) -> int:
+        """Latent channels."""
+        return self._mean.shape[1]
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in [-1, 1].
+
+        Raises:
+            ShapeError: Height or width is not a multiple of 16.
+        """
+        if pixels.shape[-1] % SPATIAL_COMPRESSION or pixels.shape[-2] % SPATIAL_COMPRESSION:
+            raise ShapeError(
+                f"pixels are {list(pixels.shape[-2:])} (H, W); both must be multiples of {SPATIAL_COMPRESSION}. "
+                "Cosmos3PolicyProcessor pads them to a canvas that is."
+            )
+        raw = self.model.encode(pixels.to(self._mean.device, self._mean.dtype)).latent_dist.mode()  # pyright: ignore
+        return ((raw - self._mean) * self._inverse_std).float()
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F, H, W]."""
+        raw = latents.to(self._mean.dtype) / self._inverse_std + self._mean
+        return self.model.decode(raw).sample.float()  # pyright: ignore
+
+
+def _skeleton(config: Mapping[str, Any]) -> AutoencoderKLWan:
+    known = {key: value for key, value in config.items() if not key.startswith("_")}
+    try:
+        with torch.device("meta"):
+            model: AutoencoderKLWan = AutoencoderKLWan.from_config(known)  # pyright: ignore
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise LayoutError(f"vae/config.json does not describe a Wan VAE ({error}); download it again.") from None
+    z = model.config["z_dim"]
+    if len(model.config["latents_mean"]) != z or len(model.config["latents_std"]) != z:
+        raise LayoutError(f"vae/config.json: latents_mean and latents_std must have z_dim = {z} values.")
+    scales = model.config["scale_factor_temporal"], model.config["scale_factor_spatial"]
+    if scales != (4, SPATIAL_COMPRESSION):
+        raise LayoutError(f"vae/config.json compresses (time, space) by {scales}; Cosmos 3 needs (4, 16).")
+    return model
+
+
+def materialise(module: nn.Module, device: torch.device, dtype_of: Any) -> dict[str, torch.Tensor]:
+    """Give every parameter of a module on the meta device uninitialised memory.
+
+    Args:
+        module: Its parameters are replaced.
+        device: Where the memory lies.
+        dtype_of: Name of a parameter -> its dtype.
+
+    Returns:
+        Name -> the new, still unfilled tensor.
+    """
+    targets = {}
+    for prefix, owner in module.named_modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            full = f"{prefix}.{name}" if prefix else name
+            targets[full] = torch.empty(parameter.shape, device=device, dtype=dtype_of(full))
+            setattr(owner, name, nn.Parameter(targets[full], requires_grad=False))
+    return targets
+
+
+def _take_first_frames_flat(model: nn.Module) -> None:
+    for owner in list(model.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, nn.Conv3d):
+                setattr(owner, name, FirstFrameConv(child))

@@ -1,0 +1,223 @@
+"""One component's safetensors files: checked headers, contained paths, and reads that copy straight into their target.
+
+Nothing is unpickled. A header is read when a component is opened; payload bytes are read once, tensor by tensor, into
+memory that the caller allocated, so that loading needs little more memory than what is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_HASH_BLOCK = 1 << 22
+_CHECK_BLOCK = 1 << 22
+
+
+def read_json(path: Path, root: Path) -> dict[str, Any]:
+    """A JSON object from a file of a checkpoint.
+
+    Raises:
+        LayoutError: It is absent, outside the checkpoint, not JSON, or not an object.
+    """
+    contained(path, root)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LayoutError(f"{path} does not exist; a Cosmos 3 checkpoint has one. Is the download complete?") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise LayoutError(f"{path} is not readable JSON ({error}); download it again.") from None
+    if not isinstance(data, dict):
+        raise LayoutError(f"{path} holds a JSON {type(data).__name__}, not an object; download it again.")
+    return data
+
+
+def contained(path: Path, root: Path) -> Path:
+    """The file, once it is certain that it lies inside the checkpoint.
+
+    The hub's cache keeps ``snapshots/<revision>`` full of links into ``blobs``; the checkpoint is then the folder
+    above.
+
+    Raises:
+        LayoutError: It does not.
+    """
+    allowed = root.resolve()
+    if allowed.parent.name == "snapshots" and allowed.parent.parent.name.startswith("models--"):
+        allowed = allowed.parent.parent
+    target = path.resolve()
+    if not target.is_relative_to(allowed):
+        raise LayoutError(f"{path} leads to {target}, outside the checkpoint {allowed}; it was not opened.")
+    return path
+
+
+class WeightFiles:
+    """The weights of one folder (``transformer/`` or ``vae/``), by name.
+
+    Args:
+        folder: Where the files are.
+        root: The checkpoint's folder; nothing outside it is opened.
+        stem: Name of the released file, ``diffusion_pytorch_model``.
+
+    Raises:
+        LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside.
+        WeightsError: An index and the files' headers disagree, or a dtype is not a floating one.
+    """
+
+    def __init__(self, folder: Path, root: Path, stem: str = "diffusion_pytorch_model"):
+        self.folder = folder
+        self._root = root
+        self._file_of = self._locate(stem)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.stored_bytes: dict[str, int] = {}
+        for file in sorted(set(self._file_of.values())):
+            self._read_header(file)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that holds weights."""
+        return tuple(sorted(set(self._file_of.values())))
+
+    def _locate(self, stem: str) -> dict[str, Path]:
+        if not self.folder.is_dir():
+            raise LayoutError(f"{self.folder} does not exist or is not a folder; a Cosmos 3 checkpoint has one.")
+        index = self.folder / f"{stem}.safetensors.index.json"
+        if index.exists():
+            return self._from_index(index)
+        single = self.folder / f"{stem}.safetensors"
+        if single.exists():
+            contained(single, self._root)
+            with _opened(single) as file:
+                return dict.fromkeys(file.keys(), single)
+        pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
+        if pickled:
+            raise LayoutError(
+                f"{self.folder} holds pickled weights ({', '.join(pickled)}), which can run code when read; "
+                "only safetensors are loaded. Convert them first."
+            )
+        raise LayoutError(f"{self.folder} holds neither {single.name} nor {index.name}; is the download complete?")
+
+    def _from_index(self, index: Path) -> dict[str, Path]:
+        weight_map = read_json(index, self._root).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise LayoutError(f"{index} has no weight_map; download it again.")
+        located = {}
+        for key, name in weight_map.items():
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise LayoutError(f"{index} sends {key!r} to {name!r}; only safetensors files beside it are opened.")
+            located[key] = self.folder / name
+        for file in sorted(set(located.values())):
+            contained(file, self._root)
+            if not file.is_file():
+                raise LayoutError(f"{index} names {file.name}, which does not exist; is the download complete?")
+        return located
+
+    def _read_header(self, path: Path) -> None:
+        with _opened(path) as file:
+            held = set(file.keys())
+            mine = {key for key, where in self._file_of.items() if where == path}
+            if held != mine:
+                raise WeightsError(f"{path} {_difference(mine, held)} against its index; download it again.")
+            for key in mine:
+                view = file.get_slice(key)
+                if view.get_dtype() not in _BYTES:
+                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_BYTES)} are loaded.")
+                self.shapes[key] = tuple(view.get_shape())
+                count = 1
+                for n in self.shapes[key]:
+                    count *= n
+                self.stored_bytes[key] = count * _BYTES[view.get_dtype()]
+
+    def check(self, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
+        """Compare the headers with what must be there.
+
+        Raises:
+            WeightsError: Keys are missing or surplus, or shapes differ; all of them are named.
+        """
+        tolerated = set(optional)
+        found, wanted = set(self.shapes), set(expected)
+        problems = [f"missing: {key}" for key in sorted(wanted - found - tolerated)]
+        problems += [f"surplus: {key}" for key in sorted(found - wanted - tolerated)]
+        problems += [
+            f"shape of {key} is {list(self.shapes[key])}, expected {list(expected[key])}"
+            for key in sorted(found & wanted)
+            if self.shapes[key] != tuple(expected[key])
+        ]
+        if problems:
+            shown = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
+            raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
+
+    def read_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy weights into tensors that exist, converting dtype and device on the way.
+
+        Args:
+            targets: Name -> tensor of the stored shape. ``name#i`` stands for row i of a stored matrix.
+
+        Raises:
+            WeightsError: A weight is not finite; it is named.
+            LayoutError: A file can no longer be read.
+        """
+        by_file: dict[Path, list[str]] = {}
+        for key in targets:
+            by_file.setdefault(self._file_of[key.partition("#")[0]], []).append(key)
+        for path, keys in sorted(by_file.items()):
+            with _opened(contained(path, self._root)) as file:
+                for key in sorted(keys):
+                    name, _, row = key.partition("#")
+                    view = file.get_slice(name)
+                    _copy_finite(view[int(row)] if row else view[:], targets[key], key)
+
+    def verify(self, recorded: Mapping[str, str]) -> None:
+        """Compare files with their recorded SHA-256.
+
+        Args:
+            recorded: File name -> hexadecimal digest. Files without one are not checked.
+
+        Raises:
+            DigestError: The bytes differ.
+        """
+        for path in self.files:
+            wanted = recorded.get(path.name)
+            if wanted is not None and (found := sha256(path)) != wanted:
+                raise DigestError(f"{path} has SHA-256 {found}, recorded is {wanted}; download it again.")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise LayoutError(f"{path} is not a readable safetensors file ({error}); download it again.") from None
+
+
+def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
+    source = source.reshape(target.shape)
+    flat = source.reshape(-1)
+    for block in flat.split(_CHECK_BLOCK):  # aminmax carries NaN and infinity without a mask as large as the weights
+        low, high = torch.aminmax(block)
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")
+    target.copy_(source)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _difference(wanted: set[str], held: set[str]) -> str:
+    lacking, surplus = sorted(wanted - held), sorted(held - wanted)
+    parts = [f"lacks {', '.join(lacking[:6])}"] if lacking else []
+    parts += [f"holds in addition {', '.join(surplus[:6])}"] if surplus else []
+    return " and ".join(parts)

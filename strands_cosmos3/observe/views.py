@@ -1,0 +1,199 @@
+"""Pictures for the model: letterboxed views, DROID's composite, resolution tiers, and the padded canvas. numpy only.
+
+Shape suffixes: H W height and width in pixels, C = 3. Pictures are uint8 [H, W, 3]; canvases are float32 in [-1, 1].
+
+Sources: cosmos-framework's DROID server and its client (views letterboxed to 360 x 640, wrist on top, exteriors below at half
+size, composite 540 x 640); diffusers 0.42.1 ``Cosmos3OmniPipeline`` (tiers, nearest aspect, no upscaling, bicubic
+antialiased downscaling, reflect padding at the right and the bottom).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.embodiments import CameraRig
+from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
+
+Image = NDArray[np.uint8]
+F32 = NDArray[np.float32]
+
+TIERS: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
+    {
+        256: ((256, 256), (256, 320), (320, 256), (192, 320), (320, 192)),
+        480: ((640, 640), (544, 736), (736, 544), (480, 832), (832, 480)),
+        704: ((960, 960), (832, 1088), (1088, 832), (704, 1280), (1280, 704)),
+        720: ((960, 960), (832, 1104), (1104, 832), (720, 1280), (1280, 720)),
+    }
+)
+"""Canvases (height, width) by resolution tier."""
+
+DROID_COMPOSITE = (540, 640)
+"""(height, width) of DROID's composite at its released resolution."""
+
+Kernel = Literal["bilinear", "bicubic"]
+_REACH = {"bilinear": 1.0, "bicubic": 2.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """Frames as the VAE takes them.
+
+    Args:
+        frames: [F, H, W, 3] float32 in [-1, 1] (bicubic resampling overshoots a little), H and W multiples of 16.
+        content_hw: Height and width of the picture at its top left; the rest is padding.
+    """
+
+    frames: F32
+    content_hw: tuple[int, int]
+
+
+def resize(picture: NDArray[np.generic], hw: tuple[int, int], kernel: Kernel, antialias: bool = True) -> F32:
+    """A picture at another size, in float32 and unrounded.
+
+    Args:
+        picture: [..., H, W, C].
+        hw: Wanted (height, width).
+        kernel: ``bilinear``, or ``bicubic`` with a = -0.5 (PIL's and torch's antialiased one).
+        antialias: Whether the kernel widens when the picture shrinks.
+
+    Raises:
+        ShapeError: A size is below 1.
+    """
+    if min(hw) < 1 or min(picture.shape[-3:-1]) < 1:
+        raise ShapeError(f"cannot resize {list(picture.shape)} to {list(hw)}: every size must be at least 1.")
+    rows = _weights(picture.shape[-3], hw[0], kernel, antialias)
+    columns = _weights(picture.shape[-2], hw[1], kernel, antialias)
+    wide = np.tensordot(picture.astype(np.float32), columns, axes=(-2, 1))  # [..., H, C, w]
+    tall = np.tensordot(wide, rows, axes=(-3, 1))  # [..., C, w, h]
+    return np.ascontiguousarray(np.moveaxis(tall, (-3, -2, -1), (-1, -2, -3)))
+
+
+def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> F32:
+    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges renormalised."""
+    scale = size / wanted
+    stretch = max(scale, 1.0) if antialias else 1.0
+    centre = (np.arange(wanted) + 0.5) * scale
+    if antialias:
+        distance = (np.arange(size)[None, :] + 0.5 - centre[:, None]) / stretch
+        weights = _profile(distance, kernel)
+    else:  # beyond an edge the edge's pixel counts on
+        reach = int(np.ceil(_REACH[kernel])) + 1
+        around = np.floor(centre).astype(int)[:, None] + np.arange(-reach, reach + 1)
+        share = _profile(around + 0.5 - centre[:, None], kernel)
+        weights = np.zeros((wanted, size))
+        np.add.at(weights, (np.arange(wanted)[:, None], around.clip(0, size - 1)), share)
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _profile(x: NDArray[np.float64], kernel: Kernel) -> NDArray[np.float64]:
+    x = np.abs(x)
+    if kernel == "bilinear":
+        return np.clip(1 - x, 0, None)
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def _rounded(picture: F32) -> Image:
+    return np.clip(np.floor(picture + 0.5), 0, 255).astype(np.uint8)
+
+
+def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
+    """A picture scaled to fit, on black, centred; its aspect is kept.
+
+    Raises:
+        ShapeError: It is not uint8 [H, W, 3].
+    """
+    require_picture(picture)
+    height, width = picture.shape[:2]
+    if (height, width) == hw:
+        return picture
+    scale = min(hw[0] / height, hw[1] / width)
+    inner = max(1, int(height * scale)), max(1, int(width * scale))
+    top, left = (hw[0] - inner[0]) // 2, (hw[1] - inner[1]) // 2
+    out = np.zeros((*hw, 3), dtype=np.uint8)
+    out[top : top + inner[0], left : left + inner[1]] = _rounded(resize(picture, inner, "bilinear"))
+    return out
+
+
+def compose(views: Mapping[str, Image], rig: CameraRig) -> Image:
+    """The composite of a rig's three views: the first on top, the others below it at half height and half width.
+
+    Args:
+        views: Pictures by view name; others than the rig's are not looked at.
+        rig: Its views in order, and the size to which each is letterboxed first.
+
+    Returns:
+        [1.5 h, w, 3] for views of (h, w): 540 x 640 for DROID's 360 x 640.
+
+    Raises:
+        ObservationError: A view is missing; the message lists what there is.
+        ShapeError: A view is not uint8 [H, W, 3].
+        ConfigError: The rig does not have three views.
+    """
+    if len(rig.views) != 3:
+        raise ConfigError(f"a composite is made of three views, this rig has {len(rig.views)}: {', '.join(rig.views)}.")
+    missing = [name for name in rig.views if name not in views]
+    if missing:
+        raise ObservationError(
+            f"views {', '.join(missing)} are missing; the rig has {', '.join(rig.views)}, given: {', '.join(views) or 'none'}."
+        )
+    top, left, right = (letterbox(np.asarray(views[name]), rig.view_hw) for name in rig.views)
+    half = rig.view_hw[0] // 2, rig.view_hw[1] // 2
+    below = [_rounded(resize(view, half, "bilinear", antialias=False)) for view in (left, right)]
+    return np.concatenate([top, np.concatenate(below, axis=1)], axis=0)
+
+
+def canvas_hw(height: int, width: int, tier: int) -> tuple[int, int]:
+    """The tier's canvas (height, width) whose aspect is nearest to a picture's.
+
+    Raises:
+        ConfigError: No such tier; the message lists them.
+    """
+    if tier not in TIERS:
+        raise ConfigError(f"resolution tier {tier} does not exist; valid: {', '.join(map(str, TIERS))}.")
+    return min(TIERS[tier], key=lambda hw: abs(hw[0] / hw[1] - height / width))
+
+
+def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
+    """Frames shrunk to fit a canvas (never enlarged), at its top left, the rest padded by reflection.
+
+    Where the padding is not smaller than the content, the edge is repeated instead.
+
+    Args:
+        frames: [F, H, W, 3] uint8, or float32 in [0, 1].
+        hw: The canvas, multiples of 16.
+
+    Raises:
+        ShapeError: The canvas is not a multiple of 16, or the frames are not [F, H, W, 3].
+    """
+    if frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
+        raise ShapeError(f"frames must be [F, H, W, 3] and not be empty, got {list(frames.shape)}.")
+    if hw[0] % 16 or hw[1] % 16 or min(hw) < 16:
+        raise ShapeError(f"a canvas is a multiple of 16 on both sides, got {hw[0]} x {hw[1]} (height x width).")
+    unit: F32 = frames.astype(np.float32)
+    signed: F32 = (unit / np.float32(255) if frames.dtype == np.uint8 else unit) * np.float32(2) - np.float32(1)
+    height, width = frames.shape[1:3]
+    scale = min(hw[1] / width, hw[0] / height, 1.0)
+    content = max(1, int(scale * height + 0.5)), max(1, int(scale * width + 0.5))
+    if content != (height, width):
+        signed = resize(signed, content, "bicubic")
+    bottom, right = hw[0] - content[0], hw[1] - content[1]
+    mode = "edge" if right >= content[1] or bottom >= content[0] else "reflect"
+    padded = np.pad(signed, ((0, 0), (0, bottom), (0, right), (0, 0)), mode=mode)
+    return Canvas(padded, content)
+
+
+def require_picture(picture: NDArray[np.generic], name: str = "picture") -> None:
+    """Refuse what is not a picture.
+
+    Raises:
+        ShapeError: It is not uint8 [H, W, 3], or is empty.
+    """
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or picture.size == 0:
+        raise ShapeError(f"{name} must be uint8 [H, W, 3] and not be empty, got {picture.dtype} {list(picture.shape)}.")

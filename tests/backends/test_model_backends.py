@@ -1,0 +1,161 @@
+"""``native`` and ``diffusers`` behind the policy: the same question, the same world, answers in the model's own rows."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from strands_cosmos3.backends import make_backend  # noqa: E402
+from strands_cosmos3.backends.base import Backend  # noqa: E402
+from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
+from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
+from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
+from strands_cosmos3.errors import (  # noqa: E402
+    ActionSpaceError,
+    BackendError,
+    ConfigError,
+    LayoutError,
+    MissingDependencyError,
+    UnknownNameError,
+    VariantError,
+)
+from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
+from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
+
+QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
+DROID = get_embodiment("droid")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "midtrain")
+
+
+@pytest.fixture(scope="module")
+def joint_folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "joint", action_space="joint_pos")
+
+
+@pytest.fixture(scope="module")
+def native(folder):
+    return make_backend("native", folder, QUICK)
+
+
+def question(**changes):
+    picture = np.random.RandomState(0).randint(0, 256, (144, 176, 3), dtype=np.uint8)
+    made = Request(DROID, DROID.action_space(), "pick up the red cube", 8, np.zeros(7), 0.8, composite=picture, seed=3)
+    return replace(made, **changes)
+
+
+def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(folder, native, monkeypatch):
+    """Given the pipeline's noise, the two backends answer alike: pictures, captions and schedule are the same."""
+    stock = make_backend("diffusers", folder, QUICK)
+    assert isinstance(native, Backend)
+    assert isinstance(stock, Backend)
+    assert native.model_sha256 == stock.model_sha256
+    expected = stock.infer(question())
+    generator = torch.Generator().manual_seed(3)
+    noise = [torch.randn((1, 16, 3, 9, 11), generator=generator), torch.randn((8, 64), generator=generator)]
+    step = native.engine.step
+    monkeypatch.setattr(
+        native.engine, "step", lambda request: step(replace(request, video_noise=noise[0], action_noise=noise[1]))
+    )
+    found = native.infer(question())
+    assert np.abs(found.action - expected.action).max() <= 5e-5
+    assert found.action.shape == (8, 10)
+
+
+def test_seeds_and_timing(native):
+    first, again, other = native.infer(question()), native.infer(question()), native.infer(question(seed=4))
+    assert np.array_equal(first.action, again.action)
+    assert not np.array_equal(first.action, other.action)
+    assert {"encode_ms", "text_ms", "denoise_ms", "total_ms"} <= set(first.timing)
+    assert (first.seed, first.fps, first.video) == (3, 15, None)
+
+
+def test_the_instruction_and_the_picture_matter(native):
+    first = native.infer(question()).action
+    assert np.abs(native.infer(question(instruction="pick up the blue cube")).action - first).max() > 1e-3
+    dark = np.zeros((144, 176, 3), np.uint8)
+    assert np.abs(native.infer(question(composite=dark)).action - first).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["native", "diffusers"])
+def test_predicted_world(folder, name):
+    backend = make_backend(name, folder, replace(QUICK, decode_video=True))
+    video = backend.infer(question()).video
+    assert video.shape == (9, 144, 176, 3)
+    assert video.dtype == np.uint8
+    backend.close()
+    backend.close()
+
+
+def test_joint_pos(joint_folder, folder):
+    backend = make_backend("native", joint_folder, QUICK)
+    space = DROID.action_space("joint_pos")
+    first = backend.infer(question(action_space=space)).action
+    assert first.shape == (8, 8)
+    assert np.abs(backend.infer(question(action_space=space, gripper=0.2)).action - first).max() > 1e-4
+    with pytest.raises(ActionSpaceError):
+        backend.infer(question())
+    with pytest.raises(VariantError, match="state row"):
+        make_backend("diffusers", joint_folder, QUICK)
+    with pytest.raises(ActionSpaceError):
+        make_backend("native", folder, QUICK).infer(question(action_space=space))
+
+
+def test_presets_and_overrides(folder):
+    from strands_cosmos3.backends.model_input import ModelInput
+    from strands_cosmos3.engine.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(folder)
+    asked = question()
+    preset = ModelInput(checkpoint, InferenceOptions()).preset(asked)
+    assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (30, 1.0, 10.0)
+    preset = ModelInput(checkpoint, InferenceOptions()).preset(question(action_space=DROID.action_space("joint_pos")))
+    assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (4, 3.0, 5.0)
+    assert ModelInput(checkpoint, QUICK).preset(asked).num_steps == 2
+
+
+def test_refusals(native, folder, tmp_path):
+    with pytest.raises(BackendError, match="picture"):
+        native.infer(question(composite=None))
+    with pytest.raises(BackendError, match="infer"):
+        native.infer(question(mode=Mode.FORWARD_DYNAMICS))
+    with pytest.raises(ConfigError, match="needs a checkpoint"):
+        make_backend("native")
+    with pytest.raises(UnknownNameError, match="diffusers, native"):
+        make_backend("magic", folder)
+    with pytest.raises(LayoutError):
+        make_backend("native", tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="float64"):
+        InferenceOptions(dtype="float64")
+
+
+def test_a_missing_library_names_the_extra(folder, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("strands_cosmos3.engine")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "strands_cosmos3.backends.native", raising=False)
+    monkeypatch.delitem(sys.modules, "strands_cosmos3.backends.model_input", raising=False)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(MissingDependencyError, match=r"strands-cosmos3\[engine\]"):
+        make_backend("native", folder)
+
+
+def test_behind_the_policy(folder, joint_folder):
+    views = {name: np.full((90, 160, 3), 40 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    seen = Observation(np.array([0, -0.6, 0, -2.5, 0, 1.9, 0]), 1.0, views)
+    policy = Cosmos3Policy("droid", backend=make_backend("native", folder, QUICK))
+    assert policy.requires_images
+    chunk = policy.plan(seen, "pick up the red cube")
+    assert chunk.action.shape == (16, 10)
+    assert policy.last_rollout["timing"]["denoise_ms"] > 0
+    flat = {f"joint_{i}": 0.0 for i in range(7)} | {"gripper": 0.5, **views}
+    policy.set_robot_state_keys([*(f"joint_{i}" for i in range(7)), "gripper"])
+    assert len(policy.get_actions_sync(flat, "pick up the red cube")) == 16
+    joint = Cosmos3Policy("droid", model=str(joint_folder), num_steps=1, device="cpu")
+    assert joint.action_space.name == "joint_pos", "the checkpoint says so"

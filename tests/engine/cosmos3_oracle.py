@@ -1,0 +1,128 @@
+"""diffusers' pipeline as the oracle: one case, run by it and by the engine from equal pixels, token ids and noise."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import Cosmos3OmniPipeline
+from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
+from PIL import Image
+
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
+
+PROMPT_IDS = tuple(range(40, 75))
+NEGATIVE_IDS = tuple(range(20, 29))
+HW = (144, 176)  # 9 x 11 latents: both edges of the token grid are padded
+CHUNK = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of both."""
+
+    folder: Any
+    mode: str = "policy"
+    steps: int = 4
+    guidance: float = 3.0
+    dtype: torch.dtype = torch.float32
+    fps: float = 15
+    seed: int = 5
+
+
+def frames() -> list[Image.Image]:
+    rng = np.random.RandomState(0)
+    return [Image.fromarray(rng.randint(0, 255, (*HW, 3), dtype=np.uint8)) for _ in range(CHUNK + 1)]
+
+
+def given_actions() -> torch.Tensor:
+    return torch.from_numpy(np.random.RandomState(1).randn(CHUNK, 10)).float() * 0.5
+
+
+@cache
+def pipeline(folder: Any, dtype: torch.dtype) -> Cosmos3OmniPipeline:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = Cosmos3OmniPipeline.from_pretrained(folder, torch_dtype=dtype)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@cache
+def engine(folder: Any, dtype: torch.dtype) -> Cosmos3Engine:
+    return Cosmos3Engine.from_pretrained(folder, dtype=dtype)
+
+
+@cache
+def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Video latents [1, C, F, H, W] and actions [T, 10] (None in forward dynamics) of the stock pipeline."""
+    pipe, inverse = pipeline(case.folder, case.dtype), case.mode == "inverse_dynamics"
+    condition = CosmosActionCondition(
+        mode=case.mode,
+        chunk_size=CHUNK,
+        domain_name="droid_lerobot",
+        resolution_tier=256,
+        raw_actions=given_actions() if case.mode == "forward_dynamics" else None,
+        image=None if inverse else frames()[0],
+        video=frames() if inverse else None,
+    )
+    pipe.tokenize_prompt = lambda *_, **__: (list(PROMPT_IDS), list(NEGATIVE_IDS))
+    out = pipe(
+        prompt="x",
+        action=condition,
+        fps=case.fps,
+        num_inference_steps=case.steps,
+        guidance_scale=case.guidance,
+        generator=torch.Generator().manual_seed(case.seed),
+        output_type="latent",
+    )
+    return out.video, out.action[0] if out.action else None
+
+
+@cache
+def canvas(folder: Any, clip: bool) -> torch.Tensor:
+    """The pipeline's own canvas of pixels, so that both encoders see equal numbers."""
+    pipe = pipeline(folder, torch.float32)
+    pixels, *_ = pipe._prepare_action_video_conditioning(
+        frames() if clip else frames()[:1], 256, CHUNK + 1, device="cpu", dtype=torch.float32
+    )
+    return pixels
+
+
+def request(case: Case) -> Cosmos3ActionRequest:
+    """The same case for the engine, with the pipeline's noise."""
+    channels = pipeline(case.folder, torch.float32).transformer.config.latent_channel
+    shape = (1, channels, CHUNK // 4 + 1, HW[0] // 16, HW[1] // 16)
+    generator = torch.Generator().manual_seed(case.seed)
+    video_noise = torch.randn(shape, generator=generator)
+    return Cosmos3ActionRequest(
+        text_ids=torch.tensor(PROMPT_IDS),
+        neg_text_ids=torch.tensor(NEGATIVE_IDS),
+        video_shape=shape[2:],
+        action_chunk=CHUNK,
+        domain_id=8,
+        raw_action_dim=10,
+        cond_video_pixels=canvas(case.folder, case.mode == "inverse_dynamics"),
+        mode=case.mode,
+        cond_action=given_actions() if case.mode == "forward_dynamics" else None,
+        fps=case.fps,
+        num_inference_steps=case.steps,
+        guidance_scale=case.guidance,
+        video_noise=video_noise,
+        action_noise=torch.randn((CHUNK, 64), generator=generator),
+    )
+
+
+def difference(case: Case, **changes: Any) -> float:
+    """Largest |engine - oracle| over actions and video latents; ``changes`` replace fields of the engine's request."""
+    video, action = oracle(case)
+    result = engine(case.folder, case.dtype).step(replace(request(case), **changes))
+    found = float((result["video"] - video).abs().max())
+    if action is not None:
+        found = max(found, float((result["action"][0] - action).abs().max()))
+    return found

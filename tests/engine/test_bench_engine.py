@@ -1,0 +1,18 @@
+"""The benchmark compares like with like; how fast it is is nobody's promise here."""
+
+from strands_cosmos3.bench.engine import SETTINGS, measure
+from strands_cosmos3.engine.factory import FactorySizes
+
+
+def test_the_bench_runs_and_both_sides_agree():
+    said = []
+    figures = measure("256", steps=2, repeats=1, sizes=FactorySizes(), progress=said.append)
+    assert figures["generation_tokens"] == 266
+    assert figures["largest_action_difference"] < 2e-4
+    assert set(figures["cpu_s"]) == {"native", "native_cold", "pipeline_latent", "pipeline_decoded"}
+    assert figures["cpu_s"]["pipeline_latent"] < figures["cpu_s"]["pipeline_decoded"]
+    assert said
+
+
+def test_the_targets_are_the_projects():
+    assert [(s.target_decoded, s.target_latent) for s in SETTINGS.values()] == [(2.4, 1.45), (4.5, 2.4)]

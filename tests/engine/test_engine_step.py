@@ -1,0 +1,249 @@
+"""What a step promises beyond parity: exact caches, contracts of the action spaces, seeds, refusals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cosmos3_oracle import CHUNK, Case, engine, request
+
+from strands_cosmos3.engine.config import ParallelConfig
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.request import pixel_to_latent_shape
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    ConfigError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+    VariantError,
+)
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture
+def seeded(checkpoints):
+    return replace(request(Case(checkpoints["silu"], steps=2)), video_noise=None, action_noise=None, seed=11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_text_cache_changes_no_bit(checkpoints, kind, dtype):
+    asked = request(Case(checkpoints[kind], steps=2))
+    cached = engine(checkpoints[kind], dtype)
+    bare = Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=dtype, text_cache_bytes=0)
+    expected = bare.step(asked)
+    for _ in range(2):
+        found = cached.step(asked)
+        assert torch.equal(found["action"], expected["action"])
+        assert torch.equal(found["video"], expected["video"])
+    bare.step(asked)
+    assert bare.text_cache.prefills == 4
+    assert bare.text_cache.nbytes == 0
+
+
+def test_a_second_call_runs_no_text_tower(checkpoints, monkeypatch):
+    asked = request(Case(checkpoints["silu"], steps=2))
+    fresh = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
+    fresh.step(asked)
+    monkeypatch.setattr(fresh.transformer.text, "forward", None)
+    fresh.step(asked)
+    assert (fresh.text_cache.prefills, fresh.text_cache.hits) == (2, 2)
+
+
+def test_the_text_cache_is_bounded(checkpoints):
+    asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
+    probe = engine(checkpoints["silu"], torch.float32).text_cache.get(tuple(range(40, 75))).nbytes
+    small = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, text_cache_bytes=2 * probe)
+    for first in (40, 41, 42, 40):
+        small.step(replace(asked, text_ids=torch.arange(first, first + 35)))
+        assert small.text_cache.nbytes <= 2 * probe
+    assert small.text_cache.prefills == 4, "the least recently used prompt went"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_frame_or_all_frames_encoded(checkpoints, dtype):
+    asked = request(Case(checkpoints["silu"], steps=2))
+    model = engine(checkpoints["silu"], dtype)
+    clip = asked.cond_video_pixels
+    one, every = model.vae.encode(clip[:, :, :1]), model.vae.encode(clip)
+    assert torch.equal(one[:, :, :1], every[:, :, :1])
+    assert every.shape[2] == 3
+    single = replace(asked, cond_video_pixels=clip[:, :, :1])
+    assert torch.equal(model.step(single)["action"], model.step(asked)["action"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoder_loaded_or_not(checkpoints, dtype):
+    asked = request(Case(checkpoints["silu"], steps=2))
+    decoding = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=dtype, decode_video=True)
+    plain = engine(checkpoints["silu"], dtype)
+    with_pixels, without = decoding.step(asked), plain.step(replace(asked, return_video=False))
+    assert torch.equal(with_pixels["action"], without["action"])
+    assert torch.equal(plain.step(asked)["action"], without["action"])
+    assert "video" not in without
+    assert plain.vae.model.decoder is None
+    pixels = with_pixels["pixels"]
+    assert pixels.shape == (1, 3, 9, 144, 176)
+    assert 0 <= pixels.min() <= pixels.max() <= 1
+
+
+def test_offloading_the_text_tower_changes_no_bit(checkpoints):
+    asked = request(Case(checkpoints["relu2"], steps=2))
+    moved = Cosmos3Engine.from_pretrained(checkpoints["relu2"], dtype=torch.float32, offload_text=True)
+    assert torch.equal(moved.step(asked)["action"], engine(checkpoints["relu2"], torch.float32).step(asked)["action"])
+
+
+def test_seeds(checkpoints, seeded):
+    model = engine(checkpoints["silu"], torch.float32)
+    first, again = model.step(seeded)["action"], model.step(seeded)["action"]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, model.step(replace(seeded, seed=12))["action"])
+    noise = np.random.RandomState(11).standard_normal((CHUNK, 64)).astype(np.float32)
+    assert torch.equal(first, model.step(replace(seeded, action_noise=torch.from_numpy(noise)))["action"])
+
+
+def test_guidance_interval(checkpoints, seeded):
+    model = engine(checkpoints["silu"], torch.float32)
+    everywhere = model.step(seeded)["action"]
+    assert torch.equal(model.step(replace(seeded, guidance_interval=(0, 1001)))["action"], everywhere)
+    nowhere = model.step(replace(seeded, guidance_interval=(0, 1)))["action"]
+    assert torch.equal(nowhere, model.step(replace(seeded, guidance_scale=1.0))["action"])
+    at_the_edge = replace(seeded, guidance_interval=(995, 1001))  # the first timestep is 995: the bound is open
+    assert torch.equal(model.step(at_the_edge)["action"], nowhere)
+
+
+def test_forward_dynamics_echoes_its_actions(checkpoints):
+    asked = request(Case(checkpoints["silu"], "forward_dynamics", 1, 1.0))
+    result = engine(checkpoints["silu"], torch.float32).step(asked)
+    assert torch.equal(result["action"][0], asked.cond_action)
+    short = engine(checkpoints["silu"], torch.float32).step(replace(asked, cond_action=asked.cond_action[:3]))
+    assert torch.equal(short["action"][0, 3:], asked.cond_action[2:3].expand(5, -1))
+
+
+def test_inverse_dynamics_keeps_its_frames(checkpoints):
+    asked = request(Case(checkpoints["silu"], "inverse_dynamics", 2, 1.0))
+    model = engine(checkpoints["silu"], torch.float32)
+    assert torch.equal(model.step(asked)["video"], model.vae.encode(asked.cond_video_pixels)[..., :9, :11])
+    fewer = model.step(replace(asked, cond_frame_indexes=(0, 1)))
+    assert torch.equal(fewer["video"][:, :, :2], model.vae.encode(asked.cond_video_pixels)[:, :, :2, :9, :11])
+    assert not torch.equal(fewer["video"][:, :, 2], model.step(asked)["video"][:, :, 2])
+
+
+def test_a_clean_prefix_of_any_length(checkpoints, seeded):
+    model = engine(checkpoints["silu"], torch.float32)
+    for rows in (1, 3, CHUNK):
+        prefix = torch.from_numpy(np.random.RandomState(4).randn(rows, 10)).float()
+        found = model.step(replace(seeded, action_prefix=prefix))["action"][0]
+        assert found.shape == (CHUNK, 10)
+        assert torch.equal(found[:rows], prefix)
+    with pytest.raises(ShapeError, match="action_prefix has 9 rows"):
+        model.step(replace(seeded, action_prefix=torch.zeros(9, 10)))
+
+
+def test_joint_pos_takes_a_state_row(joint_checkpoint, seeded):
+    model = engine(joint_checkpoint, torch.float32)
+    assert model.action_space == "joint_pos"
+    asked = replace(seeded, raw_action_dim=8)
+    state = torch.tensor([[0.1, -0.2, 0.3, -2.0, 0.0, 1.5, 0.7, 0.2]])
+    with pytest.raises(InputError, match="state"):
+        model.step(asked)
+    result = model.step(replace(asked, action_prefix=state))
+    assert result["action"].shape == (1, CHUNK, 8)
+    assert result["action_space"] == "joint_pos"
+    other = model.step(replace(asked, action_prefix=state + 0.1))
+    assert not torch.allclose(result["action"], other["action"], atol=1e-3), "the state matters"
+
+
+def test_action_spaces_are_not_mixed(checkpoints, joint_checkpoint, seeded):
+    with pytest.raises(ActionSpaceError, match=r"'joint_pos'.*'midtrain'"):
+        engine(checkpoints["silu"], torch.float32).step(replace(seeded, action_space="joint_pos"))
+    with pytest.raises(ActionSpaceError, match=r"'midtrain'.*'joint_pos'"):
+        engine(joint_checkpoint, torch.float32).step(replace(seeded, action_space="midtrain"))
+    with pytest.raises(VariantError, match=r"midtrain.*joint_pos"):
+        Cosmos3Engine.from_pretrained(joint_checkpoint, action_space="midtrain")
+
+
+def test_progress_and_timing(checkpoints, seeded):
+    seen = []
+    result = engine(checkpoints["silu"], torch.float32).step(seeded, on_step=lambda *a: seen.append(a))
+    assert seen == [(1, 2), (2, 2)]
+    assert set(result["timing"]) == {"encode", "text", "denoise", "total"}
+    assert result["seed"] == 11
+
+
+def test_closed_engines_say_so(checkpoints, seeded):
+    with Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32) as model:
+        model.step(seeded)
+    with pytest.raises(ConfigError, match="closed"):
+        model.step(seeded)
+
+
+def test_pixel_to_latent_shape():
+    assert pixel_to_latent_shape(33, 540, 640) == (9, 33, 40)
+    assert pixel_to_latent_shape(17, 480, 832) == (5, 30, 52)
+    assert pixel_to_latent_shape(1, 5, 5) == (1, 1, 1)
+    with pytest.raises(InputError):
+        pixel_to_latent_shape(0, 16, 16)
+
+
+def test_one_device_only():
+    with pytest.raises(ConfigError, match="distributed"):
+        ParallelConfig(tp_size=2)
+    assert ParallelConfig() == ParallelConfig(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"mode": "dream"}, UnknownNameError),
+        ({"action_chunk": 0}, InputError),
+        ({"domain_id": 32}, InputError),
+        ({"fps": float("nan")}, InputError),
+        ({"raw_action_dim": 65}, ShapeError),
+        ({"action_space": "pose_abs"}, ActionSpaceError),
+        ({"cond_video_pixels": torch.zeros(1, 1, 1, 32, 32)}, ShapeError),
+        ({"cond_video_pixels": torch.full((1, 3, 1, 160, 176), float("nan"))}, NonFiniteError),
+        ({"cond_video_pixels": torch.full((1, 3, 1, 160, 176), 255.0)}, InputError),
+        ({"cond_video_pixels": torch.zeros(1, 3, 1, 100, 176)}, ShapeError),
+        ({"video_shape": (3, 90, 11)}, ShapeError),
+        ({"cond_frame_indexes": (0, 3)}, InputError),
+        ({"cond_frame_indexes": (-1,)}, InputError),
+        ({"cond_action": torch.zeros(8, 10)}, InputError),
+        ({"mode": "forward_dynamics"}, InputError),
+        ({"mode": "forward_dynamics", "cond_action": torch.full((8, 10), float("inf"))}, NonFiniteError),
+        ({"mode": "forward_dynamics", "cond_action": torch.zeros(8, 9)}, ShapeError),
+        ({"mode": "forward_dynamics", "cond_action": torch.ones(8, 64)}, ShapeError),
+        ({"neg_text_ids": None}, InputError),
+        ({"text_ids": torch.tensor([5000])}, InputError),
+        ({"text_ids": torch.zeros(0, dtype=torch.long)}, InputError),
+        ({"text_ids": torch.zeros(2, 5, dtype=torch.long)}, ShapeError),
+        ({"text_mask": torch.ones(3)}, ShapeError),
+        ({"video_noise": torch.zeros(1, 16, 3, 9, 12)}, ShapeError),
+        ({"num_inference_steps": 0}, InputError),
+    ],
+)
+def test_refusals(checkpoints, seeded, change, error):
+    with pytest.raises(error):
+        engine(checkpoints["silu"], torch.float32).step(replace(seeded, **change))
+
+
+def test_masked_ids_do_not_count(checkpoints, seeded):
+    model = engine(checkpoints["silu"], torch.float32)
+    ids = seeded.text_ids
+    padded = replace(
+        seeded,
+        text_ids=torch.cat([torch.tensor([7, 7]), ids])[None],
+        text_mask=torch.tensor([[0, 0] + [1] * len(ids)]),
+    )
+    assert torch.equal(model.step(padded)["action"], model.step(seeded)["action"])
+
+
+def test_other_domains_are_read_when_asked_for(checkpoints, seeded):
+    lazy = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, domains=(8,))
+    before = lazy.kept_bytes
+    umi = lazy.step(replace(seeded, domain_id=6))["action"]
+    assert not torch.equal(umi, lazy.step(seeded)["action"])
+    assert lazy.kept_bytes - before == 4 * (2 * 64 * 64 + 64 + 64), "one more head, and nothing else"

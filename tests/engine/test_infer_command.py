@@ -1,0 +1,128 @@
+"""``strands-cosmos3 infer``: files in, files out."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from strands_cosmos3.cli import main
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "view.png"
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def infer(checkpoints, picture, tmp_path):
+    def run(*extra, image=True):
+        base = ["infer", "--checkpoint", str(checkpoints["silu"]), "--prompt", "pick up the red cube", "--steps", "2"]
+        base += ["--image", str(picture)] if image else []
+        return main([*base, "--image-size", "256", "--device", "cpu", "--out", str(tmp_path / "o"), *extra])
+
+    return run
+
+
+def read(tmp_path):
+    return json.loads((tmp_path / "o_action.json").read_text())
+
+
+def test_policy(infer, tmp_path):
+    assert infer() == 0
+    found = read(tmp_path)
+    assert (found["shape"], found["dtype"]) == ([16, 10], "float64")
+    assert np.array(found["data"]).shape == (16, 10)
+    assert (found["domain"], found["action_space"], found["scale"]) == ("droid_lerobot", "midtrain", "model")
+    assert {"encode", "text", "denoise", "total"} <= set(found["timing_ms"])
+    assert not (tmp_path / "o.mp4").exists()
+
+
+@pytest.mark.parametrize("stats", [(), ("--action-stats-path", "droid")])
+def test_a_policys_answer_is_forward_dynamics_question(infer, tmp_path, stats):
+    """No change of scale on the way: what comes out goes back in and is echoed."""
+    assert infer(*stats) == 0
+    answer = tmp_path / "answer.json"
+    (tmp_path / "o_action.json").rename(answer)
+    assert infer("--mode", "forward_dynamics", "--action-file", str(answer), *stats) == 0
+    np.testing.assert_allclose(read(tmp_path)["data"], json.loads(answer.read_text())["data"], atol=1e-6)
+    assert (tmp_path / "o.mp4").stat().st_size > 0
+
+
+@pytest.mark.parametrize("wrap", [lambda rows: {"action_chunks": [rows]}, lambda rows: rows, lambda rows: [rows]])
+def test_action_files(infer, tmp_path, wrap):
+    path = tmp_path / "a.json"
+    rows = [[0.1] * 10, [0.2] * 10]
+    path.write_text(json.dumps(wrap(rows)))
+    assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 0
+    np.testing.assert_allclose(read(tmp_path)["data"], [rows[0], *[rows[1]] * 15], atol=1e-6)
+
+
+def test_inverse_dynamics_from_a_film(infer, tmp_path):
+    from strands_cosmos3.sim.record import VideoWriter
+
+    film = tmp_path / "clip.mp4"
+    with VideoWriter(film, 15) as writer:
+        for i in range(6):  # shorter than a chunk: the last frame counts on
+            writer.write(np.full((96, 128, 3), 40 * i, np.uint8))
+    assert infer("--mode", "inverse_dynamics", "--video", str(film), image=False) == 0
+    assert read(tmp_path)["shape"] == [16, 10]
+    assert infer("--mode", "inverse_dynamics", "--video", str(film), "--condition-frames", "0,1", image=False) == 0
+
+
+def test_options_reach_the_sampler(infer, tmp_path):
+    answers = []
+    for extra in ((), ("--seed", "1"), ("--guidance-scale", "3"), ("--flow-shift", "2"), ("--use-karras-sigmas", "checkpoint")):
+        assert infer(*extra) == 0
+        answers.append(read(tmp_path)["data"])
+    assert len({json.dumps(answer) for answer in answers}) == len(answers)
+
+
+def test_integer_domain_and_canvas(infer, tmp_path):
+    canvas = ("--height", "96", "--width", "128", "--fps", "10", "--action-chunk-size", "4")
+    assert infer("--domain-name", "20", "--raw-action-dim", "7", *canvas) == 0
+    assert read(tmp_path)["shape"] == [4, 7]
+
+
+def test_joint_pos(joint_checkpoint, picture, tmp_path):
+    options = ["--image", str(picture), "--prompt", "x", "--steps", "1", "--image-size", "256", "--out", str(tmp_path / "o")]
+    state = ["--state", "0", "0", "0", "-2", "0", "2", "0.7", "0.2"]
+    assert main(["infer", "--checkpoint", str(joint_checkpoint), *options, *state]) == 0
+    assert (read(tmp_path)["shape"], read(tmp_path)["action_space"]) == ([32, 8], "joint_pos")
+    assert main(["infer", "--checkpoint", str(joint_checkpoint), *options]) == 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--video", "x.mp4"], "either --image or --video"),
+        (["--mode", "forward_dynamics"], "--action-file"),
+        (["--action-file", "a.json"], "forward_dynamics"),
+        (["--mode", "forward_dynamics", "--action-file", "/no/such.json"], "/no/such.json"),
+        (["--condition-frames", "zero"], "0,1"),
+        (["--steps", "0"], "--steps"),
+        (["--domain-name", "mars"], "droid_lerobot"),
+        (["--domain-name", "8"], "raw_action_dim"),
+        (["--height", "96"], "both"),
+        (["--action-stats-path", "umi"], "umi"),
+        (["--out", "/proc/nowhere/o"], "/proc/nowhere"),
+    ],
+)
+def test_bad_usage(infer, capsys, extra, said):
+    assert infer(*extra) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"data": "x"}', '{"shape": [3, 10], "data": [[0]]}', "[[1, 2], [3]]", "7"])
+def test_bad_action_files(infer, tmp_path, capsys, content):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 2
+    assert "--action-file" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_a_failure_and_not_bad_usage(tmp_path, picture):
+    (tmp_path / "c").mkdir()
+    assert main(["infer", "--checkpoint", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"]) == 1

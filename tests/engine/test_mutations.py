@@ -1,0 +1,360 @@
+"""The test of the tests: an engine that is wrong in one place must miss the oracle by ten times the tolerance."""
+
+import math
+
+import pytest
+import torch
+from cosmos3_oracle import Case, difference, engine, request
+from torch.nn import functional as F
+
+from strands_cosmos3.engine import engine as engine_module
+from strands_cosmos3.engine import sampler, sequence, transformer, vae
+
+TOLERANCE = 5e-5
+MUTATIONS = {}
+
+
+def mutation(*kinds):
+    """Register a function that breaks the engine, for the kinds of checkpoint where it matters."""
+
+    def register(function):
+        MUTATIONS[function.__name__] = function, kinds or ("silu", "relu2")
+        return function
+
+    return register
+
+
+@mutation()
+def timestep_plus_one(patch, _):
+    original = transformer.TimeEmbedder.forward
+    patch.setattr(transformer.TimeEmbedder, "forward", lambda self, t: original(self, t + 1))
+
+
+@mutation()
+def sines_before_cosines(patch, _):
+    original = torch.cat
+    patch.setattr(transformer.torch, "cat", lambda ts, dim=0: original(ts[::-1] if ts[0].shape[-1] == 128 else ts, dim=dim))
+
+
+@mutation()
+def time_on_clean_tokens(patch, _):
+    original = transformer.Cosmos3Transformer.velocity
+    patch.setattr(
+        transformer.Cosmos3Transformer,
+        "velocity",
+        lambda self, v, a, t, noisy, *rest: original(self, v, a, t, torch.ones_like(noisy), *rest),
+    )
+
+
+@mutation()
+def no_time_on_actions(patch, _):
+    original = transformer.Cosmos3Transformer.velocity
+
+    def velocity(self, v, a, t, noisy, *rest):
+        noisy = noisy.clone()
+        noisy[len(v) :] = 0
+        return original(self, v, a, t, noisy, *rest)
+
+    patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
+
+
+@mutation()
+def action_offset_zero(patch, _):
+    _positions(patch, lambda p, layout: p[0, layout.vision_tokens :].sub_(layout.fps and 6 / layout.fps))
+
+
+@mutation()
+def margin_off_by_one(patch, _):
+    _positions(patch, lambda p, _: p[0].add_(1))
+
+
+@mutation()
+def swapped_height_and_width(patch, _):
+    original = sequence.generation_positions
+    _replace(patch, "generation_positions", lambda *a: original(*a)[[0, 2, 1]])
+
+
+@mutation()
+def positions_in_bfloat16(patch, _):
+    original = sequence.generation_positions
+    _replace(patch, "generation_positions", lambda *a: original(*a).bfloat16().float())
+
+
+@mutation()
+def rate_ignored(patch, _):
+    original = sequence._times
+    patch.setattr(sequence, "_times", lambda n, first, rate, config: original(n, first, rate * 24 / 15, config))
+
+
+@mutation()
+def blocked_instead_of_interleaved_axes(patch, _):
+    def tables(positions, config, device, dtype):
+        axis = torch.repeat_interleave(torch.arange(3), torch.tensor(config.rope_axes_dim))
+        exponent = torch.arange(0, config.head_dim, 2) / config.head_dim
+        angle = positions[axis].T / config.rope_theta**exponent
+        angle = torch.cat([angle, angle], dim=-1)
+        return angle.cos(), angle.sin()
+
+    _replace(patch, "rope_tables", tables)
+
+
+@mutation()
+def text_positions_from_one(patch, _):
+    original = sequence.text_positions
+    _replace(patch, "text_positions", lambda n: original(n) + 1)
+
+
+@mutation()
+def generation_norm_one_percent_off(patch, model):
+    _scale(patch, model.generation.layers[1].attention_norm, 1.01)
+
+
+@mutation()
+def final_norm_one_percent_off(patch, model):
+    _scale(patch, model.generation.norm, 1.01)
+
+
+@mutation()
+def generation_query_norm_one_percent_off(patch, model):
+    _scale(patch, model.generation.layers[0].q_norm, 1.01)
+
+
+@mutation()
+def text_norm_one_percent_off(patch, model):
+    _scale(patch, model.text.layers[0].attention_norm, 1.01)
+
+
+@mutation("relu2")
+def text_keys_not_normalised_for_generation(patch, model):
+    for layer in model.text.layers:
+        patch.setitem(layer._modules, "k_norm_for_gen", None)
+
+
+@mutation("relu2")
+def relu_not_squared(patch, _):
+    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down(torch.relu(self.up(x))))
+
+
+@mutation("silu")
+def gelu_for_silu(patch, _):
+    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down(F.gelu(self.gate(x)) * self.up(x)))
+
+
+@mutation()
+def text_sees_the_future(patch, _):
+    original = transformer._attend
+    patch.setattr(transformer, "_attend", lambda q, k, v, causal=False: original(q, k, v))
+
+
+@mutation()
+def generation_does_not_read_the_prompt(patch, _):
+    original = transformer.GenerationTower.forward
+
+    def forward(self, x, rope, texts, groups):
+        blank = [transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers)) for text in texts]
+        return original(self, x, rope, blank, groups)
+
+    patch.setattr(transformer.GenerationTower, "forward", forward)
+
+
+@mutation()
+def neighbouring_domain(patch, _):
+    original = engine_module.Cosmos3Engine.action_head
+    patch.setattr(engine_module.Cosmos3Engine, "action_head", lambda self, d: original(self, d + 1))
+
+
+@mutation()
+def no_modality_embedding(patch, model):
+    patch.setitem(model._parameters, "action_modality_embed", torch.zeros_like(model.action_modality_embed))
+
+
+@mutation()
+def flow_schedule_for_karras(patch, _):
+    original = sampler.SchedulerConfig.schedule
+    patch.setattr(sampler.SchedulerConfig, "schedule", lambda self, n, *_: original(self, n, 5.0, False))
+
+
+@mutation()
+def no_corrector(patch, _):
+    original = sampler.Move.__call__
+    patch.setattr(sampler.Move, "__call__", lambda self, x, m0, m1, m: original(self, x, m0, m1, None if m is None else m0))
+
+
+@mutation()
+def first_order_everywhere(patch, _):
+    original = sampler._move
+    patch.setattr(sampler, "_move", lambda sigmas, i, order, corrects: original(sigmas, i, 1, corrects))
+
+
+@mutation()
+def guidance_from_the_wrong_side(patch, _):
+    def combine(velocity, g):
+        return velocity[0] + g * (velocity[0] - velocity[1])
+
+    patch.setattr(engine_module, "_combine", combine)
+
+
+@mutation()
+def guidance_skipped_on_one_step(patch, _):
+    patch.setattr(engine_module, "_guides", lambda interval, t: t > 200)
+
+
+@mutation()
+def raw_width_ignored(patch, _):
+    original = engine_module.Cosmos3Engine._layout
+
+    def layout(self, request, space):
+        made = original(self, request, space)
+        object.__setattr__(made, "raw_action_dim", 64)
+        return made
+
+    patch.setattr(engine_module.Cosmos3Engine, "_layout", layout)
+
+
+@mutation()
+def first_frame_from_noise(patch, _):
+    original = vae.WanVae.encode
+    patch.setattr(vae.WanVae, "encode", lambda self, pixels: original(self, pixels).mul_(0.999))
+
+
+@mutation()
+def latents_not_normalised(patch, _):
+    patch.setattr(vae.WanVae, "encode", lambda self, pixels: self.model.encode(pixels).latent_dist.mode().float())
+
+
+@mutation()
+def first_tap_for_the_last(patch, _):
+    def flat(self, frame):
+        conv = self.conv
+        return F.conv2d(F.pad(frame, list(conv._padding[:4])), conv.weight[:, :, 0], conv.bias, conv.stride[1:])
+
+    patch.setattr(vae.FirstFrameConv, "_flat", flat)
+
+
+@mutation()
+def patches_channel_first(patch, _):
+    def patchify(latent, p):
+        C, frames, H, W = latent.shape
+        rows, columns = math.ceil(H / p), math.ceil(W / p)
+        padded = F.pad(latent, (0, columns * p - W, 0, rows * p - H)).reshape(C, frames, rows, p, columns, p)
+        return padded.permute(1, 2, 4, 0, 3, 5).reshape(frames * rows * columns, p * p * C)
+
+    def unpatchify(tokens, shape, p):
+        frames, H, W = shape
+        rows, columns = math.ceil(H / p), math.ceil(W / p)
+        split = tokens.reshape(frames, rows, columns, -1, p, p).permute(3, 0, 1, 4, 2, 5)
+        return split.reshape(-1, frames, rows * p, columns * p)[:, :, :H, :W]
+
+    _replace(patch, "patchify", patchify)
+    _replace(patch, "unpatchify", unpatchify)
+
+
+@mutation()
+def padding_on_the_other_side(patch, _):
+    original, back = sequence.patchify, sequence.unpatchify
+    flip = (0, 1, 2, 3)[2:]
+    _replace(patch, "patchify", lambda latent, p: original(latent.flip(flip), p))
+    _replace(patch, "unpatchify", lambda tokens, shape, p: back(tokens, shape, p).flip(flip))
+
+
+@mutation()
+def padding_not_held_at_zero(patch, _):
+    original = engine_module._advance
+    ones = torch.ones_like
+
+    def advance(state, velocity, rows, free, given):
+        edge = ones(free) if free.shape[1] != 64 or len(free) > 20 else free
+        clean_frame = free[:30].sum() == 0
+        if clean_frame and free is not edge:
+            edge[:30] = 0
+        original(state, velocity, rows, edge, given)
+
+    patch.setattr(engine_module, "_advance", advance)
+
+
+@mutation()
+def one_token_of_the_prompt(patch, _):
+    original = engine_module._ids
+    patch.setattr(engine_module, "_ids", lambda *a: (original(*a)[0] + 1, *original(*a)[1:]))
+
+
+@mutation()
+def negative_prompt_ignored(patch, _):
+    original = engine_module.Cosmos3Engine._branches
+
+    def branches(self, request, layout):
+        made = original(self, request, layout)
+        cos, sin = made.rope
+        return type(made)(made.texts[:1] * 2, (cos[[0, 0]], sin[[0, 0]]))
+
+    patch.setattr(engine_module.Cosmos3Engine, "_branches", branches)
+
+
+@mutation()
+def rotated_the_other_way(patch, _):
+    original = transformer._rotate
+    patch.setattr(transformer, "_rotate", lambda x, rope: original(x, (rope[0], -rope[1])))
+
+
+@mutation()
+def query_groups_interleaved(patch, _):
+    original = transformer._attend
+    order = torch.tensor([0, 2, 1, 3])
+    patch.setattr(transformer, "_attend", lambda q, k, v, causal=False: original(q[order], k, v, causal)[order])
+
+
+def _positions(patch, change):
+    original = sequence.generation_positions
+
+    def positions(layout, config, tokens):
+        made = original(layout, config, tokens).clone()
+        change(made, layout)
+        return made
+
+    _replace(patch, "generation_positions", positions)
+
+
+def _replace(patch, name, function):
+    patch.setattr(engine_module, name, function)
+
+
+def _scale(patch, norm, factor):
+    patch.setitem(norm._parameters, "weight", norm.weight * factor)
+
+
+CASES = [(name, kind) for name, (_, kinds) in MUTATIONS.items() for kind in kinds]
+
+
+@pytest.fixture
+def fresh(checkpoints):
+    """Engines whose prompts are forgotten before and after, so that a mutated prefill neither hides nor stays."""
+    engines = [engine(folder, torch.float32) for folder in checkpoints.values()]
+    for e in engines:
+        e.text_cache.clear()
+    yield
+    for e in engines:
+        e.text_cache.clear()
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_mutation_is_seen(name, kind, checkpoints, fresh, monkeypatch):
+    case = Case(checkpoints[kind])
+    model = engine(case.folder, case.dtype).transformer
+    MUTATIONS[name][0](monkeypatch, model)
+    found = difference(case)
+    assert found >= 10 * TOLERANCE or math.isnan(found), f"{name} moves the result by {found:.2e} only"
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_the_unmutated_engine_is_right(kind, checkpoints, fresh):
+    assert difference(Case(checkpoints[kind])) <= TOLERANCE
+
+
+def test_there_are_enough_mutations():
+    assert len(MUTATIONS) >= 30
+
+
+def test_a_request_does_not_change_what_is_compared(checkpoints):
+    case = Case(checkpoints["silu"])
+    assert difference(case, seed=99) == difference(case), "injected noise leaves nothing to the seed"
+    assert difference(case, video_noise=request(case).video_noise + 0.01) > 10 * TOLERANCE

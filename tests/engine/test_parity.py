@@ -1,0 +1,135 @@
+"""The engine against diffusers' pipeline, number by number, on small random checkpoints."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request
+from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import get_3d_mrope_ids_text_tokens, get_3d_mrope_ids_vae_tokens
+
+from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, patchify, rope_tables
+from strands_cosmos3.engine.transformer import TextKV
+
+TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 1e-3}
+MODES = ("policy", "forward_dynamics", "inverse_dynamics")
+STEPS_AND_GUIDANCE = tuple(product((2, 4, 8), (1.0, 3.0)))
+ALL = tuple(product(("silu", "relu2"), MODES, STEPS_AND_GUIDANCE, (torch.float32, torch.bfloat16)))
+# in float32 every kind meets every mode, and every number of steps with either guidance; in bfloat16 every mode
+PAIRWISE = tuple(
+    (kind, mode, STEPS_AND_GUIDANCE[(2 * m + 2 * k + i) % 6], dtype)
+    for k, kind in enumerate(("silu", "relu2"))
+    for m, mode in enumerate(MODES)
+    for i, dtype in ((0, torch.float32), (1, torch.float32), (3, torch.bfloat16))
+)
+
+
+def _id(value):
+    return str(value).removeprefix("torch.").replace(" ", "")
+
+
+@pytest.mark.parametrize(("kind", "mode", "steps", "dtype"), PAIRWISE, ids=_id)
+def test_pipeline_parity(checkpoints, kind, mode, steps, dtype):
+    assert difference(Case(checkpoints[kind], mode, *steps, dtype)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "mode", "steps", "dtype"), ALL, ids=_id)
+def test_pipeline_parity_everywhere(checkpoints, kind, mode, steps, dtype):
+    assert difference(Case(checkpoints[kind], mode, *steps, dtype)) <= TOLERANCE[dtype]
+
+
+def test_pairs_cover_what_they_claim():
+    kinds = ("silu", "relu2")
+    for dtype in TOLERANCE:
+        assert {c[:2] for c in PAIRWISE if c[3] is dtype} == set(product(kinds, MODES))
+    single = {(kind, steps) for kind, _, steps, dtype in PAIRWISE if dtype is torch.float32}
+    assert single == set(product(kinds, STEPS_AND_GUIDANCE))
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_parity_at_another_rate(checkpoints, kind):
+    assert difference(Case(checkpoints[kind], steps=2, fps=7.5)) <= 5e-5
+
+
+def test_native_flow_schedule(checkpoints, monkeypatch):
+    """The policies' schedule: karras off, shift 5 and the native flow sigmas."""
+    from diffusers import UniPCMultistepScheduler
+
+    case = Case(checkpoints["silu"], steps=4, seed=6)
+    pipe = pipeline(case.folder, case.dtype)
+    config = {**pipe.scheduler.config, "use_karras_sigmas": False, "flow_shift": 5.0}
+    monkeypatch.setattr(pipe, "scheduler", UniPCMultistepScheduler.from_config(config))
+    pipe.register_to_config(use_native_flow_schedule=True)
+    try:
+        assert difference(case, use_karras_sigmas=False, flow_shift=5.0) <= 5e-5
+    finally:
+        pipe.register_to_config(use_native_flow_schedule=False)
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_state_row_against_the_stock_transformer(checkpoints, kind):
+    """joint_pos: row 0 is the clean state, temporal offset 0; the pipeline cannot do it, its transformer can."""
+    folder, t = checkpoints[kind], 800
+    stock, ours = pipeline(folder, torch.float32).transformer, engine(folder, torch.float32)
+    rng, frames, (rows, columns) = np.random.RandomState(2), 3, (5, 6)
+    latents = torch.from_numpy(rng.randn(1, 16, frames, 9, 11)).float()
+    actions = torch.from_numpy(rng.randn(CHUNK + 1, 64)).float()
+    count, tokens, text = CHUNK + 1, frames * rows * columns, len(PROMPT_IDS)
+    offset = get_3d_mrope_ids_text_tokens(text, 0, True)[1] + 15000
+    rates = {"fps": 15, "base_fps": 24.0, "temporal_offset": offset}
+    positions = [
+        get_3d_mrope_ids_text_tokens(text, 0, True)[0],
+        get_3d_mrope_ids_vae_tokens(frames, rows, columns, **rates, temporal_compression_factor=4)[0],
+        get_3d_mrope_ids_vae_tokens(
+            count, 1, 1, **rates, temporal_compression_factor=1, base_temporal_compression_factor=4, start_frame_offset=0
+        )[0],
+    ]
+    noisy = torch.arange(text + rows * columns, text + tokens)
+    with torch.no_grad():
+        vision, _, action = stock(
+            input_ids=torch.tensor(PROMPT_IDS),
+            text_indexes=torch.arange(text),
+            position_ids=torch.cat(positions, dim=1),
+            und_len=text,
+            sequence_length=text + tokens + count,
+            vision_tokens=[latents],
+            vision_token_shapes=[(frames, rows, columns)],
+            vision_sequence_indexes=torch.arange(text, text + tokens),
+            vision_mse_loss_indexes=noisy,
+            vision_timesteps=torch.full((len(noisy),), t),
+            vision_noisy_frame_indexes=[torch.tensor([1, 2])],
+            action_tokens=[actions],
+            action_token_shapes=[(count, 1, 1)],
+            action_sequence_indexes=torch.arange(text + tokens, text + tokens + count),
+            action_mse_loss_indexes=torch.arange(text + tokens + 1, text + tokens + count),
+            action_timesteps=torch.full((count - 1,), t),
+            action_noisy_frame_indexes=[torch.arange(1, count)],
+            action_domain_ids=[torch.tensor([8])],
+            return_dict=False,
+        )
+        layout = SequenceLayout((frames, 9, 11), 2, count, (0,), 1, 8, 15, 0)
+        rope = rope_tables(generation_positions(layout, ours.config, text), ours.config, torch.device("cpu"), torch.float32)
+        prompt: TextKV = ours.text_cache.get(PROMPT_IDS)
+        told = torch.ones(layout.tokens, 1)
+        told[: rows * columns] = 0
+        told[tokens] = 0
+        of_vision, of_action = ours.transformer.velocity(
+            patchify(latents[0], 2),
+            actions,
+            ours.transformer.time_embedder(torch.tensor([t]))[0],
+            told,
+            (rope[0][None], rope[1][None]),
+            (prompt,),
+            ours.action_head(8),
+            layout.noisy_vision,
+            layout.noisy_action,
+        )
+    torch.testing.assert_close(of_action[0], action[0][1:], atol=1e-5, rtol=0)
+    expected = patchify(vision[0][0], 2)[rows * columns :]
+    inside = patchify(torch.ones(16, frames, 9, 11), 2)[rows * columns :] > 0
+    torch.testing.assert_close(of_vision[0][inside], expected[inside], atol=1e-5, rtol=0)
+
+
+def test_the_case_has_odd_edges(checkpoints):
+    assert request(Case(checkpoints["silu"])).video_shape == (3, HW[0] // 16, HW[1] // 16) == (3, 9, 11)

@@ -1,0 +1,323 @@
+"""The input contract: what is accepted, what it becomes, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from cosmos3_oracle import engine, pipeline
+from PIL import Image
+
+from strands_cosmos3.actions.stats import load_action_stats
+from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER
+from strands_cosmos3.engine.inputs import Sampling
+from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    ConfigError,
+    InputError,
+    LayoutError,
+    NonFiniteError,
+    ObservationError,
+    ResourceNotFoundError,
+    ShapeError,
+    StatisticsError,
+    UnknownNameError,
+    WildActionError,
+)
+
+
+@pytest.fixture(scope="module")
+def make(checkpoints):
+    def build(**options):
+        return Cosmos3PolicyProcessor(
+            checkpoints["silu"] / "text_tokenizer", **{"domain_name": "droid_lerobot", "image_size": 256, **options}
+        )
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def plain(make):
+    return make()
+
+
+def picture(height=96, width=128, seed=0):
+    return np.random.RandomState(seed).randint(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def call(image, **fields):
+    return {"images": image, "task": "pick up the red cube", **fields}
+
+
+def test_every_kind_of_image_gives_the_same_pixels(plain, tmp_path):
+    array = picture()
+    Image.fromarray(array).save(tmp_path / "a.png")
+    tensor = torch.from_numpy(array)
+    kinds = [
+        str(tmp_path / "a.png"),
+        tmp_path / "a.png",
+        Image.fromarray(array),
+        array,
+        array.transpose(2, 0, 1),
+        array.astype(np.float32) / 255,
+        array.astype(np.float64) / 255,
+        tensor,
+        tensor.permute(2, 0, 1),
+        tensor.permute(2, 0, 1)[None].float() / 255,
+        [array],
+        [Image.fromarray(array)],
+        array[None],
+    ]
+    expected = plain.preprocess(call(array)).pixel_values
+    assert expected.shape == (1, 3, 1, 256, 320)
+    assert torch.equal(expected[0, :, 0, :96, :128], torch.from_numpy(array).permute(2, 0, 1).float() / 255 * 2 - 1)
+    for kind in kinds:
+        torch.testing.assert_close(plain.preprocess(call(kind)).pixel_values, expected, atol=1e-6, rtol=0)
+
+
+def test_views_are_composed(make):
+    droid = make(image_size=480)
+    views = {name: picture(360, 640, i) for i, name in enumerate(DROID_RIG.views)}
+    made = droid.preprocess(call(views))
+    assert made.pixel_values.shape == (1, 3, 1, 544, 736)
+    assert made.video_shape == (17, 540, 640)
+    assert made.request().video_shape == (5, 33, 40)
+    assert "The top row is from the wrist-mounted camera." in made.prompt
+    with pytest.raises(ObservationError, match="one picture"):
+        make(domain_name="fractal", action_chunk_size=16).preprocess(call(views))
+
+
+def test_the_seeds_own_example(make):
+    """The single-GPU page's processor, argument by argument."""
+    processor = make(
+        height=480,
+        width=832,
+        num_frames=17,
+        mode="policy",
+        action_chunk_size=16,
+        fps=24.0,
+        image_size=480,
+        prompt_format="json",
+        view_point="ego_view",
+        cond_frame_indexes=(0,),
+        device="cpu",
+        params_dtype=torch.bfloat16,
+    )
+    made = processor.preprocess({"images": picture(480, 640), "task": ["robot picks up the cup", "x"], "cond_action": None})
+    assert (made.domain_id, made.raw_action_dim, made.action_chunk, made.fps) == (8, 10, 16, 24.0)
+    assert made.pixel_values.shape == (1, 3, 1, 480, 832)
+    assert made.pixel_values.dtype == torch.bfloat16
+    assert made.text_ids.shape == made.text_mask.shape
+    assert '"description": "robot picks up the cup."' in made.prompt
+    assert "first-person" in made.prompt
+
+
+def test_the_domain_gives_what_is_not_said(plain):
+    made = plain.preprocess(call(picture()))
+    assert (made.action_chunk, made.fps, made.raw_action_dim, made.space.name) == (16, 15, 10, "midtrain")
+    assert "concatenated views" in made.prompt
+
+
+def test_a_call_resolves_its_own_mode_and_domain(plain, make):
+    made = plain.preprocess(call(picture(), domain_name="agibotworld"))
+    assert (made.domain_id, made.raw_action_dim, made.fps) == (15, 29, 10)
+    bare = {"domain_id": 20, "raw_action_dim": 10, "mode": "forward_dynamics", "action": [[0.0] * 10]}
+    made = make(fps=5).preprocess(call(picture(), **bare))
+    assert (made.domain_id, made.mode, made.cond_action.shape) == (20, "forward_dynamics", (1, 16, 64))
+    with pytest.raises(ConfigError, match="fps"):
+        plain.preprocess(call(picture(), **bare))
+    assert plain.preprocess(call(picture())).domain_id == 8, "and the next call is untouched"
+
+
+def test_tokens_are_those_of_the_stock_pipeline(plain, checkpoints):
+    made = plain.preprocess(call(picture(), domain_name="bridge_orig_lerobot"))
+    pipe = pipeline(checkpoints["relu2"], torch.float32)
+    tokenize = type(pipe).tokenize_prompt
+    ids, negative = tokenize(
+        pipe,
+        "pick up the red cube",
+        None,
+        num_frames=17,
+        fps=5,
+        height=256,
+        width=320,
+        use_system_prompt=False,
+        action_mode="policy",
+        action_view_point="ego_view",
+    )
+    assert made.text_ids[0].tolist() == list(ids)
+    assert made.neg_text_ids[0].tolist() == list(negative)
+
+
+def test_forward_dynamics_repeats_and_trims(plain):
+    rows = np.arange(30.0).reshape(3, 10) / 30
+    made = plain.preprocess(call(picture(), mode="forward_dynamics", cond_action=rows)).cond_action[0]
+    assert made.shape == (16, 64)
+    np.testing.assert_allclose(made[:3, :10], rows, rtol=1e-6)
+    np.testing.assert_allclose(made[3:, :10], np.repeat(rows[2:], 13, axis=0), rtol=1e-6)
+    assert not made[:, 10:].any()
+    many = plain.preprocess(call(picture(), mode="forward_dynamics", action=torch.zeros(1, 40, 64)))
+    assert many.cond_action.shape == (1, 16, 64)
+
+
+@pytest.mark.parametrize("method", ["quantile", "quantile_rot", "meanstd", "minmax"])
+def test_denormalisation_and_the_way_back(make, method, tmp_path):
+    """What policy returns can be given to forward dynamics as it is."""
+    source = tmp_path / "droid_lerobot_stats.json"
+    figures = {name: getattr(load_action_stats("droid_lerobot"), name).tolist() for name in ("q01", "q99")}
+    low, high = (np.array(figures[name]) for name in ("q01", "q99"))
+    figures |= {"mean": ((low + high) / 2).tolist(), "std": ((high - low) / 3).tolist()}
+    figures |= {"min": (2 * low - high).tolist(), "max": (2 * high - low).tolist()}
+    raw = {**figures, "q01": (low - 0.01).tolist()}
+    source.write_text(json.dumps({"global": figures, "global_raw": raw}))
+    processor = make(action_stats_path=source, action_normalization=method)
+    z = torch.from_numpy(np.random.RandomState(0).uniform(-1, 1, (1, 16, 10))).float()
+    processor.preprocess(call(picture()))
+    physical = processor.postprocess({"action": z, "pixels": torch.zeros(1)})
+    a, b = {
+        "quantile": (low, high),
+        "quantile_rot": (low - 0.01, high),
+        "minmax": (2 * low - high, 2 * high - low),
+        "meanstd": ((low + high) / 2 - (high - low) / 3, (low + high) / 2 + (high - low) / 3),
+    }[method]
+    expected = z.numpy().astype(float) * (b - a) / 2 + (b + a) / 2
+    np.testing.assert_allclose(physical["action"], expected, rtol=1e-6, atol=1e-9)
+    assert "pixels" in physical
+    back = processor.preprocess(call(picture(), mode="forward_dynamics", cond_action=physical["action"])).cond_action
+    np.testing.assert_allclose(back[..., :10], z, atol=2e-5)
+
+
+def test_without_statistics_the_scale_stays(plain):
+    action = torch.randn(1, 16, 64)
+    plain.preprocess(call(picture()))
+    assert torch.equal(plain.postprocess(action)["action"].float(), action[..., :10])
+    assert plain.postprocess({"action": action[0]})["action"].shape == (1, 16, 10)
+
+
+def test_statistics_must_fit(make):
+    with pytest.raises(StatisticsError, match="droid_lerobot"):
+        make(domain_name="fractal", action_stats_path="droid_lerobot")
+    with pytest.raises(ActionSpaceError, match="joint_pos"):
+        make(action_space="joint_pos", action_stats_path="droid_lerobot")
+    processor = make(action_stats_path="droid_lerobot")
+    with pytest.raises(StatisticsError):
+        processor.preprocess(call(picture(), domain_name="umi", mode="forward_dynamics", action=[[0.0] * 10]))
+    processor.preprocess(call(picture()))
+    with pytest.raises(WildActionError):
+        processor.postprocess(torch.full((1, 16, 10), 11.0))
+
+
+def test_joint_pos_state_and_gripper(make):
+    """An asymmetric opening, in both directions: the wire's 0.2 is four fifths open."""
+    wire = make(action_space="joint_pos", gripper=WIRE_GRIPPER)
+    state = [0.1, -0.2, 0.3, -2.0, 0.0, 1.5, 0.7, 0.2]
+    made = wire.preprocess(call(picture(), state=state))
+    assert (made.action_chunk, made.raw_action_dim) == (32, 8)
+    assert made.action_prefix.shape == (1, 64)
+    np.testing.assert_allclose(made.action_prefix[0, :8], [*state[:7], 0.8], rtol=1e-6)
+    action = torch.zeros(1, 32, 8)
+    action[..., -1] = 0.8
+    np.testing.assert_allclose(wire.postprocess(action)["action"][..., -1], 0.2, rtol=1e-6)
+    model = make(action_space="joint_pos").preprocess(call(picture(), state=state))
+    np.testing.assert_allclose(model.action_prefix[0, :8], state, rtol=1e-6)
+
+
+def test_end_to_end(checkpoints, make):
+    model = engine(checkpoints["silu"], torch.float32)
+    processor = Cosmos3PolicyProcessor.for_checkpoint(model.checkpoint, domain_name="droid", image_size=256)
+    made = processor.preprocess(call(picture()))
+    result = model.step(made.request(Sampling(num_inference_steps=2, guidance_scale=3.0, seed=1)))
+    assert processor.postprocess(result, made)["action"].shape == (1, 16, 10)
+    clip = [picture(seed=i) for i in range(17)]
+    made = processor.preprocess(call(clip, mode="inverse_dynamics"))
+    assert made.pixel_values.shape[2] == 17
+    assert model.step(made.request(Sampling(num_inference_steps=1)))["action"].shape == (1, 16, 10)
+    two = Cosmos3PolicyProcessor.for_checkpoint(
+        model.checkpoint, domain_name="droid", image_size=256, cond_frame_indexes=(0, 1)
+    ).preprocess(call(clip, mode="inverse_dynamics"))
+    assert two.pixel_values.shape[2] == 5, "only the frames that clean latents need"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        ({}, InputError, "images"),
+        ({"images": picture()}, InputError, "task"),
+        ({"images": picture(), "task": 7}, InputError, "string"),
+        ({"images": picture(), "task": "  "}, InputError, "blank"),
+        ({"images": picture(), "task": "x", "fluff": 1}, InputError, "unknown input fields: fluff"),
+        ({"images": [], "task": "x"}, InputError, "empty"),
+        ({"images": "nothing.png", "task": "x"}, ResourceNotFoundError, "nothing.png"),
+        ({"images": 5, "task": "x"}, InputError, "int"),
+        ({"images": np.zeros((3, 64, 3), np.uint8), "task": "x"}, ShapeError, "first or last"),
+        ({"images": np.zeros((64, 64), np.uint8), "task": "x"}, ShapeError, "64, 64"),
+        ({"images": np.zeros((64, 64, 4), np.uint8), "task": "x"}, ShapeError, "three colours"),
+        ({"images": np.zeros((64, 64, 3), np.int64), "task": "x"}, InputError, "int64"),
+        ({"images": np.full((64, 64, 3), 200.0), "task": "x"}, InputError, "uint8"),
+        ({"images": np.full((64, 64, 3), -0.5), "task": "x"}, InputError, r"\(x \+ 1\)"),
+        ({"images": np.full((64, 64, 3), np.nan), "task": "x"}, NonFiniteError, "NaN"),
+        ({"images": [picture(), picture(64, 64)], "task": "x"}, ShapeError, "share size"),
+        ({"images": picture(), "task": "x", "mode": "dream"}, UnknownNameError, "inverse_dynamics"),
+        ({"images": picture(), "task": "x", "mode": "inverse_dynamics"}, InputError, "more than one frame"),
+        ({"images": picture(), "task": "x", "mode": "forward_dynamics"}, InputError, "cond_action"),
+        ({"images": picture(), "task": "x", "cond_action": [[0.0] * 10]}, InputError, "forward_dynamics"),
+        ({"images": picture(), "task": "x", "mode": "forward_dynamics", "action": [[0.0] * 9]}, ShapeError, "9 columns"),
+        ({"images": picture(), "task": "x", "mode": "forward_dynamics", "action": "x"}, InputError, "numbers"),
+        ({"images": picture(), "task": "x", "mode": "forward_dynamics", "action": []}, ShapeError, "rows"),
+        (
+            {"images": picture(), "task": "x", "mode": "forward_dynamics", "action": [[float("nan")] * 10]},
+            NonFiniteError,
+            "NaN",
+        ),
+        ({"images": picture(), "task": "x", "domain_name": "mars"}, UnknownNameError, "droid_lerobot"),
+        ({"images": picture(), "task": "x", "domain_id": 8}, InputError, "raw_action_dim"),
+        ({"images": picture(), "task": "x", "domain_id": 8, "domain_name": "umi"}, ConfigError, "different"),
+        ({"images": picture(), "task": "x", "state": [0.0] * 8}, InputError, "joint_pos"),
+    ],
+)
+def test_refused_inputs(plain, fields, error, match):
+    with pytest.raises(error, match=match):
+        plain.preprocess(fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"height": 480}, ConfigError),
+        ({"num_frames": 17, "action_chunk_size": 15}, ConfigError),
+        ({"domain_name": "xdof_yam"}, ConfigError),
+        ({"domain_name": 8}, InputError),
+        ({"domain_name": 8, "raw_action_dim": 65}, InputError),
+        ({"fps": -1.0}, ConfigError),
+        ({"view_point": "top"}, UnknownNameError),
+        ({"mode": "dream"}, UnknownNameError),
+        ({"action_space": "pose"}, ActionSpaceError),
+    ],
+)
+def test_refused_options(make, options, error):
+    with pytest.raises(error):
+        make(**options)
+
+
+@pytest.mark.parametrize("indexes", [(5,), (-1,), (0, 0), (), (0.5,), (True,)])
+def test_bad_frame_indexes(make, indexes):
+    with pytest.raises(InputError, match="cond_frame_indexes"):
+        make(cond_frame_indexes=indexes).preprocess(call([picture(), picture()]))
+
+
+def test_one_picture_has_one_frame(make):
+    with pytest.raises(InputError, match="single picture"):
+        make(cond_frame_indexes=(0, 1)).preprocess(call(picture()))
+
+
+def test_no_tokenizer(tmp_path):
+    with pytest.raises(LayoutError, match="tokenizer"):
+        Cosmos3PolicyProcessor(tmp_path, domain_name="droid")
+
+
+def test_results_without_an_action(plain):
+    with pytest.raises(InputError, match="action"):
+        plain.postprocess({"pixels": 1})
+    with pytest.raises(ShapeError):
+        plain.postprocess(torch.zeros(1, 16, 9))

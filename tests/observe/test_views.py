@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+
+from strands_cosmos3.embodiments import DROID_RIG
+from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
+from strands_cosmos3.observe.views import DROID_COMPOSITE, TIERS, canvas_hw, compose, letterbox, resize, to_canvas
+
+
+def picture(height, width, seed=0):
+    return np.random.RandomState(seed).randint(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def views(height=360, width=640):
+    return {name: picture(height, width, i) for i, name in enumerate(DROID_RIG.views)}
+
+
+def test_composite():
+    given = views()
+    made = compose(given, DROID_RIG)
+    assert made.shape == (*DROID_COMPOSITE, 3)
+    assert np.array_equal(made[:360], given["wrist"])
+    for view, left in (("exterior_1", 0), ("exterior_2", 320)):
+        quarter = given[view].reshape(180, 2, 320, 2, 3).mean((1, 3))
+        assert np.abs(made[360:, left : left + 320] - quarter).max() <= 0.5
+
+
+def test_composite_tells_left_from_right_and_what_is_missing():
+    flat = {name: np.full((90, 160, 3), v, np.uint8) for name, v in zip(DROID_RIG.views, (10, 20, 30), strict=True)}
+    made = compose(flat, DROID_RIG)
+    assert [int(made[y, x, 0]) for y, x in ((100, 300), (500, 100), (500, 600))] == [10, 20, 30]
+    del flat["exterior_2"]
+    with pytest.raises(ObservationError, match=r"exterior_2 are missing.*given: wrist, exterior_1"):
+        compose(flat, DROID_RIG)
+
+
+def test_letterbox_keeps_the_aspect():
+    made = letterbox(np.full((480, 640, 3), 200, np.uint8), (360, 640))
+    assert made.shape == (360, 640, 3)
+    assert (made[:, 80:560] == 200).all()
+    assert (made[:, :80] == 0).all()
+    assert (made[:, 560:] == 0).all()
+    assert letterbox(made, (360, 640)) is made
+
+
+@pytest.mark.parametrize("hw", [(180, 320), (45, 77), (400, 700)])
+def test_letterbox_resamples_as_pil(hw):
+    Image = pytest.importorskip("PIL.Image")
+    given = picture(360, 640)
+    fitted = np.asarray(Image.fromarray(given).resize(hw[::-1], Image.Resampling.BILINEAR)).astype(float)
+    assert np.abs(resize(given, hw, "bilinear") - fitted).max() <= 1.01
+
+
+@pytest.mark.parametrize("hw", [(45, 77), (90, 160), (100, 301)])
+@pytest.mark.parametrize(("kernel", "antialias"), [("bilinear", False), ("bilinear", True), ("bicubic", True)])
+def test_resize_as_torch(hw, kernel, antialias):
+    torch = pytest.importorskip("torch")
+    given = picture(180, 320).astype(np.float32)
+    tensor = torch.from_numpy(given).permute(2, 0, 1)[None]
+    expected = torch.nn.functional.interpolate(tensor, hw, mode=kernel, antialias=antialias, align_corners=False)
+    assert (
+        np.abs(resize(given, hw, kernel, antialias) - expected[0].permute(1, 2, 0).numpy()).max() < 0.02
+    )  # torch computes positions in float32
+
+
+@pytest.mark.parametrize(
+    ("hw", "tier", "expected"),
+    [
+        ((540, 640), 480, (544, 736)),
+        ((540, 640), 256, (256, 320)),
+        ((480, 640), 480, (544, 736)),
+        ((720, 1280), 720, (720, 1280)),
+        ((1280, 720), 704, (1280, 704)),
+        ((300, 300), 480, (640, 640)),
+    ],
+)
+def test_canvas(hw, tier, expected):
+    assert canvas_hw(*hw, tier) == expected
+
+
+def test_tiers_as_in_diffusers():
+    pytest.importorskip("torch")
+    module = pytest.importorskip("diffusers.pipelines.cosmos.pipeline_cosmos3_omni")
+    for tier, canvases in TIERS.items():
+        assert set(canvases) == set(module._ACTION_RESOLUTION_BINS[str(tier)].values())
+    from diffusers.video_processor import VideoProcessor
+
+    for height, width in ((540, 640), (100, 900), (333, 222), (128, 128), (240, 320)):
+        for tier in TIERS:
+            bins = module._ACTION_RESOLUTION_BINS[str(tier)]
+            assert canvas_hw(height, width, tier) == VideoProcessor.classify_height_width_bin(height, width, bins)
+
+
+def test_no_upscaling_and_reflect_padding():
+    given = picture(540, 640)
+    canvas = to_canvas(given[None], (544, 736))
+    assert canvas.content_hw == (540, 640)
+    unit = given.astype(np.float32) / 255 * 2 - 1
+    assert np.array_equal(canvas.frames[0, :540, :640], unit)
+    assert np.array_equal(canvas.frames[0, :540, 640:], unit[:, 638:542:-1])
+    assert np.array_equal(canvas.frames[0, 540:, :640], unit[538:534:-1])
+
+
+def test_a_small_picture_repeats_its_edge():
+    given = picture(100, 300)
+    canvas = to_canvas(given[None], (640, 640))
+    assert canvas.content_hw == (100, 300)
+    assert np.array_equal(canvas.frames[0, 100:, 5], np.repeat(canvas.frames[0, 99:100, 5], 540, axis=0))
+
+
+@pytest.mark.parametrize("hw", [(540, 640), (720, 1280), (96, 128), (1000, 300)])
+def test_canvas_as_diffusers_pads_it(hw):
+    torch = pytest.importorskip("torch")
+    given = picture(*(n - n % 16 for n in hw))
+    target = canvas_hw(*given.shape[:2], 480)
+    frames = torch.from_numpy(given.astype(np.float32) / 255 * 2 - 1).permute(2, 0, 1)[None]
+    scale = min(target[1] / given.shape[1], target[0] / given.shape[0], 1.0)
+    content = int(scale * given.shape[0] + 0.5), int(scale * given.shape[1] + 0.5)
+    if content != given.shape[:2]:
+        frames = torch.nn.functional.interpolate(frames, content, mode="bicubic", align_corners=False, antialias=True)
+    right, bottom = target[1] - content[1], target[0] - content[0]
+    mode = "replicate" if right >= content[1] or bottom >= content[0] else "reflect"
+    expected = torch.nn.functional.pad(frames, (0, right, 0, bottom), mode=mode)[0].permute(1, 2, 0).numpy()
+    canvas = to_canvas(given[None], target)
+    assert canvas.content_hw == content
+    assert np.abs(canvas.frames[0] - expected).max() < 2e-4  # torch computes positions in float32
+
+
+def test_floats_and_bytes_agree():
+    given = picture(64, 64)
+    assert np.array_equal(
+        to_canvas(given[None], (64, 64)).frames, to_canvas(given[None].astype(np.float32) / 255, (64, 64)).frames
+    )
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="256, 480, 704, 720"):
+        canvas_hw(10, 10, 500)
+    with pytest.raises(ShapeError, match="multiple of 16"):
+        to_canvas(picture(64, 64)[None], (60, 64))
+    with pytest.raises(ShapeError):
+        to_canvas(picture(64, 64), (64, 64))
+    with pytest.raises(ShapeError):
+        letterbox(picture(64, 64)[..., :1], (32, 32))
+    with pytest.raises(ShapeError):
+        letterbox(picture(64, 64).astype(np.float32), (32, 32))
+    with pytest.raises(ShapeError):
+        resize(picture(64, 64), (0, 5), "bilinear")
