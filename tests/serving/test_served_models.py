@@ -1,0 +1,45 @@
+"""A Cosmos 3 checkpoint behind the wire answers as it does in this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import DROID
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
+from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, so3_exp  # noqa: E402
+from strands_cosmos3.backends import make_backend  # noqa: E402
+from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
+from strands_cosmos3.backends.service import ServiceBackend  # noqa: E402
+from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
+from strands_cosmos3.observe.views import compose  # noqa: E402
+from strands_cosmos3.serving.client import ClientConfig, PolicyClient  # noqa: E402
+from strands_cosmos3.types import Request  # noqa: E402
+
+QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
+T = se3(so3_exp(np.array([0.3, 2.5, -0.4])), np.array([0.4, -0.1, 0.3]))
+
+
+@pytest.mark.parametrize("space", ["joint_pos", "midtrain"])
+def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path, space: str):
+    native = make_backend("native", write_checkpoint(tmp_path / space, action_space=space), QUICK)
+    rng = np.random.default_rng(0)
+    views = {view: rng.integers(0, 256, (360, 640, 3), dtype=np.uint8) for view in DROID.rig.views}
+    state = {"q_rad": np.linspace(-0.5, 0.5, 7).astype(np.float32), "gripper": 0.25, "T_base_cosmos": T, "seed": 5}
+    asked = {"embodiment": DROID, "action_space": DROID.spaces[space], "instruction": "pick up the red cube"}
+    here = native.infer(Request(**asked, n_rows=DROID.chunk_rows(space), **state, composite=compose(views, DROID.rig)))
+    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", serve(native, action_space=space).port)))
+    there = service.infer(Request(**asked, n_rows=DROID.chunk_rows(space), **state, images=views))
+    service.close()
+    if space == "joint_pos":
+        np.testing.assert_allclose(there.action[:, :7], here.action[:, :7], atol=1e-5)
+        np.testing.assert_allclose(there.action[:, 7], np.clip(here.action[:, 7], 0, 1), atol=1e-5)
+    else:
+        poses = decode_chunk(here, T)
+        np.testing.assert_allclose(there.action[:, :3], poses.T_base_frame[:, :3, 3], atol=1e-5)
+        np.testing.assert_allclose(quaternion_to_matrix(there.action[:, 3:7]), poses.T_base_frame[:, :3, :3], atol=1e-5)
+        np.testing.assert_allclose(there.action[:, 7], poses.gripper, atol=1e-5)
+    native.close()
