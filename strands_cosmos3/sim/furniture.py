@@ -63,7 +63,7 @@ class Bin:
         wall_m: Thickness of walls and floor.
     """
 
-    center_m: tuple[float, float] = (0.42, 0.37)
+    center_m: tuple[float, float] = (0.42, 0.41)
     inner_m: tuple[float, float] = (0.22, 0.16)
     height_m: float = 0.07
     wall_m: float = 0.006

@@ -13,7 +13,7 @@ from strands_cosmos3.arm.model import PHYSICS_HZ, panda_path
 from strands_cosmos3.arm.panda import FER, FINGER_TRAVEL_M, HOME_Q
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError, UnknownNameError
-from strands_cosmos3.sim.scene import SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, VIEWS, Cube, Layout, Scene
+from strands_cosmos3.sim.scene import BIN, SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, VIEWS, Cube, Layout, Scene
 
 CUBES = ("cube_red", "cube_green", "cube_blue")
 ROW = Layout(CUBES, [[0.5, 0.0], [0.5, -0.15], [0.5, 0.15]], [0.0, 0.0, 0.0])
@@ -249,3 +249,9 @@ def test_the_cameras_page_says_what_the_scene_has():
     for name, view in VIEWS.items():
         figures = [f"({', '.join(f'{x:g}' for x in point)})" for point in (view.position_m, view.target_m)]
         assert f"| {name} | {view.parent} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |" in page
+
+
+def test_the_open_hand_fits_between_the_spawn_region_and_the_bin():
+    half_hand_m = 0.105  # the hand is 0.21 m wide along the direction in which its fingers open
+    wall_y_m = BIN.center_m[1] - BIN.inner_m[1] / 2 - BIN.wall_m
+    assert wall_y_m - SPAWN_Y_M[1] > half_hand_m + 0.01
