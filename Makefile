@@ -21,7 +21,7 @@ test-slow: $(VENV)/.dev  ## the slow checks: hundreds of episodes, millions of s
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.sim  ## the figures in the README
 	$(BIN)/strands-cosmos3 bench ik

@@ -125,7 +125,9 @@ def _cpu(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def _pipeline(folder: str | Path) -> Any:
     from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
+    from diffusers.utils import logging
 
+    logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipe = Cosmos3OmniPipeline.from_pretrained(folder, torch_dtype=torch.float32)

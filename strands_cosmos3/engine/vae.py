@@ -26,9 +26,7 @@ _DECODER = ("decoder.", "post_quant_conv.")
 
 
 class FirstFrameConv(nn.Module):
-    """A causal convolution that takes a lone first frame in two dimensions, and a 1x1x1 one every frame by itself.
-
-    The latter makes a frame's numbers independent of how many frames share the call.
+    """A causal convolution that takes a lone first frame in two dimensions.
 
     Args:
         conv: diffusers' ``WanCausalConv3d``, whose weights it shares.
@@ -39,10 +37,9 @@ class FirstFrameConv(nn.Module):
         self.conv = conv
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
-        pointwise = self.conv.kernel_size[0] == 1
-        if not pointwise and (x.shape[2] > 1 or cache_x is not None or self.conv.stride[0] > 1):
+        if x.shape[2] > 1 or cache_x is not None or self.conv.stride[0] > 1:
             return self.conv(x, cache_x)
-        return torch.stack([self._flat(frame) for frame in x.unbind(2)], dim=2)
+        return self._flat(x[:, :, 0])[:, :, None]
 
     def _flat(self, frame: torch.Tensor) -> torch.Tensor:
         conv = self.conv

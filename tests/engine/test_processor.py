@@ -128,6 +128,9 @@ def test_a_call_resolves_its_own_mode_and_domain(plain, make):
     with pytest.raises(ConfigError, match="fps"):
         plain.preprocess(call(picture(), **bare))
     assert plain.preprocess(call(picture())).domain_id == 8, "and the next call is untouched"
+    narrow = make(domain_name=20, raw_action_dim=7, fps=5)
+    assert narrow.preprocess(call(picture())).raw_action_dim == 7
+    assert narrow.preprocess(call(picture(), domain_name="agibotworld")).raw_action_dim == 29, "the width was the other's"
 
 
 def test_tokens_are_those_of_the_stock_pipeline(plain, checkpoints):
