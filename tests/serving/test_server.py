@@ -242,8 +242,10 @@ def test_http_has_health_metrics_and_nothing_else(serve):
     assert 'strands_cosmos3_inference_seconds_bucket{le="+Inf"} 1' in text
     assert "# TYPE strands_cosmos3_inference_seconds histogram" in text
     assert [line for line in text.splitlines() if line.startswith("strands_cosmos3_clients ")] == ["strands_cosmos3_clients 1"]
-    for path, method in (("/", "GET"), ("/anything", "GET"), ("/", "POST"), ("/metricss", "GET")):
-        assert get(server.port, path, method)[0] == 426
+    for path in ("/", "/anything", "/metricss"):
+        assert get(server.port, path)[0] == 426
+    with suppress(http.client.RemoteDisconnected):  # websockets 15 hangs up on what is not GET
+        assert get(server.port, "/", "POST")[0] == 426
 
 
 @pytest.mark.parametrize("header", ["Api-Key s3cret", "Bearer s3cret"])
