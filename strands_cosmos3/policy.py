@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,7 +94,9 @@ class Cosmos3Policy(Policy):
             ``"native"`` where ``model`` is a path, and ``"service"`` where its host, port, api_key or client is given.
         model: For ``native`` and ``diffusers``, a checkpoint's folder or hub repository; for ``replay``, the recording: a
             path or a :class:`~strands_cosmos3.backends.replay.Recording`.
-        mode: What is asked of the model; these backends know ``"policy"``.
+        mode: ``"policy"``; with ``native`` also ``"forward_dynamics"`` (what would happen: give ``raw_actions=`` to a call,
+            which answers no actions and leaves the world in ``last_rollout["video"]``) and ``"inverse_dynamics"`` (what was
+            done: give ``video=``).
         action_space: Which of the embodiment's action spaces the backend speaks; None is its checkpoint's, ``joint_pos`` for
             a service, else the default.
         observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping.
@@ -157,12 +160,6 @@ class Cosmos3Policy(Policy):
         self.embodiment = get_embodiment(embodiment)
         self.robot = robot
         self.mode = Mode.parse(mode)
-        if self.mode is not Mode.POLICY:
-            raise ConfigError(
-                f"mode {mode!r} needs a model backend, and a clip or known actions, which a policy has not. "
-                f"Use `strands-cosmos3 infer --mode {mode}` "
-                "or Cosmos3Engine."
-            )
         self.action_space = self.embodiment.action_space(action_space)
         self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
         self.prompt = prompt
@@ -180,10 +177,16 @@ class Cosmos3Policy(Policy):
             num_steps=num_steps,
             guidance_scale=guidance_scale,
             guidance_interval=guidance_interval,
-            decode_video=decode_video,
+            decode_video=decode_video or self.mode is Mode.FORWARD_DYNAMICS,  # the world is all that it answers
         )
         service = ServiceOptions(host, port, api_key, client, dialect)
         self.backend = make_backend(backend, model, options, action_space, service)
+        modes = getattr(self.backend, "modes", (Mode.POLICY,))
+        if self.mode not in modes:
+            self.backend.close()
+            raise ConfigError(
+                f"backend {self.backend.name!r} does not know mode {mode!r}, only {', '.join(modes)}; use backend='native'."
+            )
         spoken = getattr(self.backend, "action_space", None)  # a checkpoint may say what its actions mean
         if action_space is None and spoken is not None:
             self.action_space = self.embodiment.action_space(spoken)
@@ -224,18 +227,36 @@ class Cosmos3Policy(Policy):
         """As :meth:`get_actions_sync`, in a worker thread, so that the caller's event loop goes on."""
         return await asyncio.to_thread(self.get_actions_sync, observation_dict, instruction, **kwargs)
 
-    def get_actions_sync(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
+    def get_actions_sync(
+        self,
+        observation_dict: Mapping[str, Any],
+        instruction: str,
+        *,
+        raw_actions: Any = None,
+        video: Any = None,
+        **kwargs: Any,
+    ) -> list[Step]:
         """The next steps for a flat observation.
 
         With a robot: joint angles [rad] and the gripper in the robot's unit, at the control frequency once one was set,
-        else at the chunk's rate. Without: the model's raw columns, one dictionary a row.
+        else at the chunk's rate. Without: the model's raw columns, one dictionary a row. In forward dynamics: nothing, the
+        predicted world being in ``last_rollout["video"]``.
+
+        Args:
+            observation_dict: Joint angles, gripper and views by the robot's own names.
+            instruction: What is to be done.
+            raw_actions: [rows, D] known actions in the model's scale, for forward dynamics.
+            video: [F, H, W, 3] uint8 composed frames, or the path of a film, for inverse dynamics.
+            kwargs: Ignored, as strands-robots' contract wants it.
 
         Raises:
             ObservationError: A state key or camera is missing; the message lists what there is.
             BackendError: Inference failed.
         """
         observation = self._observation(observation_dict)
-        plan = self.plan(observation, instruction)
+        plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
+        if self.mode is Mode.FORWARD_DYNAMICS:
+            return []
         if isinstance(plan, ActionChunk) or self._bridge is None:
             assert isinstance(plan, ActionChunk)  # without an arm there is nothing else
             steps: list[Step] = [
@@ -248,22 +269,26 @@ class Cosmos3Policy(Policy):
             steps = [dict(self._mapping.write(q, g)) for q, g in zip(plan.q_rad, gripper, strict=True)]
         return steps[: self.actions_per_step]
 
-    def plan(self, observation: Observation | Mapping[str, Any], instruction: str) -> JointTrajectory | ActionChunk:
+    def plan(
+        self, observation: Observation | Mapping[str, Any], instruction: str, *, raw_actions: Any = None, video: Any = None
+    ) -> JointTrajectory | ActionChunk:
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
-        The trajectory is anchored on the observation's measured pose and keeps the chunk's own row times.
+        The trajectory is anchored on the observation's measured pose and keeps the chunk's own row times. Arguments as
+        :meth:`get_actions_sync`'s; in forward dynamics the chunk is what was given.
         """
         with self._planning:
-            return self._plan(self._observation(observation), instruction)
+            observation = self._observation(observation)
+            request = self._request(observation, instruction or self.prompt)
+            return self._plan(observation, replace(request, mode=self.mode, known_actions=raw_actions, clip=video))
 
-    def _plan(self, observation: Observation, instruction: str) -> JointTrajectory | ActionChunk:
-        request = self._request(observation, instruction or self.prompt)
+    def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:
         started = time.perf_counter()
         chunk = self.backend.infer(request)
         inferred = time.perf_counter()
         self._calls += 1
         plan: JointTrajectory | ActionChunk = chunk
-        if self._bridge is not None:
+        if self._bridge is not None and self.mode is not Mode.FORWARD_DYNAMICS:
             from strands_cosmos3.control.targets import solve_chunk
 
             plan = solve_chunk(chunk, self._bridge, self._full_q(observation), t_capture_s=observation.t_capture_s)
@@ -302,7 +327,6 @@ class Cosmos3Policy(Policy):
             gripper=observation.gripper,
             T_base_cosmos=T_base_cosmos,
             composite=self._composite(observation),
-            mode=self.mode,
             seed=self._first_seed + self._calls,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -156,6 +157,8 @@ class Request:
         prompt: The exact text for the model, composed from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
         images: The views themselves, by name, for whoever composes elsewhere.
+        known_actions: [rows, D] what is done, in the model's own scale; for ``forward_dynamics``, and there only.
+        clip: [F, H, W, 3] uint8 what was seen, or the path of a film; for ``inverse_dynamics``, and there only.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -175,6 +178,8 @@ class Request:
     t_motion_s: float = 0.0
     privileged: Mapping[str, F64] | None = None
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
+    known_actions: F64 | None = None
+    clip: NDArray[np.uint8] | str | Path | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
@@ -186,8 +191,25 @@ class Request:
             gripper=_fraction(self.gripper, "gripper"),
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )
+        self._check_conditions()
         if self.T_base_cosmos is not None:
             _set(self, T_base_cosmos=rigid_transform(self.T_base_cosmos, "T_base_cosmos"))
+
+    def _check_conditions(self) -> None:
+        """Known actions and an observed clip belong to one mode each, and are needed there."""
+        for name, value, mode in (
+            ("known_actions", self.known_actions, Mode.FORWARD_DYNAMICS),
+            ("clip", self.clip, Mode.INVERSE_DYNAMICS),
+        ):
+            if (value is not None) != (self.mode is mode):
+                raise InputError(
+                    f"{name} {'are' if name[-1] == 's' else 'is'} for mode {str(mode)!r}, which needs them; "
+                    f"this is mode {str(self.mode)!r}."
+                )
+        if self.known_actions is not None:
+            _set(self, known_actions=finite_array(self.known_actions, "known_actions", (None, self.action_space.width)))
+        if self.clip is not None and not isinstance(self.clip, str | Path):
+            _set(self, clip=np.stack([_image(frame, "clip") for frame in np.asarray(self.clip)]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -217,7 +217,7 @@ def test_choices_are_named():
         Cosmos3Policy(robot="spot", backend="scripted")
     with pytest.raises(ActionSpaceError, match="midtrain"):
         Cosmos3Policy(action_space="velocity", backend="scripted")
-    with pytest.raises(ConfigError, match="model backend"):
+    with pytest.raises(ConfigError, match="backend='native'"):
         Cosmos3Policy(mode="forward_dynamics", backend="scripted")
     with pytest.raises(ConfigError, match=r"'portt'.*embodiment"):
         create_policy("cosmos3", backend="scripted", portt=1)

@@ -24,7 +24,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import DEFAULT_TIER
 from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
-from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
 class DiffusersBackend:
@@ -65,6 +65,8 @@ class DiffusersBackend:
         Raises:
             BackendError: The request has no picture, is not of mode ``policy``, or asks for guidance on some steps only.
         """
+        if request.mode is not Mode.POLICY:
+            raise BackendError(f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs backend='native'.")
         processed, preset = self._input(request, self.name), self._input.preset(request)
         if preset.guidance_interval is not None:
             raise BackendError("diffusers' pipeline guides every step; a guidance interval needs backend='native'.")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.frames import read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import BackendError
@@ -45,14 +46,10 @@ class ModelInput:
             BackendError: It lacks a picture, or asks for what needs more than a request holds.
             InputError: Picture, state or instruction cannot be used.
         """
-        if request.mode is not Mode.POLICY:
-            raise BackendError(
-                f"backend {backend!r} answers mode 'policy'; {str(request.mode)!r} needs a clip or known actions, which a "
-                "request does not hold: use `strands-cosmos3 infer` or Cosmos3Engine."
-            )
-        if request.composite is None:
-            raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
-        raw: dict[str, Any] = {"images": np.array(request.composite), "task": request.instruction}
+        raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
+        raw["images"] = self._frames(request, backend)
+        if request.known_actions is not None:
+            raw["cond_action"] = np.array(request.known_actions)
         if request.prompt:
             raw["caption"] = request.prompt
         if request.action_space.state_row:
@@ -60,6 +57,14 @@ class ModelInput:
                 raise BackendError(f"{request.action_space.name!r} starts from the joint angles, and the request has none.")
             raw["state"] = [*request.q_rad.tolist(), request.gripper]
         return self._processor(request).preprocess(raw)
+
+    def _frames(self, request: Request, backend: str) -> Any:
+        if request.mode is Mode.INVERSE_DYNAMICS:
+            clip = request.clip
+            return read_clip(Path(clip), request.n_rows + 1) if isinstance(clip, str | Path) else np.array(clip)
+        if request.composite is None:
+            raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
+        return np.array(request.composite)
 
     def preset(self, request: Request) -> SamplerPreset:
         """The checkpoint's sampling where it has one of its own, else the embodiment's, with what the options set."""

@@ -8,7 +8,7 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, as_picture
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import Sampling
-from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
 class NativeBackend:
@@ -27,6 +27,7 @@ class NativeBackend:
     name = "native"
     needs_privileged = False
     requires_images = True
+    modes = tuple(Mode)
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class NativeBackend:
         """The chunk for a request, in the model's own scale.
 
         Raises:
-            BackendError: The request has no picture, or is not of mode ``policy``.
+            BackendError: The request has no picture.
             ActionSpaceError: It asks for another action space than the checkpoint's.
         """
         processed, preset = self._input(request, self.name), self._input.preset(request)

@@ -18,6 +18,7 @@ from strands_cosmos3.errors import (  # noqa: E402
     ActionSpaceError,
     BackendError,
     ConfigError,
+    InputError,
     LayoutError,
     MissingDependencyError,
     UnknownNameError,
@@ -124,7 +125,7 @@ def test_presets_and_overrides(folder):
 def test_refusals(native, folder, tmp_path):
     with pytest.raises(BackendError, match="picture"):
         native.infer(question(composite=None))
-    with pytest.raises(BackendError, match="infer"):
+    with pytest.raises(InputError, match="known_actions"):
         native.infer(question(mode=Mode.FORWARD_DYNAMICS))
     with pytest.raises(ConfigError, match="needs a checkpoint"):
         make_backend("native")

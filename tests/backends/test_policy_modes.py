@@ -1,0 +1,96 @@
+"""The three modes behind the policy: what to do, what would happen, what was done. Random weights: only the plumbing counts."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from strands_cosmos3.backends.native import NativeBackend  # noqa: E402
+from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
+from strands_cosmos3.embodiments import get_embodiment  # noqa: E402
+from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
+from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError  # noqa: E402
+from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
+from strands_cosmos3.sim.record import VideoWriter  # noqa: E402
+from strands_cosmos3.types import Observation  # noqa: E402
+
+VIEWS = {
+    name: np.random.RandomState(i).randint(0, 256, (90, 160, 3), dtype=np.uint8)
+    for i, name in enumerate(("wrist", "exterior_1", "exterior_2"))
+}
+FLAT = {**{f"joint_{i}": 0.1 * i for i in range(7)}, "gripper": 0.8, **VIEWS}
+ROWS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("modes") / "random")
+
+
+def policy(folder, mode, **options):
+    world = mode == "forward_dynamics"
+    quick = InferenceOptions(device="cpu", num_steps=1, guidance_scale=1.0, image_size=256, decode_video=world)
+    return Cosmos3Policy(backend=NativeBackend(folder, quick), mode=mode, **options)
+
+
+def test_forward_dynamics_decodes_without_being_told(folder):
+    with Cosmos3Policy(backend="native", model=folder, mode="forward_dynamics", device="cpu") as forward:
+        assert forward.backend.engine.decodes_video
+    with Cosmos3Policy(backend="native", model=folder, device="cpu") as plain:
+        assert not plain.backend.engine.decodes_video
+
+
+def test_forward_dynamics_answers_a_world_and_no_actions(folder):
+    actions = np.random.RandomState(0).uniform(-0.5, 0.5, (ROWS, 10))
+    with policy(folder, "forward_dynamics") as forward:
+        assert forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=actions) == []
+        first = forward.last_rollout
+        assert first["video"].shape[0] == ROWS + 1
+        assert first["video"].dtype == np.uint8
+        np.testing.assert_allclose(first["action"], actions, atol=1e-6)  # what was given, echoed
+        forward.reset()
+        forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=-actions)
+        assert not np.array_equal(forward.last_rollout["video"], first["video"])  # the actions matter
+
+
+def test_inverse_dynamics_reads_a_clip_or_a_film(folder, tmp_path):
+    clip = np.random.RandomState(1).randint(0, 256, (ROWS + 1, 128, 160, 3), dtype=np.uint8)
+    with policy(folder, "inverse_dynamics") as inverse:
+        steps = inverse.get_actions_sync(FLAT, "pick up the red cube", video=clip)
+        assert len(steps) == ROWS
+        assert list(steps[0]) == list(get_embodiment("droid").raw_action_layout)
+        inverse.reset()
+        other = inverse.get_actions_sync(FLAT, "pick up the red cube", video=clip[::-1])
+        assert other != steps  # the clip matters
+        with VideoWriter(tmp_path / "seen.mp4", 15) as film:
+            for frame in clip:
+                film.write(frame)
+        assert len(inverse.get_actions_sync(FLAT, "pick up the red cube", video=tmp_path / "seen.mp4")) == ROWS
+
+
+def test_with_a_robot_inverse_dynamics_becomes_joint_angles(folder):
+    clip = np.zeros((ROWS + 1, 128, 160, 3), np.uint8)
+    clip[:, 40:80, 40:80] = 200
+    home = [0, -np.pi / 5, 0, -4 * np.pi / 5, 0, 3 * np.pi / 5, 0]
+    with policy(folder, "inverse_dynamics", robot="panda") as inverse:
+        plan = inverse.plan(Observation(home, 1.0, VIEWS), "pick up the red cube", video=clip)
+        assert plan.q_rad.shape == (ROWS, 7)
+
+
+def test_what_a_mode_needs_and_only_that(folder):
+    with policy(folder, "forward_dynamics") as forward:
+        with pytest.raises(InputError, match=r"known_actions are for mode 'forward_dynamics', which needs them"):
+            forward.get_actions_sync(FLAT, "pick up the red cube")
+        with pytest.raises(ShapeError, match="10"):
+            forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=np.zeros((ROWS, 8)))
+        with pytest.raises(NonFiniteError, match="known_actions"):
+            forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=np.full((ROWS, 10), np.nan))
+    with policy(folder, "policy") as plain, pytest.raises(InputError, match="this is mode 'policy'"):
+        plain.get_actions_sync(FLAT, "pick up the red cube", video=np.zeros((17, 8, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize("backend", ["scripted", "diffusers"])
+def test_other_backends_know_one_mode(folder, backend):
+    with pytest.raises(ConfigError, match="only policy; use backend='native'"):
+        Cosmos3Policy(backend=backend, model=None if backend == "scripted" else folder, mode="inverse_dynamics")
