@@ -6,7 +6,7 @@ import pytest
 
 from strands_cosmos3.arm.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q
 from strands_cosmos3.backends.scripted import ScriptedBackend
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, UnknownNameError
+from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import ActionChunk, Outcome
@@ -233,7 +233,7 @@ def test_bad_arguments_are_refused_before_anything_moves(robot, tmp_path):
         ({"duration": -1.0, "policy_config": config}, InputError),
         ({"policy_config": {"backend": "scripted", "port": "x", "colour": 1}}, ConfigError),
         ({"policy_provider": "openvla"}, ConfigError),
-        ({}, ConfigError),
+        ({"policy_config": {"port": 1}}, BackendError),
     ]:
         with pytest.raises(error):
             robot.run_policy(**arguments, video=tmp_path / "no.mp4")
