@@ -233,7 +233,6 @@ def test_bad_arguments_are_refused_before_anything_moves(robot, tmp_path):
         ({"duration": -1.0, "policy_config": config}, InputError),
         ({"policy_config": {"backend": "scripted", "port": "x", "colour": 1}}, ConfigError),
         ({"policy_provider": "openvla"}, ConfigError),
-        ({"policy_config": {"port": 1}}, BackendError),
     ]:
         with pytest.raises(error):
             robot.run_policy(**arguments, video=tmp_path / "no.mp4")
@@ -242,6 +241,13 @@ def test_bad_arguments_are_refused_before_anything_moves(robot, tmp_path):
     for wrong in ({"limits": "ur5"}, {"feed_forward": "psychic"}, {"derating": 0.0}):
         with pytest.raises(Cosmos3Error):
             Robot(control=ControlConfig(**wrong))
+
+
+def test_a_server_that_is_not_there_is_said_and_leaves_no_film(robot, tmp_path):
+    with pytest.raises(BackendError, match="no policy server at"):
+        robot.run_policy(policy_config={"port": 1}, instruction=REACH, video=tmp_path / "no.mp4")
+    assert np.abs(robot.data.qvel[robot.scene.arm_dof]).max() < 1e-3
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_held_by_magic(robot, monkeypatch):
