@@ -11,18 +11,6 @@ from strands_cosmos3.cli import main
 
 
 @pytest.fixture
-def rendering():
-    from strands_cosmos3.errors import RenderError
-    from strands_cosmos3.sim.render import Renderer
-    from strands_cosmos3.sim.scene import Scene
-
-    try:
-        Renderer(Scene().model, 16, 16)
-    except RenderError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
 def cheap(checkpoints, tmp_path):
     """The same checkpoint, saying that it was trained on small pictures."""
     folder = shutil.copytree(checkpoints["silu"], tmp_path / "c")
@@ -32,7 +20,7 @@ def cheap(checkpoints, tmp_path):
     return folder
 
 
-def test_rollout_with_a_model(cheap, tmp_path, rendering):
+def test_rollout_with_a_model(cheap, tmp_path):
     film, figures = tmp_path / "f.mp4", tmp_path / "f.json"
     base = ["rollout", "--task", "reach", "--backend", "native", "--model", str(cheap), "--device", "cpu"]
     short = ["--num-steps", "1", "--duration", "0.2", "--film", "views", "--video", str(film), "--json", str(figures)]

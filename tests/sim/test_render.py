@@ -18,17 +18,6 @@ from strands_cosmos3.sim.scene import Layout, Scene
 LAYOUT = Layout(("cube_red", "cube_green", "cube_blue"), [[0.45, 0.0], [0.5, -0.15], [0.55, 0.15]], [0.3, 0.0, 1.0])
 
 
-def can_draw() -> bool:
-    try:
-        Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).close()
-    except RenderError:
-        return False
-    return True
-
-
-needs_gl = pytest.mark.skipif(not can_draw(), reason="no OpenGL on this machine")
-
-
 @pytest.fixture(scope="module")
 def scene() -> Scene:
     return Scene()
@@ -87,7 +76,6 @@ def test_choose_gl_respects_the_environment_and_the_caller(bare_linux):
         choose_gl()
 
 
-@needs_gl
 def test_draws_although_mujoco_was_imported_without_a_backend():
     code = (
         "import os, mujoco, numpy as np\n"
@@ -109,7 +97,6 @@ def test_importing_changes_no_environment():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@needs_gl
 def test_exteriors_see_all_cubes_and_the_bin(scene, data, renderer):
     for camera in ("exterior_1", "exterior_2", "beauty"):
         picture = renderer.render(data, camera)
@@ -121,7 +108,6 @@ def test_exteriors_see_all_cubes_and_the_bin(scene, data, renderer):
     assert not np.array_equal(renderer.render(data, "exterior_1"), renderer.render(data, "exterior_2"))
 
 
-@needs_gl
 def test_pictures_are_upright_and_on_the_right_side(data, renderer):
     left, right = renderer.render(data, "exterior_1"), renderer.render(data, "exterior_2")
     for picture in (left, right):
@@ -158,7 +144,6 @@ def test_wrist_camera_sees_where_the_fingers_close(scene, data):
     assert -1.0 < at[1] < 0.0
 
 
-@needs_gl
 def test_wrist_camera_moves_with_the_hand(scene, renderer):
     state = mujoco.MjData(scene.model)
     scene.reset(state, LAYOUT)
@@ -168,7 +153,6 @@ def test_wrist_camera_moves_with_the_hand(scene, renderer):
     assert np.abs(before.astype(int) - renderer.render(state, "wrist")).mean() > 3
 
 
-@needs_gl
 def test_paths_are_drawn_and_do_not_linger(data, renderer):
     path = Polyline(np.linspace([0.3, -0.2, 0.3], [0.6, 0.2, 0.3], 40), (0.0, 1.0, 1.0, 1.0), 0.01)
     clean = renderer.render(data, "exterior_1")
@@ -186,7 +170,6 @@ def test_polyline_is_checked():
         Polyline(np.full((4, 3), np.inf))
 
 
-@needs_gl
 def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
     with Renderer(scene.model, quality=Quality(512, 0)) as shaded, Renderer(scene.model, quality=OBSERVATION) as plain:
         darker = plain.render(data, "beauty").astype(int) - shaded.render(data, "beauty")
@@ -200,7 +183,6 @@ def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
             assert getattr(getattr(scene.model.vis, group), name) == getattr(getattr(fresh, group), name), name
 
 
-@needs_gl
 def test_errors_and_closing(scene, data):
     with pytest.raises(ConfigError, match="positive size"):
         Renderer(scene.model, 0, 10)
