@@ -17,6 +17,10 @@
     ├── ControlError (RuntimeError)      the arm cannot, or must not, execute what was asked
     │   └── ActuatorGuardError           a non-finite or out-of-range control value, stopped before `ctrl`
     ├── BackendError (RuntimeError)      inference failed, or answered something unusable
+    │   ├── RanksError                   several processes infer together and cannot any more: all were ended
+    │   │   ├── RankLostError (ConnectionError)   one of them ended
+    │   │   ├── RankSilentError (TimeoutError)    one of them stopped, or hangs
+    │   │   └── RankFailedError          one of them failed in a way that has no name here, or they disagree
     │   └── ServiceError                 a policy server, or the way to it, failed; the next call dials again
     │       ├── ServiceAbsentError (ConnectionError)   nothing listens there
     │       ├── ServiceSilentError (TimeoutError)      it did not answer in time
@@ -24,12 +28,19 @@
     │       ├── ServiceUnreadableError   it answered something else than this protocol
     │       ├── ServiceRefusedError      it answered with an error: no access, a bad request, failed inference
     │       └── ServiceChunkError        it answered rows that must not be executed: not finite, or of another shape
+    ├── EvaluationError (RuntimeError)   an evaluation cannot go on; what is finished is kept
+    │   └── ReplicaLostError             whoever speaks for a shared replica is gone; its episodes run again
     ├── CheckpointError (RuntimeError)   a checkpoint that must not, or cannot, be loaded
     │   ├── LayoutError                  empty, truncated, pickled, unreadable, or pointing outside its folder
     │   ├── WeightsError                 missing, surplus, misshapen or non-finite weights; they are named
     │   ├── DigestError                  a file whose bytes are not those whose digest was recorded
     │   ├── VariantError                 another variant or action space than the one asked for
     │   └── PreflightError               this device cannot hold it; every failure is listed
+    ├── TrainingError (RuntimeError)     a loss that is no longer finite, or a stage that did not pass its gate
+    ├── DatasetError (RuntimeError)   a dataset that cannot be read, or must not be written to
+    │   ├── DatasetFormatError        files that are absent, truncated, contradictory, or point outside their folder
+    │   ├── DatasetMismatchError (ValueError)   it holds other features, or another rate, than what is to be added
+    │   └── DatasetBusyError          another process is writing to it
     └── EnvironmentalError (RuntimeError)  something on this machine is missing
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
@@ -116,6 +127,22 @@ class BackendError(Cosmos3Error, RuntimeError):
     """Inference failed or answered something unusable."""
 
 
+class RanksError(BackendError):
+    """Several processes infer together and cannot any more; all of them were ended, and the next call starts new ones."""
+
+
+class RankLostError(RanksError, ConnectionError):
+    """A rank's process ended."""
+
+
+class RankSilentError(RanksError, TimeoutError):
+    """A rank was stopped, or hangs: it gave no sign of life, or made no progress."""
+
+
+class RankFailedError(RanksError):
+    """A rank failed in a way that has no name here, or ranks answered differently."""
+
+
 class ServiceError(BackendError):
     """A policy server, or the way to it, failed. The connection is gone; the next call dials again."""
 
@@ -144,6 +171,14 @@ class ServiceChunkError(ServiceError):
     """The server answered rows that must not be executed: not finite, or of another shape."""
 
 
+class EvaluationError(Cosmos3Error, RuntimeError):
+    """An evaluation cannot go on: its workers do not start, or what they ask is gone. Finished episodes are kept."""
+
+
+class ReplicaLostError(EvaluationError):
+    """Whoever speaks for a shared replica is gone. It is replaced, and the episode runs again."""
+
+
 class CheckpointError(Cosmos3Error, RuntimeError):
     """A checkpoint that must not, or cannot, be loaded."""
 
@@ -166,6 +201,26 @@ class VariantError(CheckpointError):
 
 class PreflightError(CheckpointError):
     """This device cannot hold the checkpoint; the message lists every failure at once."""
+
+
+class TrainingError(Cosmos3Error, RuntimeError):
+    """A loss that is no longer finite, or a stage that did not pass its gate."""
+
+
+class DatasetError(Cosmos3Error, RuntimeError):
+    """A dataset that cannot be read, or must not be written to."""
+
+
+class DatasetFormatError(DatasetError):
+    """Files of a dataset are absent, truncated, contradict each other, or lie outside its folder."""
+
+
+class DatasetMismatchError(DatasetError, ValueError):
+    """A dataset holds other features, or another rate, than what is to be added; the message names the differences."""
+
+
+class DatasetBusyError(DatasetError):
+    """Another process is writing to the dataset."""
 
 
 class EnvironmentalError(Cosmos3Error, RuntimeError):

@@ -47,6 +47,15 @@ class Goal:
     onto: str | None = None
 
 
+TEMPLATES = {
+    Verb.REACH: "reach the {a} cube",
+    Verb.PICK: "pick up the {a} cube",
+    Verb.PLACE: "place the {a} cube in the bin",
+    Verb.STACK: "stack the {a} cube on the {b} cube",
+}
+"""The usual wording of each task: ``{a}`` is the colour of the cube that moves, ``{b}`` of the one below it."""
+
+
 def parse_instruction(text: str) -> Goal:
     """The goal an instruction names: a verb and a colour, and for stacking the colour after "on" for the cube below.
 

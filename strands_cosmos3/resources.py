@@ -1,8 +1,12 @@
-"""Where packaged data lives: beside the package in a checkout, inside it in a wheel."""
+"""Files: where packaged data lives (beside the package in a checkout, inside it in a wheel), and output written whole."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from strands_cosmos3.errors import ResourceNotFoundError
 
@@ -21,3 +25,18 @@ def resource(relative: str) -> Path:
             return root / relative
     looked = ", ".join(str(root) for root in _ROOTS)
     raise ResourceNotFoundError(f"{relative!r} is not part of this installation (looked in {looked}); reinstall it.")
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a hidden file beside ``path``, then put it in its place."""
+    hidden = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(hidden)
+        os.replace(hidden, path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    write_whole(path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n"))

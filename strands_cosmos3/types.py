@@ -69,7 +69,7 @@ class Outcome(StrEnum):
 _OUTCOME_MESSAGES = {
     Outcome.SUCCESS: "The task's success condition held.",
     Outcome.TIMEOUT: "The time was up before the task's success condition held.",
-    Outcome.COMPLETED: "The motion was played to its end; there was no task to judge.",
+    Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task to judge.",
     Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
     Outcome.FAULT: "A fault stopped the episode; the arm was brought to rest.",
 }
@@ -158,6 +158,8 @@ class Request:
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
         images: The views themselves, by name, for whoever composes elsewhere.
         known_actions: [rows, D] what is done, in the model's own scale; for ``forward_dynamics``, and there only.
+        committed: [rows, D] what the arm is bound to do while this is inferred, from the observation on, in the model's own
+            scale; fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
         clip: [F, H, W, 3] uint8 what was seen, or the path of a film; for ``inverse_dynamics``, and there only.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
@@ -180,6 +182,7 @@ class Request:
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
     known_actions: F64 | None = None
     clip: NDArray[np.uint8] | str | Path | None = None
+    committed: F64 | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
@@ -208,6 +211,14 @@ class Request:
                 )
         if self.known_actions is not None:
             _set(self, known_actions=finite_array(self.known_actions, "known_actions", (None, self.action_space.width)))
+        if self.committed is not None:
+            committed = finite_array(self.committed, "committed", (None, self.action_space.width))
+            if self.mode is not Mode.POLICY or len(committed) >= self.n_rows:
+                raise InputError(
+                    f"committed rows are for mode 'policy' and fewer than the {self.n_rows} wanted; got {len(committed)} in "
+                    f"mode {str(self.mode)!r}."
+                )
+            _set(self, committed=committed)
         if self.clip is not None and not isinstance(self.clip, str | Path):
             _set(self, clip=np.stack([_image(frame, "clip") for frame in np.asarray(self.clip)]))
 
@@ -398,11 +409,19 @@ class Rollout:
         tracking: Achieved against commanded, at every physics step.
         drift: Achieved against a recording, where one was replayed.
         steps: Rows ``total, clamped, stretched, unconverged``.
-        latency_ms: Wall time of inference and planning, ``p50, p95, max``.
+        latency_ms: What the loop experienced: from a question until its chunk was taken up, on the arm's clock; ``p50, p95,
+            max`` over the chunks taken up.
         counters: Events by name.
+        duration_s: How long the arm was driven, in simulated seconds.
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
         fault: What went wrong, where the outcome is a fault.
+        latency_clock: What that clock is: ``"simulated"``, ``"simulated, stopped for each answer"`` (latency is zero then), or
+            ``"simulated, paced by the wall's"``.
+        inference_ms: What inference and planning took on the wall's clock, ``p50, p95, max``, whatever the loop experienced.
+        final_state: What the reference was doing when the last tick was over, before the arm was brought to rest (see
+            ``docs/safety.md``); ``"fault"`` also where it could not be.
+        held: What the arm was waiting for, where it was in HOLD when the time was up.
         arrays: Trajectories by name, as :meth:`save_npz` writes them.
     """
 
@@ -421,6 +440,10 @@ class Rollout:
     drift: ErrorSummary | None = None
     model_sha256: str | None = None
     fault: str | None = None
+    latency_clock: str = "simulated"
+    inference_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    final_state: str | None = None
+    held: str | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING, repr=False)
 
     @property
@@ -440,9 +463,13 @@ class Rollout:
             **{name: vars(error) for name, error in errors.items() if error is not None},
             "steps": dict(self.steps),
             "latency_ms": dict(self.latency_ms),
+            "latency_clock": self.latency_clock,
+            "inference_ms": dict(self.inference_ms),
             "counters": dict(self.counters),
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
+            "final_state": self.final_state,
+            **({"held": self.held} if self.held else {}),
             **({"model_sha256": self.model_sha256} if self.model_sha256 else {}),
             **({"fault": self.fault} if self.fault else {}),
         }

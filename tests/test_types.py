@@ -187,5 +187,7 @@ def test_rollout_is_json(task, outcome, success, tmp_path):
     assert written["success"] is success
     assert {"seed", "task", "instruction", "ik", "path", "tracking", "steps", "latency_ms", "counters"} <= set(written)
     assert "drift" not in written
+    assert "held" not in written
+    assert written["latency_clock"] == "simulated"
     rollout.save_npz(str(tmp_path / "episode.npz"))
     assert np.load(tmp_path / "episode.npz")["q_rad"].shape == (2, 7)
