@@ -2,8 +2,9 @@
 
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
 ``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
-``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain`` and ``sha256`` (file -> digest,
-checked before loading).
+``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain``, ``state`` (see :mod:`.state`),
+``sampling`` (its default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (1 where a policy answers
+actions without a video) and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import Any
 
 import torch
 
+from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sampler import SchedulerConfig
+from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
-from strands_cosmos3.engine.weight_files import WeightFiles, read_json
+from strands_cosmos3.engine.weight_files import Cut, WeightFiles, cut_shape, read_json
 from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes, optional
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
 
@@ -41,6 +44,9 @@ class Checkpoint:
         variant: What it is.
         action_space: What its actions mean, or None where nothing says so.
         metadata: Its ``strands_cosmos3`` object.
+        state_row: How the state row of its ``midtrain`` sequence is made, or None where it has none.
+        sampling: Its own default sampling, or None.
+        policy_frames: Pixel frames of a policy's clip: 1 where it answers actions without a video; None is the chunk's.
     """
 
     root: Path
@@ -52,6 +58,9 @@ class Checkpoint:
     variant: Variant
     action_space: str | None
     metadata: Mapping[str, Any]
+    state_row: StateRow | None = None
+    sampling: SamplerPreset | None = None
+    policy_frames: int | None = None
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -82,6 +91,9 @@ class Checkpoint:
         vae_weights = collected.of(lambda: WeightFiles(root / "vae", root))
         if config is not None and metadata is not None:
             named = collected.of(lambda: _variant(root, config, metadata, variant))
+            state_row = collected.of(lambda: StateRow.from_metadata(metadata))
+            sampling = collected.of(lambda: _sampling(metadata))
+            frames = collected.of(lambda: _policy_frames(metadata))
             space = collected.of(lambda: _space(named, metadata, action_space)) if named else None
         collected.raise_if_any(root)
         assert config
@@ -91,7 +103,8 @@ class Checkpoint:
         assert vae_weights
         assert metadata is not None
         assert named
-        return cls(root, config, scheduler, vae_config, weights, vae_weights, named, space, metadata)
+        files = weights, vae_weights
+        return cls(root, config, scheduler, vae_config, *files, named, space, metadata, state_row, sampling, frames)
 
     @property
     def digest(self) -> str:
@@ -113,28 +126,41 @@ class Checkpoint:
             files.verify({Path(path).name: digest for path, digest in names.items()})
 
     def load_transformer(
-        self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        text_device: torch.device | None = None,
+        cut: Callable[[str, tuple[int, ...]], Cut] = lambda _, shape: (),
     ) -> Cosmos3Transformer:
         """The transformer with its weights, without action heads, ``lm_head`` and what of the text tower nothing reads.
 
         Args:
             device, dtype: Where and as what it is kept; the time embedder stays in float32.
             text_device: Where the text tower is kept; None is ``device``.
+            cut: Name in the released layout and whole shape of a weight -> the part of it that is kept; only that is read.
 
         Raises:
             WeightsError: A weight is not finite.
         """
         with torch.device("meta"):
             model = Cosmos3Transformer(self.config)
-        targets = {}
+        targets, cuts = {}, {}
+
+        def kept_shape(parameter: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+            key = checkpoint_key(parameter)
+            cuts[key] = cut(key, shape)
+            return cut_shape(shape, cuts[key])
+
         for name, child in model.named_children():
             where = text_device or device if name == "text" else device
             kept = torch.float32 if name == "time_embedder" else dtype
-            inner = materialise(child, where, lambda _, kept=kept: kept)
+            inner = materialise(
+                child, where, lambda _, kept=kept: kept, lambda part, shape, name=name: kept_shape(f"{name}.{part}", shape)
+            )
             targets |= {checkpoint_key(f"{name}.{inner_name}"): tensor for inner_name, tensor in inner.items()}
         embed = torch.empty(self.config.hidden_size, device=device, dtype=dtype)
         model.action_modality_embed = torch.nn.Parameter(embed, requires_grad=False)
-        self.weights.read_into({**targets, "action_modality_embed": embed})
+        self.weights.read_into({**targets, "action_modality_embed": embed}, cuts)
         return model.eval()
 
 
@@ -170,6 +196,28 @@ def _metadata(root: Path) -> Mapping[str, Any]:
     if not isinstance(ours, dict) or not isinstance(ours.get("sha256", {}), dict):
         raise LayoutError(f"{root / METADATA}: strands_cosmos3 and its sha256 must be JSON objects.")
     return ours
+
+
+def _sampling(metadata: Mapping[str, Any]) -> SamplerPreset | None:
+    found = metadata.get("sampling")
+    if found is None:
+        return None
+    try:
+        preset = SamplerPreset(int(found["num_steps"]), float(found["guidance_scale"]), float(found["flow_shift"]))
+    except (KeyError, TypeError, ValueError):
+        raise LayoutError(
+            f"checkpoint.json: sampling must have num_steps, guidance_scale and flow_shift, got {found!r}."
+        ) from None
+    if preset.num_steps < 1 or not preset.flow_shift > 0:
+        raise LayoutError(f"checkpoint.json: sampling needs at least one step and a shift above zero, got {found!r}.")
+    return preset
+
+
+def _policy_frames(metadata: Mapping[str, Any]) -> int | None:
+    found = metadata.get("policy_frames")
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
+        raise LayoutError(f"checkpoint.json: policy_frames must be a whole number of at least 1, got {found!r}.")
+    return found
 
 
 def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:

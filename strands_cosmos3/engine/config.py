@@ -1,5 +1,4 @@
-"""The architecture of one checkpoint, read from its ``transformer/config.json``, and how an engine is spread over
-devices.
+"""The architecture of one checkpoint, read from its ``transformer/config.json``.
 
 Published config files carry keys that say nothing about inference; they are ignored. What is read is checked here once.
 """
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from strands_cosmos3.errors import ConfigError, LayoutError
+from strands_cosmos3.errors import LayoutError
 
 _POSITIVE = (
     "hidden_size",
@@ -27,29 +26,6 @@ _POSITIVE = (
 )
 TIME_CHANNELS = 256
 """Width of the sinusoid that a timestep is turned into."""
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """How one engine is spread over devices.
-
-    Args:
-        tp_size: Ranks that split every layer.
-        cfg_size: Ranks that split the conditional and the unconditional pass (1 or 2).
-
-    Raises:
-        ConfigError: Anything but 1 x 1; distributed inference is not in this version.
-    """
-
-    tp_size: int = 1
-    cfg_size: int = 1
-
-    def __post_init__(self) -> None:
-        if (self.tp_size, self.cfg_size) != (1, 1):
-            raise ConfigError(
-                f"tp_size={self.tp_size}, cfg_size={self.cfg_size}: distributed inference is not in this version; "
-                "use ParallelConfig(tp_size=1, cfg_size=1)."
-            )
 
 
 @dataclass(frozen=True)

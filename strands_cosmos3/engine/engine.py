@@ -7,16 +7,17 @@ hidden, N generation tokens; C F H W latent channels, frames, height, width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from strands_cosmos3.embodiments import NUM_DOMAINS
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.config import ParallelConfig, TransformerConfig
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.given import starting_noise, token_ids, widened
 from strands_cosmos3.engine.graphs import VelocityRunner
 from strands_cosmos3.engine.preflight import preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
@@ -30,6 +31,7 @@ from strands_cosmos3.engine.sequence import (
     text_positions,
     unpatchify,
 )
+from strands_cosmos3.engine.spread import Alone, Plan, Spread, Vae
 from strands_cosmos3.engine.text_cache import TextCache
 from strands_cosmos3.engine.timing import Stopwatch
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
@@ -48,10 +50,19 @@ class _Branches:
     texts: tuple[TextKV, ...]
     rope: Rope
 
-    @property
-    def conditional(self) -> _Branches:
-        """The pass without guidance."""
-        return _Branches(self.texts[:1], (self.rope[0][:1], self.rope[1][:1]))
+
+@dataclass(frozen=True)
+class _Passes:
+    """What this rank computes: at steps with guidance its own branches, at steps without the conditional one."""
+
+    guided: tuple[bool, ...]  # for each step
+    with_guidance: _Branches | None
+    without: _Branches | None
+
+    def at(self, step: int) -> _Branches:
+        branches = self.with_guidance if self.guided[step] else self.without
+        assert branches is not None
+        return branches
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class _Sample:
 
 
 class Cosmos3Engine:
-    """Cosmos 3 action inference on one device.
+    """Cosmos 3 action inference: on one device, or as one rank of several that are called alike.
 
     Make one with :meth:`from_pretrained`. An engine serves one call at a time.
 
@@ -81,9 +92,10 @@ class Cosmos3Engine:
         self,
         checkpoint: Checkpoint,
         transformer: Cosmos3Transformer,
-        vae: WanVae,
+        vae: Vae,
         device: torch.device,
         *,
+        spread: Spread | None = None,
         text_cache_bytes: int = _TEXT_CACHE_BYTES,
         offload_text: bool = False,
         cuda_graphs: bool = False,
@@ -94,6 +106,7 @@ class Cosmos3Engine:
         self.transformer = transformer
         self.vae = vae
         self.device = device
+        self.spread = Alone(device) if spread is None else spread
         self.text_cache = TextCache(text_cache_bytes, self._prefill)
         self._offload_text = offload_text
         self._heads: dict[int, ActionHead] = {}
@@ -107,7 +120,7 @@ class Cosmos3Engine:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.bfloat16,
-        parallel: ParallelConfig | None = None,
+        parallel: Plan | None = None,
         decode_video: bool = False,
         variant: str | None = None,
         action_space: str | None = None,
@@ -123,9 +136,10 @@ class Cosmos3Engine:
 
         Args:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
-            device: ``cpu``, ``cuda`` or ``cuda:N``.
+            device: ``cpu``, ``cuda`` or ``cuda:N``; ``cuda`` is this process's own where several run on a machine.
             dtype: Type of weights and hidden states; the sampler and the time embedding stay in float32.
-            parallel: How it is spread; this version knows one device.
+            parallel: A :class:`~strands_cosmos3.parallel.config.ParallelConfig`: how it is spread over the processes that
+                torchrun started, of which each calls this. None is this process alone.
             decode_video: Whether predicted videos are decoded to pixels. Without, the VAE's decoder is never read.
             variant: What the checkpoint must be, e.g. ``nano-policy-droid``; None accepts what it says.
             action_space: What its actions mean, where neither its name nor its metadata says so.
@@ -138,34 +152,39 @@ class Cosmos3Engine:
 
         Raises:
             CheckpointError: The checkpoint is damaged, is not what was asked for, or does not fit; see its children.
-            ConfigError: ``parallel`` asks for more than one device.
+            ConfigError: ``parallel`` and the number of processes differ, or the transformer cannot be split so.
         """
-        if parallel is not None and parallel != ParallelConfig():
-            raise ConfigError(f"{parallel} needs a distributed backend, which is not in this version.")
-        where = torch.device(device)
-        checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
-        preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text)
-        if verify:
-            checkpoint.verify()
-        vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
-        if vae.channels != checkpoint.config.latent_channel:
-            raise VariantError(
-                f"the VAE has {vae.channels} latent channels, the transformer {checkpoint.config.latent_channel}: "
-                "they do not belong together."
+        spread = Alone(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
+        with ExitStack() as on_failure:
+            on_failure.callback(spread.close)
+            where = spread.device
+            checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
+            spread.check(checkpoint.config)
+            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, cut=spread.cut)
+            if verify:
+                checkpoint.verify()
+            vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
+            if vae.channels != checkpoint.config.latent_channel:
+                raise VariantError(
+                    f"the VAE has {vae.channels} latent channels, the transformer {checkpoint.config.latent_channel}: "
+                    "they do not belong together."
+                )
+            text_device = torch.device("cpu") if offload_text else None
+            transformer = checkpoint.load_transformer(where, dtype, text_device, spread.cut)
+            spread.wire(transformer)
+            engine = cls(
+                checkpoint,
+                transformer,
+                spread.wire_vae(vae),
+                where,
+                spread=spread,
+                text_cache_bytes=text_cache_bytes,
+                offload_text=offload_text,
+                cuda_graphs=cuda_graphs,
             )
-        text_device = torch.device("cpu") if offload_text else None
-        transformer = checkpoint.load_transformer(where, dtype, text_device)
-        engine = cls(
-            checkpoint,
-            transformer,
-            vae,
-            where,
-            text_cache_bytes=text_cache_bytes,
-            offload_text=offload_text,
-            cuda_graphs=cuda_graphs,
-        )
-        for domain in domains:
-            engine.action_head(domain)
+            for domain in domains:
+                engine.action_head(domain)
+            on_failure.pop_all()
         return engine
 
     @property
@@ -186,7 +205,8 @@ class Cosmos3Engine:
         return sum(t.numel() * t.element_size() for t in held)
 
     def close(self) -> None:
-        """Let go of weights, graphs and prompts. The engine cannot be used afterwards."""
+        """Let go of weights, graphs, prompts and other ranks. The engine cannot be used afterwards."""
+        self.spread.close()
         self.text_cache.clear()
         self._heads.clear()
         self._runner.clear()
@@ -227,7 +247,8 @@ class Cosmos3Engine:
         Returns:
             ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale; in forward dynamics the
             given actions. ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off.
-            ``pixels`` [1, 3, frames, height, width] in [0, 1] where the engine decodes. ``seed``, ``action_space``,
+            ``pixels`` [1, 3, frames, height, width] in [0, 1] where the engine decodes (of several ranks, rank 0's result).
+            ``seed``, ``action_space``,
             and ``timing``, milliseconds by part.
 
         Raises:
@@ -243,16 +264,19 @@ class Cosmos3Engine:
             layout = self._layout(request, space)
             clean = self._encode(request, layout)
         with clock.part("text"):
-            branches = self._branches(request, layout)
+            schedule = self._schedule(request)
+            passes = self._passes(request, layout, schedule)
         with clock.part("denoise"):
             sample = self._sample(request, layout, clean)
-            vision_VP, action_TA = self._denoise(request, sample, branches, on_step)
+            vision_VP, action_TA = self._denoise(request, schedule, sample, passes, on_step)
         result: dict[str, Any] = {}
         if request.return_video:
             result["video"] = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
         if self.decodes_video:
             with clock.part("decode"):
-                result["pixels"] = ((self.vae.decode(result["video"]) + 1) / 2).clamp(0, 1)
+                pixels = self.vae.decode(result["video"])
+                if pixels is not None:
+                    result["pixels"] = ((pixels + 1) / 2).clamp(0, 1)
         chunk = action_TA[layout.action_rows - request.action_chunk :, : request.raw_action_dim]
         result["action"] = chunk[None].float().cpu()
         return {**result, "seed": request.seed, "action_space": space, "timing": clock.milliseconds()}
@@ -272,10 +296,15 @@ class Cosmos3Engine:
             )
         if space == "joint_pos" and request.action_prefix is None:
             raise InputError("joint_pos needs the state as the first row of action_prefix: [q1..q7, gripper open].")
+        if self.checkpoint.state_row is not None and request.action_prefix is None:
+            raise InputError(
+                "this checkpoint's sequence starts with a state row: give the measured pose and opening, scaled, as the first "
+                "row of action_prefix (Cosmos3PolicyProcessor.for_checkpoint does, from `state`)."
+            )
         return space
 
     def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
-        state_rows = 1 if space == "joint_pos" else 0
+        state_rows = 1 if space == "joint_pos" or self.checkpoint.state_row is not None else 0
         rows = request.action_chunk + state_rows
         if request.raw_action_dim > self.config.action_dim:
             raise ShapeError(f"raw_action_dim {request.raw_action_dim} exceeds the model's {self.config.action_dim}.")
@@ -316,16 +345,26 @@ class Cosmos3Engine:
             clean[:, i] = latents[:, i, :height, :width]
         return clean
 
-    def _branches(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> _Branches:
-        prompts = [_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
+    def _schedule(self, request: Cosmos3ActionRequest) -> Schedule:
+        return self.checkpoint.scheduler.schedule(request.num_inference_steps, request.flow_shift, request.use_karras_sigmas)
+
+    def _passes(self, request: Cosmos3ActionRequest, layout: SequenceLayout, schedule: Schedule) -> _Passes:
+        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
         if request.guidance_scale != 1:
             assert request.neg_text_ids is not None  # the request checked it
-            negative = _ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size)
+            negative = token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size)
             prompts.append(negative)
-        texts = tuple(self.text_cache.get(ids) for ids in prompts)
-        tables = [self._rope(generation_positions(layout, self.config, text.tokens)) for text in texts]
-        cos, sin = (torch.stack(table) for table in zip(*tables, strict=True))
-        return _Branches(texts, (cos, sin))
+        guides = [len(prompts) == 2 and _guides(request.guidance_interval, t) for t in schedule.timesteps]
+        own = self.spread.branches if any(guides) else ()
+        needed = sorted({*own, *(() if all(guides) else (0,))})
+        texts = {i: self.text_cache.get(prompts[i]) for i in needed}
+        tables = {i: self._rope(generation_positions(layout, self.config, texts[i].tokens)) for i in needed}
+
+        def branches(which: Sequence[int]) -> _Branches:
+            cos, sin = (torch.stack(table) for table in zip(*(tables[i] for i in which), strict=True))
+            return _Branches(tuple(texts[i] for i in which), (cos, sin))
+
+        return _Passes(tuple(guides), branches(own) if own else None, branches((0,)) if 0 in needed else None)
 
     def _rope(self, positions: torch.Tensor, device: torch.device | None = None) -> Rope:
         return rope_tables(positions, self.config, device or self.device, self.dtype)
@@ -342,11 +381,11 @@ class Cosmos3Engine:
         free = torch.ones(C, *shape)
         free[:, list(layout.clean_frames)] = 0
         free = patchify(free, patch).to(self.device)  # an odd edge's padding is not free either
-        noise = _noise(request.video_noise, request.seed, (C, *shape), "video_noise").to(self.device)
+        noise = starting_noise(request.video_noise, request.seed, (C, *shape), "video_noise").to(self.device)
         rows_free = torch.zeros(layout.action_rows, self.config.action_dim)
         rows_free[layout.clean_rows :, : layout.raw_action_dim] = 1
         rows_free = rows_free.to(self.device)
-        row_noise = _noise(request.action_noise, request.seed, tuple(rows_free.shape), "action_noise")
+        row_noise = starting_noise(request.action_noise, request.seed, tuple(rows_free.shape), "action_noise")
         given = torch.zeros_like(rows_free)
         if (known := self._known_rows(request, layout)) is not None:
             given[: len(known), : known.shape[1]] = known
@@ -374,28 +413,32 @@ class Cosmos3Engine:
             actions = actions[: request.action_chunk]
             head = layout.action_rows - request.action_chunk
             if head and prefix is not None:
-                actions = torch.cat([_widened(prefix[:head], actions.shape[1]), actions])
+                actions = torch.cat([widened(prefix[:head], actions.shape[1]), actions])
             return actions.to(self.device, torch.float32)
         return None if prefix is None else prefix.to(self.device, torch.float32)
 
     def _denoise(
-        self, request: Cosmos3ActionRequest, sample: _Sample, branches: _Branches, on_step: OnStep | None
+        self,
+        request: Cosmos3ActionRequest,
+        schedule: Schedule,
+        sample: _Sample,
+        passes: _Passes,
+        on_step: OnStep | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        schedule = self.checkpoint.scheduler.schedule(
-            request.num_inference_steps, request.flow_shift, request.use_karras_sigmas
-        )
         steps = unipc_coefficients(schedule)
         times = self._time_embeddings(schedule)
         head = self.action_head(request.domain_id)
         vision, action = UniPC(sample.vision_VP, steps), UniPC(sample.action_TA, steps)
         layout, count = sample.layout, len(steps)
-        for i, t in enumerate(schedule.timesteps):
+        for i in range(count):
             vision_group = layout.noisy_vision if request.return_video or i + 1 < count else slice(0, 0)
             groups = vision_group, layout.noisy_action
-            now = branches if _guides(request.guidance_interval, t) else branches.conditional
+            now = passes.at(i)
             velocities = self._runner(
                 vision.sample, action.sample, times[i], sample.noisy_N1, now.rope, now.texts, head, *groups
             )
+            if passes.guided[i]:
+                velocities = self.spread.exchange(velocities)
             of_vision, of_action = (_combine(v_B, request.guidance_scale) for v_B in velocities)
             if vision_group.stop > vision_group.start:
                 _advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_VP)
@@ -430,32 +473,3 @@ def _combine(velocity_B: torch.Tensor, scale: float) -> torch.Tensor:
 
 def _guides(interval: tuple[float, float] | None, timestep: int) -> bool:
     return interval is None or interval[0] < timestep < interval[1]
-
-
-def _ids(ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: int) -> tuple[int, ...]:
-    flat = ids.reshape(-1)
-    if ids.ndim > 2 or (ids.ndim == 2 and ids.shape[0] != 1):
-        raise ShapeError(f"{name} must be [S] or [1, S], got {list(ids.shape)}.")
-    if mask is not None:
-        if mask.numel() != flat.numel():
-            raise ShapeError(f"the mask of {name} has {mask.numel()} values for {flat.numel()} ids.")
-        flat = flat[mask.reshape(-1) != 0]
-    values = tuple(int(i) for i in flat.tolist())
-    if not values or not all(0 <= i < vocab for i in values):
-        raise InputError(f"{name} must hold at least one id, all of them 0..{vocab - 1} (the model's vocabulary).")
-    return values
-
-
-def _noise(given: torch.Tensor | None, seed: int, shape: tuple[int, ...], name: str) -> torch.Tensor:
-    if given is None:
-        return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
-    given = given[0] if given.ndim == len(shape) + 1 and given.shape[0] == 1 else given
-    if tuple(given.shape) != shape:
-        raise ShapeError(f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(given.shape)}.")
-    return given.float()
-
-
-def _widened(rows: torch.Tensor, width: int) -> torch.Tensor:
-    if rows.shape[1] >= width:
-        return rows[:, :width]
-    return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))

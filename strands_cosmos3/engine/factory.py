@@ -9,6 +9,7 @@ folders as they are.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import expected_shapes
 
 LABEL = "random weights, for tests and benchmarks: what this checkpoint answers means nothing"
-_STEM = "diffusion_pytorch_model"
+STEM = "diffusion_pytorch_model"
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -89,25 +90,25 @@ def write_checkpoint(
         The folder.
     """
     folder, sizes = Path(folder), sizes or FactorySizes()
-    vocab = _write_tokenizer(folder / "text_tokenizer")
-    data = _transformer_config(sizes, hidden_act, vocab)
-    _write_json(folder / "transformer/config.json", data)
+    vocab = write_tokenizer(folder / "text_tokenizer")
+    data = transformer_config(sizes, hidden_act, vocab)
+    write_json(folder / "transformer/config.json", data)
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
     weights = {key: _weight(key, shape, generator) for key, shape in expected_shapes(config).items()}
-    _write_shards(folder / "transformer", weights, sizes.shards)
+    write_weights(folder / "transformer", weights, sizes.shards)
     _write_vae(folder / "vae", sizes, seed)
-    _write_json(folder / "scheduler/scheduler_config.json", _SCHEDULER)
-    _write_json(folder / "model_index.json", _MODEL_INDEX)
+    write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
+    write_json(folder / "model_index.json", MODEL_INDEX)
     ours: dict[str, Any] = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
     if digests:
         files = sorted(folder.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(folder)): sha256(file) for file in files}
-    _write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
+    write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
     return folder
 
 
-_SCHEDULER = {
+SCHEDULER = {
     "_class_name": "UniPCMultistepScheduler",
     "num_train_timesteps": 1000,
     "prediction_type": "flow_prediction",
@@ -122,7 +123,7 @@ _SCHEDULER = {
     "flow_shift": 1.0,
     "final_sigmas_type": "zero",
 }
-_MODEL_INDEX = {
+MODEL_INDEX = {
     "_class_name": "Cosmos3OmniPipeline",
     "transformer": ["diffusers", "Cosmos3OmniTransformer"],
     "text_tokenizer": ["transformers", "PreTrainedTokenizerFast"],
@@ -136,7 +137,8 @@ _MODEL_INDEX = {
 }
 
 
-def _transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
+def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
+    """``transformer/config.json`` of a small checkpoint."""
     half = sizes.head_dim // 2
     spatial = round(half * 20 / 64)
     edge = hidden_act == "relu2"
@@ -182,39 +184,49 @@ def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> tor
     return noise / shape[1] ** 0.5
 
 
-def _write_shards(folder: Path, weights: dict[str, torch.Tensor], count: int) -> None:
+def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1, label: str = LABEL) -> None:
+    """Write weights in the released layout: one file, or some shards and their index."""
     if count == 1:
-        save_file(weights, folder / f"{_STEM}.safetensors", metadata={"format": "pt", "label": LABEL})
+        save_file(weights, folder / f"{STEM}.safetensors", metadata={"format": "pt", "label": label})
         return
     keys, weight_map = sorted(weights), {}
     for i in range(count):
-        name = f"{_STEM}-{i + 1:05d}-of-{count:05d}.safetensors"
+        name = f"{STEM}-{i + 1:05d}-of-{count:05d}.safetensors"
         mine = {key: weights[key] for key in keys[i::count]}
         weight_map |= dict.fromkeys(mine, name)
-        save_file(mine, folder / name, metadata={"format": "pt", "label": LABEL})
+        save_file(mine, folder / name, metadata={"format": "pt", "label": label})
     size = sum(w.numel() * w.element_size() for w in weights.values())
-    _write_json(folder / f"{_STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
+    write_json(folder / f"{STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
+
+
+def fresh_vae(base: int, decoder_base: int, channels: int) -> AutoencoderKLWan:
+    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression) with fresh weights, drawn from torch's generator.
+
+    Args:
+        base, decoder_base: Channels of the encoder's and the decoder's widest-grid blocks.
+        channels: Latent channels.
+    """
+    return AutoencoderKLWan(
+        base_dim=base,
+        decoder_base_dim=decoder_base,
+        z_dim=channels,
+        dim_mult=[1, 2, 4, 4],
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * channels,
+        latents_std=[1.0] * channels,
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_temporal=4,
+        scale_factor_spatial=16,
+    )
 
 
 def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
-    z = sizes.latent_channels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        vae = AutoencoderKLWan(
-            base_dim=sizes.vae_base,
-            decoder_base_dim=sizes.vae_decoder_base,
-            z_dim=z,
-            dim_mult=[1, 2, 4, 4],
-            temperal_downsample=[False, True, True],
-            latents_mean=[0.0] * z,
-            latents_std=[1.0] * z,
-            is_residual=True,
-            in_channels=12,
-            out_channels=12,
-            patch_size=2,
-            scale_factor_temporal=4,
-            scale_factor_spatial=16,
-        )
+        vae = fresh_vae(sizes.vae_base, sizes.vae_decoder_base, sizes.latent_channels)
         sample = torch.rand(1, 3, 5, 96, 96) * 2 - 1
     with torch.no_grad():
         raw = vae.encode(sample).latent_dist.mode()  # pyright: ignore[reportAttributeAccessIssue]
@@ -223,7 +235,17 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
     vae.save_pretrained(folder)
 
 
-def _write_tokenizer(folder: Path) -> int:
+def write_tokenizer(folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequence[str] = ()) -> int:
+    """Train a small byte-level BPE tokenizer with the released chat template.
+
+    Args:
+        folder: Where it is written.
+        corpus: What it is trained on.
+        phrases: Fixed wording that becomes one token each, so that captions are short.
+
+    Returns:
+        Its vocabulary's size.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -232,7 +254,8 @@ def _write_tokenizer(folder: Path) -> int:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_tokens(list(phrases))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -245,6 +268,7 @@ def _write_tokenizer(folder: Path) -> int:
     return len(fast)
 
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a config file; its folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -40,7 +40,7 @@ class ProcessedInput:
         video_shape: (frames, height, width) in pixels of the whole clip and of the picture's content; see
             :func:`pixel_to_latent_shape`.
         cond_action: [1, chunk, action_dim] given actions in the model's scale, or None.
-        action_prefix: [1, action_dim] state row, or None.
+        action_prefix: [rows, action_dim] the state row, if any, and rows bound to be executed; or None.
         prompt: The caption that was tokenised.
         embodiment, space: What was resolved.
     """

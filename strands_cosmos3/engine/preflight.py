@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.weight_files import Cut, cut_shape
 from strands_cosmos3.engine.weights import optional
 from strands_cosmos3.errors import PreflightError
 
@@ -16,7 +18,15 @@ _HEADROOM = 1.05
 _DROID_TOKENS = 3093
 
 
-def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, text: bool, domains: int = 1) -> int:
+def kept_bytes(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    *,
+    decoder: bool,
+    text: bool,
+    domains: int = 1,
+    cut: Callable[[str, tuple[int, ...]], Cut] = lambda _, shape: (),
+) -> int:
     """Bytes of weights that stay on the device.
 
     Args:
@@ -24,6 +34,7 @@ def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, tex
         dtype: What they are kept as.
         decoder: Whether the VAE's decoder is kept. text: Whether the text tower and the embeddings are.
         domains: Action heads in use.
+        cut: Name and whole shape of a weight -> the part of it that is kept.
     """
     size = torch.empty((), dtype=dtype).element_size()
     share = domains / checkpoint.config.num_embodiment_domains
@@ -32,7 +43,7 @@ def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, tex
         if optional(key) or (not text and _of_text(key)):
             continue
         width = 4 if key.startswith("time_embedder") else size
-        total += math.prod(shape) * width * (share if key.startswith("action_proj") else 1)
+        total += math.prod(cut_shape(shape, cut(key, shape))) * width * (share if key.startswith("action_proj") else 1)
     for key, shape in checkpoint.vae_weights.shapes.items():
         if decoder or not key.startswith(("decoder.", "post_quant_conv.")):
             total += math.prod(shape) * size
@@ -63,7 +74,15 @@ def available_bytes(device: torch.device) -> int:
     return 1 << 62  # no way to know
 
 
-def preflight(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, decoder: bool, offload_text: bool) -> None:
+def preflight(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    decoder: bool,
+    offload_text: bool,
+    cut: Callable[[str, tuple[int, ...]], Cut] = lambda _, shape: (),
+) -> None:
     """Check device, type and memory together.
 
     Raises:
@@ -77,7 +96,7 @@ def preflight(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, 
     elif device.type not in ("cuda", "cpu"):
         failures.append(f"device {device} is not supported; valid: cpu, cuda, cuda:N")
     elif dtype in _TYPES:
-        kept = kept_bytes(checkpoint, dtype, decoder=decoder, text=not offload_text)
+        kept = kept_bytes(checkpoint, dtype, decoder=decoder, text=not offload_text, cut=cut)
         needed = int(kept * _HEADROOM) + working_bytes(checkpoint, dtype)
         if needed > (free := available_bytes(device)):
             failures.append(

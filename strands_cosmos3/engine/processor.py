@@ -28,6 +28,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_frames
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
+from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import (
     ActionSpaceError,
@@ -70,7 +71,7 @@ class Cosmos3PolicyProcessor:
         domain_name: An embodiment by name, or an integer domain id. domain_id: The same.
         raw_action_dim: Action channels that mean something; needed with an integer domain id.
         action_chunk_size: Rows of an answer. fps: Their rate.
-        image_size: Resolution tier: 256, 480, 704 or 720.
+        image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints).
         prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``, ``concat_view``.
         negative_prompt: Caption of the unconditional branch, as it stands.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
@@ -80,6 +81,8 @@ class Cosmos3PolicyProcessor:
         action_stats_path: Statistics that rows are (de-)normalised with: a domain's name, a file, or ``ActionStats``.
         action_normalization: ``quantile``, ``quantile_rot``, ``meanstd`` or ``minmax``.
         gripper: How the caller's ``joint_pos`` states and rows express the gripper; the model's is 1 = open.
+        state_row: How the state row of a ``midtrain`` checkpoint is made, where it has one.
+        policy_frames: Frames of a policy's clip; None is the chunk's rows + 1, 1 answers actions without a video.
 
     Raises:
         ConfigError, InputError, UnknownNameError: Options contradict each other or name what does not exist.
@@ -111,6 +114,8 @@ class Cosmos3PolicyProcessor:
         action_stats_path: str | Path | ActionStats | None = None,
         action_normalization: Method = "quantile",
         gripper: GripperConvention = MODEL_GRIPPER,
+        state_row: StateRow | None = None,
+        policy_frames: int | None = None,
     ):
         if (height is None) != (width is None):
             raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
@@ -126,6 +131,7 @@ class Cosmos3PolicyProcessor:
         self._frame_indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
         self._device, self._dtype, self._action_dim = torch.device(device), params_dtype, action_dim
         self._gripper = gripper
+        self._state_row, self._policy_frames = state_row, policy_frames
         self._method: Method = action_normalization
         self._stats = load_action_stats(action_stats_path) if isinstance(action_stats_path, str | Path) else action_stats_path
         self._tokens = PromptTokenizer(tokenizer_name_or_path)
@@ -148,6 +154,8 @@ class Cosmos3PolicyProcessor:
             "image_size": known.get("resolution_tier"),
             "domain_name": known.get("domain"),
             "action_dim": checkpoint.config.action_dim,
+            "state_row": checkpoint.state_row,
+            "policy_frames": checkpoint.policy_frames,
         }
         given = {name: value for name, value in options.items() if value is not None}
         if "domain_id" in given:
@@ -165,7 +173,9 @@ class Cosmos3PolicyProcessor:
         Args:
             raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, or
                 a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
-                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper], ``joint_pos`` only), and for this call alone
+                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint with
+                a state row, pose9 of the Cosmos frame in the base and the open fraction), ``committed`` (rows in those units
+                that the arm is bound to execute meanwhile: the answer begins with them), and for this call alone
                 ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``; ``caption`` is a prompt taken as it stands.
 
         Raises:
@@ -190,13 +200,13 @@ class Cosmos3PolicyProcessor:
             neg_text_ids=negative.to(self._device),
             neg_text_mask=torch.ones_like(negative, device=self._device),
             pixel_values=pixels.to(self._device, self._dtype),
-            video_shape=(choice.chunk + 1, *canvas.content_hw),
+            video_shape=(self._clip_frames(choice), *canvas.content_hw),
             mode=choice.mode,
             domain_id=choice.embodiment.domain_id,
             action_chunk=choice.chunk,
             raw_action_dim=choice.width,
             cond_action=self._given_action(raw_input, choice),
-            action_prefix=self._state(raw_input, choice),
+            action_prefix=self._prefix(raw_input, choice),
             cond_frame_indexes=indexes,
             fps=choice.fps,
             prompt=prompt,
@@ -303,6 +313,11 @@ class Cosmos3PolicyProcessor:
             return choice.chunk + 1 if choice.mode is Mode.INVERSE_DYNAMICS else 1
         return max(indexes) * TEMPORAL_COMPRESSION + 1
 
+    def _clip_frames(self, choice: _Choice) -> int:
+        if choice.mode is Mode.POLICY and self._policy_frames is not None:
+            return self._policy_frames
+        return choice.chunk + 1
+
     def _caption(self, raw: Mapping[str, Any], choice: _Choice, hw: Sequence[int]) -> str:
         task = _needed(raw, ("task", "prompt"))
         task = task[0] if isinstance(task, list | tuple) and task else task
@@ -331,15 +346,36 @@ class Cosmos3PolicyProcessor:
             rows = rows[:, : choice.width]
         if rows.shape[1] != choice.width:
             raise ShapeError(f"cond_action has {rows.shape[1]} columns, {choice.embodiment.name!r} has {choice.width}.")
-        affine = self._affine(choice)
-        if affine is not None:
-            rows = affine(rows)
-        elif choice.space.state_row:
-            rows = np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
+        rows = self._in_model_units(rows, choice)
         repeated = np.concatenate([rows, np.repeat(rows[-1:], max(0, choice.chunk - len(rows)), axis=0)])
         return self._padded(repeated[: choice.chunk])[None]
 
+    def _in_model_units(self, rows: np.ndarray, choice: _Choice) -> np.ndarray:
+        affine = self._affine(choice)
+        if affine is not None:
+            return affine(rows)
+        if choice.space.state_row:
+            return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
+        return rows
+
+    def _prefix(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
+        """The rows of the action sequence that are given: the state, if any, and what is bound to be executed."""
+        state = self._state(raw, choice)
+        if raw.get("committed") is None:
+            return state
+        rows = _rows(raw["committed"], "committed")
+        if choice.mode is not Mode.POLICY or len(rows) >= choice.chunk or rows.shape[1] != choice.width:
+            raise InputError(
+                f"committed must be fewer than {choice.chunk} rows of {choice.width} columns, in mode 'policy'; got "
+                f"{list(rows.shape)} in mode {str(choice.mode)!r}."
+            )
+        committed = self._padded(self._in_model_units(rows, choice))
+        return committed if state is None else torch.cat([state, committed])
+
     def _state(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
+        if self._state_row is not None and not choice.space.state_row:
+            measured = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
+            return self._padded(self._state_row.scaled(measured))
         if not choice.space.state_row:
             if raw.get("state") is not None:
                 raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {choice.space.name!r}.")
@@ -355,7 +391,7 @@ class Cosmos3PolicyProcessor:
         return torch.from_numpy(padded).float().to(self._device)
 
 
-_FIELDS = ("images", "task", "prompt", "cond_action", "action", "state", "mode", "domain_name", "domain_id")
+_FIELDS = ("images", "task", "prompt", "cond_action", "action", "committed", "state", "mode", "domain_name", "domain_id")
 _KNOWN = (*_FIELDS, "raw_action_dim", "caption")
 
 

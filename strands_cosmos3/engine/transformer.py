@@ -12,7 +12,7 @@ in its order, so that bfloat16 agrees too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
 
 Rope = tuple[torch.Tensor, torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _CPU_BLOCK_ROWS = 1024
 
 
@@ -112,9 +113,25 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RmsNorm(D, config)
         self.mlp = Mlp(config)
 
+    def forward(self, x_ND: torch.Tensor, rope: Rope, attend: Attend, first: int = 0) -> torch.Tensor:
+        """The whole layer for the tokens from ``first`` on, as training takes it: one call, so that its weights may be
+        gathered from several processes around it.
+
+        Args:
+            x_ND: Hidden states.
+            rope: Cosine and sine [N, d].
+            attend: From queries [h, n, d] and own keys and values [k, N, d] to what is attended [h, n, d].
+            first: Tokens before it serve as keys and values only.
+        """
+        normed = self.attention_norm(x_ND)
+        keys, values = rotate(self.keys(normed), rope).transpose(-3, -2), self.values(normed)
+        asking = rope[0][..., first:, :], rope[1][..., first:, :]
+        queries = self.queries(normed[..., first:, :], asking)
+        return self.finish(x_ND[..., first:, :], attend(queries, keys, values))
+
     def queries(self, normed_ND: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[h, N, d], normalised and rotated."""
-        return _rotate(self.q_norm(self._heads(self.q(normed_ND))), rope).transpose(-3, -2)
+        return rotate(self.q_norm(self._heads(self.q(normed_ND))), rope).transpose(-3, -2)
 
     def keys(self, normed_ND: torch.Tensor) -> torch.Tensor:
         """[N, k, d], normalised, not rotated."""
@@ -156,9 +173,9 @@ class TextTower(nn.Module):
             normed = layer.attention_norm(x_SD)
             k_Skd, v_kSd = layer.keys(normed), layer.values(normed)
             k_gen = k_Skd if layer.k_norm_for_gen is None else layer.k_norm_for_gen(k_Skd)
-            kept.append((_rotate(k_gen, rope).transpose(0, 1).contiguous(), v_kSd.contiguous()))
+            kept.append((rotate(k_gen, rope).transpose(0, 1).contiguous(), v_kSd.contiguous()))
             if i + 1 < len(self.layers):
-                k_kSd = _rotate(k_Skd, rope).transpose(0, 1)
+                k_kSd = rotate(k_Skd, rope).transpose(0, 1)
                 x_SD = layer.finish(x_SD, _attend(layer.queries(normed, rope), k_kSd, v_kSd, causal=True))
         return TextKV(tuple(kept))
 
@@ -185,7 +202,7 @@ class GenerationTower(nn.Module):
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             normed = layer.attention_norm(x_BND)
-            keys, values = _rotate(layer.keys(normed), rope).transpose(1, 2), layer.values(normed)
+            keys, values = rotate(layer.keys(normed), rope).transpose(1, 2), layer.values(normed)
             memory = [
                 (torch.cat([text.layers[i][0], k], dim=1), torch.cat([text.layers[i][1], v], dim=1))
                 for text, k, v in zip(texts, keys, values, strict=True)
@@ -292,9 +309,12 @@ def _attend_each(q_BhNd: torch.Tensor, memory: Sequence[tuple[torch.Tensor, torc
     return torch.stack([_attend(q_hNd, k, v) for q_hNd, (k, v) in zip(q_BhNd, memory, strict=True)])
 
 
-def _rotate(x_Nhd: torch.Tensor, rope: Rope) -> torch.Tensor:
+def rotate(x_Nhd: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Queries or keys [N, h, d] turned by their positions; a leading B may stand before every shape."""
     cos_Nd, sin_Nd = rope  # both halves of a row are equal
     first, second = x_Nhd.chunk(2, dim=-1)
+    if torch.is_grad_enabled():
+        return x_Nhd * cos_Nd[..., None, :] + torch.cat([-second, first], dim=-1) * sin_Nd[..., None, :]
     sin = sin_Nd[..., None, : first.shape[-1]]
     rotated = x_Nhd * cos_Nd[..., None, :]
     rotated[..., : first.shape[-1]] -= second * sin

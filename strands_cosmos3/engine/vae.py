@@ -10,7 +10,7 @@ what is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ class WanVae:
             self.model.post_quant_conv = None  # pyright: ignore[reportAttributeAccessIssue]
         self.has_decoder = decoder
         files.read_into(materialise(self.model, device, lambda _: dtype))
-        _take_first_frames_flat(self.model)
+        take_first_frames_flat(self.model)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(config["latents_mean"], dtype=dtype).view(shape).to(device)
@@ -118,13 +118,19 @@ def _skeleton(config: Mapping[str, Any]) -> AutoencoderKLWan:
     return model
 
 
-def materialise(module: nn.Module, device: torch.device, dtype_of: Any) -> dict[str, torch.Tensor]:
+def materialise(
+    module: nn.Module,
+    device: torch.device,
+    dtype_of: Callable[[str], torch.dtype],
+    shape_of: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda _, shape: shape,
+) -> dict[str, torch.Tensor]:
     """Give every parameter of a module on the meta device uninitialised memory.
 
     Args:
         module: Its parameters are replaced.
         device: Where the memory lies.
         dtype_of: Name of a parameter -> its dtype.
+        shape_of: Name and whole shape of a parameter -> the shape that is kept.
 
     Returns:
         Name -> the new, still unfilled tensor.
@@ -133,12 +139,13 @@ def materialise(module: nn.Module, device: torch.device, dtype_of: Any) -> dict[
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             full = f"{prefix}.{name}" if prefix else name
-            targets[full] = torch.empty(parameter.shape, device=device, dtype=dtype_of(full))
+            shape = shape_of(full, tuple(parameter.shape))
+            targets[full] = torch.empty(shape, device=device, dtype=dtype_of(full))
             setattr(owner, name, nn.Parameter(targets[full], requires_grad=False))
     return targets
 
 
-def _take_first_frames_flat(model: nn.Module) -> None:
+def take_first_frames_flat(model: nn.Module) -> None:
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Conv3d):

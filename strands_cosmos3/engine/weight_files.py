@@ -17,6 +17,9 @@ from safetensors import SafetensorError, safe_open
 
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 
+Cut = tuple[slice, ...]
+"""The part of a stored tensor that is wanted, axis by axis; empty is all of it."""
+
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _HASH_BLOCK = 1 << 22
@@ -155,11 +158,12 @@ class WeightFiles:
             shown = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
             raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
 
-    def read_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+    def read_into(self, targets: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut] | None = None) -> None:
         """Copy weights into tensors that exist, converting dtype and device on the way.
 
         Args:
-            targets: Name -> tensor of the stored shape. ``name#i`` stands for row i of a stored matrix.
+            targets: Name -> tensor of the shape wanted. ``name#i`` stands for row i of a stored matrix.
+            cuts: Name -> which part of the stored tensor is wanted; nothing else of it is read. Absent is all of it.
 
         Raises:
             WeightsError: A weight is not finite; it is named.
@@ -173,7 +177,8 @@ class WeightFiles:
                 for key in sorted(keys):
                     name, _, row = key.partition("#")
                     view = file.get_slice(name)
-                    _copy_finite(view[int(row)] if row else view[:], targets[key], key)
+                    part = view[int(row)] if row else view[(cuts or {}).get(key) or slice(None)]
+                    _copy_finite(part, targets[key], key)
 
     def verify(self, recorded: Mapping[str, str]) -> None:
         """Compare files with their recorded SHA-256.
@@ -205,6 +210,11 @@ def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")
     target.copy_(source)
+
+
+def cut_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
+    """The shape of a part of a tensor."""
+    return tuple(len(range(*part.indices(n))) for n, part in zip(shape, cut, strict=False)) + shape[len(cut) :]
 
 
 def sha256(path: Path) -> str:

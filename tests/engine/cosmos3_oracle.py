@@ -126,3 +126,20 @@ def difference(case: Case, **changes: Any) -> float:
     if action is not None:
         found = max(found, float((result["action"][0] - action).abs().max()))
     return found
+
+
+def rounding_ratio(case: Case) -> float:
+    """How far the engine in bfloat16 is from the stock pipeline in float32, next to how far the stock one in bfloat16 is.
+
+    Root mean squares, the larger of video and actions. Two correct computations in bfloat16 agree to the bit only where
+    the processor multiplies bfloat16 itself; elsewhere kernels round by shape, and this random model amplifies it.
+    """
+    exact = oracle(replace(case, dtype=torch.float32))
+    result = engine(case.folder, case.dtype).step(request(case))
+    ours = result["video"], None if exact[1] is None else result["action"][0]
+    ratios = [_rms(o, e) / _rms(stock, e) for o, stock, e in zip(ours, oracle(case), exact, strict=True) if e is not None]
+    return max(ratios)
+
+
+def _rms(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.float() - b.float()).square().mean().sqrt())

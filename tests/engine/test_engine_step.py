@@ -7,7 +7,6 @@ import pytest
 import torch
 from cosmos3_oracle import CHUNK, Case, engine, request
 
-from strands_cosmos3.engine.config import ParallelConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import (
@@ -187,12 +186,6 @@ def test_pixel_to_latent_shape():
     assert pixel_to_latent_shape(1, 5, 5) == (1, 1, 1)
     with pytest.raises(InputError):
         pixel_to_latent_shape(0, 16, 16)
-
-
-def test_one_device_only():
-    with pytest.raises(ConfigError, match="distributed"):
-        ParallelConfig(tp_size=2)
-    assert ParallelConfig() == ParallelConfig(1, 1)
 
 
 @pytest.mark.parametrize(

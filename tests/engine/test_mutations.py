@@ -1,6 +1,7 @@
 """The test of the tests: an engine that is wrong in one place must miss the oracle by ten times the tolerance."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -274,26 +275,27 @@ def padding_not_held_at_zero(patch, _):
 
 @mutation()
 def one_token_of_the_prompt(patch, _):
-    original = engine_module._ids
-    patch.setattr(engine_module, "_ids", lambda *a: (original(*a)[0] + 1, *original(*a)[1:]))
+    original = engine_module.token_ids
+    patch.setattr(engine_module, "token_ids", lambda *a: (original(*a)[0] + 1, *original(*a)[1:]))
 
 
 @mutation()
 def negative_prompt_ignored(patch, _):
-    original = engine_module.Cosmos3Engine._branches
+    original = engine_module.Cosmos3Engine._passes
 
-    def branches(self, request, layout):
-        made = original(self, request, layout)
-        cos, sin = made.rope
-        return type(made)(made.texts[:1] * 2, (cos[[0, 0]], sin[[0, 0]]))
+    def passes(self, request, layout, schedule):
+        made = original(self, request, layout, schedule)
+        both = made.with_guidance
+        cos, sin = both.rope
+        return replace(made, with_guidance=type(both)(both.texts[:1] * 2, (cos[[0, 0]], sin[[0, 0]])))
 
-    patch.setattr(engine_module.Cosmos3Engine, "_branches", branches)
+    patch.setattr(engine_module.Cosmos3Engine, "_passes", passes)
 
 
 @mutation()
 def rotated_the_other_way(patch, _):
-    original = transformer._rotate
-    patch.setattr(transformer, "_rotate", lambda x, rope: original(x, (rope[0], -rope[1])))
+    original = transformer.rotate
+    patch.setattr(transformer, "rotate", lambda x, rope: original(x, (rope[0], -rope[1])))
 
 
 @mutation()

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request
+from cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request, rounding_ratio
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import get_3d_mrope_ids_text_tokens, get_3d_mrope_ids_vae_tokens
 
 from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, patchify, rope_tables
@@ -28,15 +28,22 @@ def _id(value):
     return str(value).removeprefix("torch.").replace(" ", "")
 
 
+def assert_parity(case):
+    """Equal to the tolerance; in bfloat16, where kernels round by shape, as near to float32 as the stock pipeline comes."""
+    if (apart := difference(case)) > TOLERANCE[case.dtype]:
+        assert case.dtype is torch.bfloat16, apart
+        assert rounding_ratio(case) <= 1.25
+
+
 @pytest.mark.parametrize(("kind", "mode", "steps", "dtype"), PAIRWISE, ids=_id)
 def test_pipeline_parity(checkpoints, kind, mode, steps, dtype):
-    assert difference(Case(checkpoints[kind], mode, *steps, dtype)) <= TOLERANCE[dtype]
+    assert_parity(Case(checkpoints[kind], mode, *steps, dtype))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mode", "steps", "dtype"), ALL, ids=_id)
 def test_pipeline_parity_everywhere(checkpoints, kind, mode, steps, dtype):
-    assert difference(Case(checkpoints[kind], mode, *steps, dtype)) <= TOLERANCE[dtype]
+    assert_parity(Case(checkpoints[kind], mode, *steps, dtype))
 
 
 def test_pairs_cover_what_they_claim():
@@ -67,9 +74,13 @@ def test_native_flow_schedule(checkpoints, monkeypatch):
         pipe.register_to_config(use_native_flow_schedule=False)
 
 
+@pytest.mark.parametrize("given", [1, 4], ids=["state", "state_and_committed_rows"])
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
-def test_state_row_against_the_stock_transformer(checkpoints, kind):
-    """joint_pos: row 0 is the clean state, temporal offset 0; the pipeline cannot do it, its transformer can."""
+def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
+    """joint_pos: row 0 is the clean state, temporal offset 0; the pipeline cannot do it, its transformer can.
+
+    Rows that the arm is bound to execute are clean likewise.
+    """
     folder, t = checkpoints[kind], 800
     stock, ours = pipeline(folder, torch.float32).transformer, engine(folder, torch.float32)
     rng, frames, (rows, columns) = np.random.RandomState(2), 3, (5, 6)
@@ -102,18 +113,18 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind):
             action_tokens=[actions],
             action_token_shapes=[(count, 1, 1)],
             action_sequence_indexes=torch.arange(text + tokens, text + tokens + count),
-            action_mse_loss_indexes=torch.arange(text + tokens + 1, text + tokens + count),
-            action_timesteps=torch.full((count - 1,), t),
-            action_noisy_frame_indexes=[torch.arange(1, count)],
+            action_mse_loss_indexes=torch.arange(text + tokens + given, text + tokens + count),
+            action_timesteps=torch.full((count - given,), t),
+            action_noisy_frame_indexes=[torch.arange(given, count)],
             action_domain_ids=[torch.tensor([8])],
             return_dict=False,
         )
-        layout = SequenceLayout((frames, 9, 11), 2, count, (0,), 1, 8, 15, 0)
+        layout = SequenceLayout((frames, 9, 11), 2, count, (0,), given, 8, 15, 0)
         rope = rope_tables(generation_positions(layout, ours.config, text), ours.config, torch.device("cpu"), torch.float32)
         prompt: TextKV = ours.text_cache.get(PROMPT_IDS)
         told = torch.ones(layout.tokens, 1)
         told[: rows * columns] = 0
-        told[tokens] = 0
+        told[tokens : tokens + given] = 0
         of_vision, of_action = ours.transformer.velocity(
             patchify(latents[0], 2),
             actions,
@@ -125,7 +136,7 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind):
             layout.noisy_vision,
             layout.noisy_action,
         )
-    torch.testing.assert_close(of_action[0], action[0][1:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(of_action[0], action[0][given:], atol=1e-5, rtol=0)
     expected = patchify(vision[0][0], 2)[rows * columns :]
     inside = patchify(torch.ones(16, frames, 9, 11), 2)[rows * columns :] > 0
     torch.testing.assert_close(of_vision[0][inside], expected[inside], atol=1e-5, rtol=0)

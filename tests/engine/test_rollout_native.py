@@ -3,11 +3,14 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.cli import main
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.sim.robot import Robot
 
 
 @pytest.fixture
@@ -31,7 +34,35 @@ def test_rollout_with_a_model(cheap, tmp_path):
     assert film.stat().st_size > 0
 
 
+def test_the_next_chunk_begins_with_the_rows_that_the_arm_is_bound_to(cheap, monkeypatch):
+    """Random weights, labelled so; the loop, the policy and the engine are the real ones. 0.4 s are six rows of 15 Hz."""
+    assert "random" in json.loads((cheap / "checkpoint.json").read_text())["strands_cosmos3"]["label"]
+    asked = []
+    with Cosmos3Policy(robot="panda", backend="native", model=cheap, device="cpu", num_steps=1, actions_per_step=8) as policy:
+        infer = policy.backend.infer
+
+        def noted(request):
+            chunk = infer(request)
+            asked.append((request, chunk.action))
+            return chunk
+
+        monkeypatch.setattr(policy.backend, "infer", noted)
+        rollout = Robot("panda").run_policy(policy=policy, instruction="reach the red cube", duration=2.5, latency=0.4)
+    assert rollout.counters["chunks"] >= 2
+    assert rollout.latency_ms["p50"] == pytest.approx(400.0, abs=1e-3)
+    assert asked[0][0].committed is None  # nothing was under way
+    bound = [(request.committed, action, i) for i, (request, action) in enumerate(asked) if request.committed is not None]
+    assert bound
+    for committed, action, i in bound:
+        n = len(committed)
+        assert 1 <= n <= 6
+        earlier = [rows[k : k + n] for _, rows in asked[:i] for k in range(len(rows) - n + 1)]
+        assert any(np.array_equal(rows, committed) for rows in earlier)  # rows of a chunk before it, as they were
+        np.testing.assert_allclose(action[:n], committed, atol=1e-6)
+        assert np.abs(action[n:]).max() > 1e-3  # and then rows of its own
+
+
 def test_a_model_needs_its_backend_and_the_other_way_round(capsys):
-    assert main(["rollout", "--backend", "native"]) == 2
-    assert main(["rollout", "--model", "x"]) == 2
+    assert main(["rollout", "--backend", "diffusers"]) == 2
+    assert main(["rollout", "--backend", "scripted", "--model", "x"]) == 2
     assert capsys.readouterr().err.count("--model") == 2

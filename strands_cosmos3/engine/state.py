@@ -1,0 +1,73 @@
+"""The state row of a ``midtrain`` checkpoint that has one: what stands before the action rows, and in which scale.
+
+The released ``midtrain`` checkpoints have none, the ``joint_pos`` ones have joint angles. A checkpoint of this project may
+record ``{"strands_cosmos3": {"state": {"columns": "pose9_opening", "mean": [10], "std": [10]}}}``: its action sequence
+then starts, at temporal offset 0, with the measured pose of the Cosmos frame in the robot's base (translation [m], rot6d)
+and the open fraction, centred and scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.errors import LayoutError, ShapeError
+
+COLUMNS = "pose9_opening"
+WIDTH = 10
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """How a state becomes a row.
+
+    Args:
+        mean, std: [10] each; a row is (state - mean) / std.
+
+    Raises:
+        LayoutError: They are not ten finite numbers each, or a spread is not above zero.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        figures = np.array([self.mean, self.std], dtype=np.float64) if len(self.mean) == len(self.std) == WIDTH else None
+        if figures is None or not np.isfinite(figures).all() or (figures[1] <= 0).any():
+            raise LayoutError(f"state: mean and std must be {WIDTH} finite numbers each, std above zero; got {self}.")
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> StateRow | None:
+        """The state row that a checkpoint records, or None.
+
+        Raises:
+            LayoutError: It records one that is not understood.
+        """
+        found = metadata.get("state")
+        if found is None:
+            return None
+        if not isinstance(found, Mapping) or found.get("columns") != COLUMNS:
+            raise LayoutError(f"checkpoint.json: state must have columns {COLUMNS!r} with mean and std, got {found!r}.")
+        try:
+            return cls(tuple(map(float, found["mean"])), tuple(map(float, found["std"])))
+        except (KeyError, TypeError, ValueError):
+            raise LayoutError("checkpoint.json: state must have mean and std, ten numbers each.") from None
+
+    def to_metadata(self) -> dict[str, Any]:
+        """What a checkpoint records."""
+        return {"columns": COLUMNS, "mean": list(self.mean), "std": list(self.std)}
+
+    def scaled(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[..., 10] states in metres, rot6d and open fractions -> rows in the model's scale.
+
+        Raises:
+            ShapeError: They are not ten wide.
+        """
+        state = np.asarray(state, dtype=np.float64)
+        if state.shape[-1:] != (WIDTH,):
+            raise ShapeError(f"a state has {WIDTH} columns (translation, rot6d, open fraction), got {list(state.shape)}.")
+        return (state - np.array(self.mean)) / np.array(self.std)
