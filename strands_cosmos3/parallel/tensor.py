@@ -1,0 +1,99 @@
+"""Tensor parallelism from outside: which slice of a stored weight a rank keeps, and where the model sums over ranks.
+
+The model itself is unchanged. Queries, keys, values, gate and up are cut by rows (each rank has its own heads and
+neurons), ``out`` and ``down`` by columns (each rank's output is a summand), the embedding by columns (each rank has some
+of every token's numbers); norms, projections and action heads are whole on every rank. A layer sums twice.
+
+Where there are fewer key heads than ranks, several ranks keep the same one: rank r takes head ``r * heads // ranks``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.transformer import Cosmos3Transformer, DecoderLayer
+from strands_cosmos3.engine.weight_files import Cut
+from strands_cosmos3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strands_cosmos3.parallel.mesh import Group
+
+_ROWS = re.compile(r".*\.(to_q|add_q_proj|gate_proj|up_proj)\.(weight|bias)")
+_KEY_HEADS = re.compile(r".*\.(to_k|to_v|add_k_proj|add_v_proj)\.(weight|bias)")
+_COLUMNS = re.compile(r".*\.(to_out|to_add_out|down_proj)\.weight|embed_tokens\.weight")
+
+
+def check(config: TransformerConfig, tp_size: int) -> None:
+    """Whether every layer can be split into equal parts.
+
+    Raises:
+        ConfigError: It cannot; the message lists the degrees that work.
+    """
+    if not _divides(config, tp_size):
+        valid = [n for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
+        raise ConfigError(
+            f"tp_size={tp_size} does not split this transformer ({config.num_attention_heads} heads, "
+            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, {config.hidden_size} wide) into "
+            f"equal parts; valid: {', '.join(map(str, valid))}."
+        )
+
+
+def _divides(config: TransformerConfig, n: int) -> bool:
+    k = config.num_key_value_heads
+    whole = (config.num_attention_heads, config.intermediate_size, config.hidden_size)
+    return all(size % n == 0 for size in whole) and (k % n == 0 or n % k == 0)
+
+
+def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
+    """Key heads of a rank: those that its query heads read."""
+    k = config.num_key_value_heads
+    first = rank * k // size
+    return range(first, first + max(k // size, 1))
+
+
+def cut(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Cut:
+    """The part of a stored weight that a rank keeps.
+
+    Args:
+        key: Name in the released layout. shape: Its whole shape.
+        rank, size: Of the tensor-parallel group.
+    """
+    if size == 1:
+        return ()
+    if _KEY_HEADS.fullmatch(key):
+        heads = key_heads(config, rank, size)
+        return (slice(heads.start * config.head_dim, heads.stop * config.head_dim),)
+    if _ROWS.fullmatch(key):
+        return (_part(shape[0], rank, size),)
+    if _COLUMNS.fullmatch(key):
+        return (slice(0, shape[0]), _part(shape[1], rank, size))
+    return ()
+
+
+def _part(n: int, rank: int, size: int) -> slice:
+    return slice(n // size * rank, n // size * (rank + 1))
+
+
+def wire(transformer: Cosmos3Transformer, group: Group) -> None:
+    """Let a model of cut weights sum over the ranks: after each attention's projection and after each MLP."""
+    if group.size == 1:
+        return
+
+    def add_up(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return group.sum(output, "layer")
+
+    def put_together(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat(group.gather(output, "embedding"), dim=-1)
+
+    transformer.text.embed.register_forward_hook(put_together)
+    for layer in transformer.modules():
+        if not isinstance(layer, DecoderLayer) or not hasattr(layer, "out"):
+            continue  # of the text tower's last layer only keys and values exist
+        if layer.out.bias is not None and group.rank > 0:
+            layer.out.register_parameter("bias", None)  # it is added once
+        layer.out.register_forward_hook(add_up)
+        layer.mlp.register_forward_hook(add_up)

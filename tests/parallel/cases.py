@@ -1,0 +1,186 @@
+"""What a rank does in a test, and the single process that it is compared with. Everything here runs in either."""
+
+from functools import cache
+
+import torch
+
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.parallel.config import ParallelConfig
+
+COLUMNS = 11
+ROWS = 4
+MODES = ("policy", "forward_dynamics", "inverse_dynamics")
+TRAFFIC = ("messages", "payload")
+
+
+def question(mode="policy", guidance=3.0, interval=None, steps=3, seed=5, prompt=40, frames=5, columns=COLUMNS):
+    """A request with 4 x ``columns`` latents a frame and four action rows."""
+    generator = torch.Generator().manual_seed(seed)
+    return Cosmos3ActionRequest(
+        text_ids=torch.arange(prompt, prompt + 23),
+        neg_text_ids=torch.arange(7, 16),
+        video_shape=((frames - 1) // 4 + 1, ROWS, columns),
+        action_chunk=4,
+        domain_id=8,
+        raw_action_dim=10,
+        cond_video_pixels=torch.rand(1, 3, frames, 16 * ROWS, 16 * columns, generator=generator) * 2 - 1,
+        cond_action=torch.rand(4, 10, generator=generator) if mode == "forward_dynamics" else None,
+        mode=mode,
+        fps=15.0,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        guidance_interval=interval,
+        flow_shift=5.0,
+        use_karras_sigmas=False,
+        seed=seed,
+    )
+
+
+@cache
+def engine(folder, tp=1, cfg=1, decode=True, split="exact", dtype="float32"):
+    """One engine for each set of arguments and process; in a group, one rank of it."""
+    parallel = None if tp * cfg == 1 else ParallelConfig(tp, cfg, split)
+    return Cosmos3Engine.from_pretrained(folder, dtype=getattr(torch, dtype), parallel=parallel, decode_video=decode)
+
+
+def step(asked, **which):
+    """A whole inference: action, video latents, pixels where this rank keeps them, and what was sent for it."""
+    loaded = engine(**which)
+    if which.get("tp", 1) * which.get("cfg", 1) > 1:
+        loaded.spread.traffic.clear()
+    result = loaded.step(question(**asked))
+    found = {name: result[name].numpy() for name in ("action", "video", "pixels") if name in result}
+    if which.get("tp", 1) * which.get("cfg", 1) > 1:
+        found |= {name: dict(getattr(loaded.spread.traffic, name)) for name in TRAFFIC}
+    return found
+
+
+def encode_decode(widths, frames, split="exact", **which):
+    """For each width: latents of a clip everywhere, pixels of those latents where they are kept."""
+    vae = engine(split=split, **which).vae
+    found = []
+    with torch.inference_mode():
+        for columns in widths:
+            clip = torch.rand(1, 3, frames, 16 * ROWS, 16 * columns, generator=torch.Generator().manual_seed(columns)) * 2 - 1
+            latents = vae.encode(clip)
+            given = torch.randn(latents.shape, generator=torch.Generator().manual_seed(columns))
+            pixels = vae.decode(given)
+            found.append((latents.numpy(), None if pixels is None else pixels.numpy()))
+    return found
+
+
+def vae_traffic(columns, frames, **which):
+    """What a rank sent to encode a clip, and then to decode its latents; and the VAE's config."""
+    loaded = engine(**which)
+    counted = []
+    with torch.inference_mode():
+        clip = torch.zeros(1, 3, frames, 16 * ROWS, 16 * columns)
+        loaded.spread.traffic.clear()
+        latents = loaded.vae.encode(clip)
+        counted.append([dict(getattr(loaded.spread.traffic, name)) for name in TRAFFIC])
+        loaded.spread.traffic.clear()
+        loaded.vae.decode(latents)
+        counted.append([dict(getattr(loaded.spread.traffic, name)) for name in TRAFFIC])
+    return counted
+
+
+def flops(**which):
+    """Of one guided step's matrix products, as torch counts them; both prompts are of one length, and known."""
+    from dataclasses import replace
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    loaded = engine(**which)
+    asked = replace(question(steps=1), neg_text_ids=torch.arange(10, 33))
+    loaded.step(asked)
+    counted = []
+    runner, loaded._runner = loaded._runner, lambda *arguments: counter(runner, arguments)
+
+    def counter(run, arguments):
+        # torch counts attention that is made of matrix products
+        with FlopCounterMode(display=False) as mode, sdpa_kernel(SDPBackend.MATH):
+            velocities = run(*arguments)
+        counted.append(mode.get_total_flops())
+        return velocities
+
+    loaded.step(asked)
+    loaded._runner = runner
+    return counted[0]
+
+
+def weights(**which):
+    """Bytes of each of the transformer's parameters on this rank, and of everything that the engine keeps."""
+    loaded = engine(**which)
+    held = {name: p.numel() * p.element_size() for name, p in loaded.transformer.named_parameters()}
+    return held, loaded.kept_bytes
+
+
+def loading_peak(small, folder, tp, cfg=1):
+    """Largest growth of anonymous memory while this rank loads a checkpoint, and what it keeps."""
+    import ctypes
+    import gc
+    import re
+    import threading
+    import time
+    from pathlib import Path
+
+    def anonymous():
+        return int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+    Cosmos3Engine.from_pretrained(small, dtype=torch.float32, parallel=ParallelConfig(tp, cfg))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what the heap could lend would not be counted
+    baseline, peak, done = anonymous(), 0, threading.Event()
+
+    def watch():
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, anonymous())
+            time.sleep(0.0005)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    loaded = Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, parallel=ParallelConfig(tp, cfg))
+    done.set()
+    watcher.join()
+    return max(peak, anonymous()) - baseline, loaded.kept_bytes
+
+
+def refused(mode_of, **which):
+    """The error with which a rank refuses: of loading, or of a request that names a domain outside the checkpoint."""
+    from dataclasses import replace
+
+    from strands_cosmos3.errors import Cosmos3Error
+
+    try:
+        loaded = engine(**which)
+        if mode_of == "request":
+            loaded.step(replace(question(), raw_action_dim=65))
+    except Cosmos3Error as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def biased(tp):
+    """An attention layer with biases, cut and summed by hand as a checkpoint's would be; its difference from the whole."""
+    from strands_cosmos3.engine.config import TransformerConfig
+    from strands_cosmos3.engine.transformer import Cosmos3Transformer
+    from strands_cosmos3.engine.weights import checkpoint_key
+
+    torch.manual_seed(3)
+    config = TransformerConfig(32, 2, 4, 2, 16, 64, 16, 8, attention_bias=True, rope_axes_dim=(4, 2, 2))
+    whole, part = Cosmos3Transformer(config), Cosmos3Transformer(config)
+    mesh = ParallelConfig(tp).join(torch.device("cpu"))
+    mesh.check(config)
+    for (name, stored), module_parameter in zip(whole.named_parameters(), part.named_parameters(), strict=True):
+        cut = mesh.cut(checkpoint_key(name), tuple(stored.shape))
+        module_parameter[1].data = stored[cut].detach().clone() if cut else stored.detach().clone()
+    mesh.wire(part)
+    ids, rope = torch.arange(5), (torch.ones(5, 16), torch.zeros(5, 16))
+    with torch.inference_mode():
+        one, many = whole.text(ids, rope), part.text(ids, rope)
+        heads = slice(mesh.tp.rank * 2 // tp, mesh.tp.rank * 2 // tp + max(2 // tp, 1))
+        pairs = zip(one.layers, many.layers, strict=True)
+        return max(float((a[i][heads] - b[i]).abs().max()) for a, b in pairs for i in (0, 1))

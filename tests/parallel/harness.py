@@ -1,0 +1,67 @@
+"""Groups of ranks that live as long as the test session; a case runs on all ranks of one."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+class Ranks:
+    """A group; ``run(case, **arguments)`` calls ``cases.<case>`` on every rank and returns every rank's answer."""
+
+    def __init__(self, connections):
+        self._connections = connections
+
+    def run(self, case, **arguments):
+        for connection in self._connections:
+            connection.send((case, arguments))
+        answers = []
+        for rank, connection in enumerate(self._connections):
+            assert connection.poll(240), f"rank {rank} does not answer {case}"
+            answers.append(connection.recv())
+        failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind == "error"]
+        assert not failed, "\n".join(failed)
+        return [answer for _, answer in answers]
+
+
+class Harness:
+    """Starts the process that forks groups, when the first is asked for."""
+
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self._groups = {}
+        self._zygote = self._process = None
+
+    def group(self, size):
+        if self._zygote is None:
+            self._start()
+        if size not in self._groups:
+            self._zygote.send((size, f"{self._folder.name}/store{size}"))
+            joined = [self._listener.accept() for _ in range(size)]
+            by_rank = {connection.recv()[0]: connection for connection in joined}
+            self._groups[size] = Ranks([by_rank[rank] for rank in range(size)])
+        return self._groups[size]
+
+    def _start(self):
+        self._listener = Listener(f"{self._folder.name}/ranks", "AF_UNIX")
+        path = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py"), self._listener.address], env=environment)
+        self._zygote = self._listener.accept()
+        assert self._zygote.recv() == "ready"
+
+    def close(self):
+        """Hang up: every rank ends by itself."""
+        for group in self._groups.values():
+            for connection in group._connections:
+                connection.close()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._listener.close()
+            self._process.wait(30)
+        self._folder.cleanup()

@@ -1,0 +1,75 @@
+"""Degrees, and what they are compared with before anything is loaded."""
+
+import pytest
+import torch
+
+from strands_cosmos3 import ParallelConfig
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.weights import expected_shapes
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.parallel import tensor
+
+NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tp_size": 0}, "tp_size is 0"),
+        ({"tp_size": 2.0}, "tp_size is 2.0"),
+        ({"tp_size": True}, "tp_size is True"),
+        ({"cfg_size": 3}, "must be 1 or 2"),
+        ({"vae_split": "height"}, "exact, tiles, off"),
+        ({"timeout_s": float("inf")}, "finite"),
+    ],
+)
+def test_impossible_degrees(given, said):
+    with pytest.raises(ConfigError, match=said):
+        ParallelConfig(**given)
+
+
+def test_a_rank_s_place():
+    assert [ParallelConfig(4, 2).coordinates(rank) for rank in (0, 3, 4, 7)] == [(0, 0), (0, 3), (1, 0), (1, 3)]
+
+
+def test_the_world_is_checked_before_loading_and_the_error_holds_the_line_that_works(tmp_path):
+    with pytest.raises(ConfigError) as caught:  # the folder does not even exist
+        Cosmos3Engine.from_pretrained(tmp_path / "nowhere", parallel=ParallelConfig(tp_size=4, cfg_size=2))
+    assert "tp_size=4 x cfg_size=2 needs 8 processes, but there is 1 process" in str(caught.value)
+    assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in str(caught.value)
+
+
+def test_one_by_one_is_one_process(checkpoints):
+    engine = Cosmos3Engine.from_pretrained(checkpoints["nano"], dtype=torch.float32, parallel=ParallelConfig())
+    assert (engine.spread.rank, engine.spread.branches) == (0, (0, 1))
+
+
+@pytest.mark.parametrize("size", [3, 5, 64])
+def test_a_degree_that_does_not_divide_lists_those_that_do(size):
+    with pytest.raises(ConfigError, match=r"valid: 1, 2, 4, 8, 16, 32\."):
+        tensor.check(NANO, size)
+
+
+def test_key_heads_fewer_than_ranks():
+    assert [list(tensor.key_heads(NANO, rank, 2)) for rank in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [list(tensor.key_heads(NANO, rank, 16)) for rank in range(16)] == [[rank // 2] for rank in range(16)]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
+def test_every_query_head_sits_with_its_key_head(size):
+    for rank in range(size):
+        queries = range(rank * 32 // size, (rank + 1) * 32 // size)
+        assert {q // 4 for q in queries} == set(tensor.key_heads(NANO, rank, size))
+
+
+@pytest.mark.parametrize("size", [2, 8, 16])
+def test_cuts_cover_every_weight_without_gaps(size):
+    for key, shape in expected_shapes(NANO).items():
+        cuts = [tensor.cut(key, shape, NANO, rank, size) for rank in range(size)]
+        if not cuts[0]:
+            assert not any(cuts)
+            continue
+        axis = len(cuts[0]) - 1
+        covered = {i for cut in cuts for i in range(cut[axis].start, cut[axis].stop)}
+        assert covered == set(range(shape[axis])), key

@@ -1,0 +1,99 @@
+"""Spread over ranks an engine answers what it answers alone, and every rank holds the same bits."""
+
+from itertools import product
+
+import cases
+import numpy as np
+import pytest
+
+DEGREES = ((1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (1, 8))
+GUIDANCE = (0.5, 1.0, 3.0)
+TOLERANCE = 5e-5
+PAIRWISE = [
+    ("nano", "policy", (1, 2), 0.5),
+    ("super", "forward_dynamics", (1, 2), 1.0),
+    ("nano", "inverse_dynamics", (1, 2), 3.0),
+    ("super", "inverse_dynamics", (2, 1), 0.5),
+    ("nano", "policy", (2, 1), 1.0),
+    ("nano", "forward_dynamics", (2, 1), 3.0),
+    ("nano", "forward_dynamics", (2, 2), 0.5),
+    ("nano", "inverse_dynamics", (2, 2), 1.0),
+    ("super", "policy", (2, 2), 3.0),
+    ("super", "policy", (1, 4), 1.0),
+    ("super", "inverse_dynamics", (1, 4), 3.0),
+    ("nano", "forward_dynamics", (1, 4), 0.5),
+]
+
+
+def compare(harness, folder, cfg, tp, tolerance=TOLERANCE, dtype="float32", **asked):
+    which = {"folder": folder, "decode": False, "dtype": dtype}
+    alone = cases.step(asked, **which)
+    ranks = harness.group(cfg * tp).run("step", asked=asked, tp=tp, cfg=cfg, **which)
+    for found in ranks:
+        for name in ("action", "video"):
+            assert np.array_equal(found[name], ranks[0][name]), "ranks differ"
+            assert np.abs(found[name] - alone[name]).max() <= tolerance
+    return ranks
+
+
+def test_the_pairs_are_all_there():
+    """Every two values of (variant, mode, degrees up to four ranks, guidance) meet."""
+    axes = (("nano", "super"), cases.MODES, DEGREES[:4], GUIDANCE)
+    for i in range(4):
+        for j in range(i):
+            assert {(case[i], case[j]) for case in PAIRWISE} == set(product(axes[i], axes[j]))
+
+
+@pytest.mark.parametrize(("kind", "mode", "degrees", "guidance"), PAIRWISE)
+def test_pairs(harness, checkpoints, kind, mode, degrees, guidance):
+    compare(harness, checkpoints[kind], *degrees, mode=mode, guidance=guidance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "mode", "degrees", "guidance"), list(product(("nano", "super", "edge"), cases.MODES, DEGREES, GUIDANCE))
+)
+def test_everything(harness, checkpoints, kind, mode, degrees, guidance):
+    compare(harness, checkpoints[kind], *degrees, mode=mode, guidance=guidance)
+
+
+@pytest.mark.parametrize("degrees", [(1, 2), (1, 4)])
+def test_edge(harness, checkpoints, degrees):
+    compare(harness, checkpoints["edge"], *degrees)
+
+
+def test_more_ranks_than_key_heads(harness, checkpoints):
+    """Two key heads on four ranks."""
+    compare(harness, checkpoints["super"], 1, 4)
+
+
+@pytest.mark.parametrize("degrees", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("interval", [(960.0, 1001.0), (0.0, 900.0), (2000.0, 3000.0)])
+def test_guidance_on_some_steps(harness, checkpoints, degrees, interval):
+    """At the first step of three, at the others, at none: one packed exchange at each step with guidance, no other."""
+    guided = {960.0: 1, 0.0: 1, 2000.0: 0}[interval[0]]
+    for guidance in (1.0, 3.0):
+        ranks = compare(harness, checkpoints["nano"], *degrees, interval=interval, guidance=guidance)
+        for found in ranks:
+            assert found["messages"].get("guidance", 0) == (guided if guidance != 1 else 0)
+
+
+def test_bfloat16(harness, checkpoints):
+    """Partial sums are rounded to bfloat16 once more than a whole product is."""
+    compare(harness, checkpoints["nano"], 2, 1, tolerance=1e-6, dtype="bfloat16")
+    compare(harness, checkpoints["nano"], 1, 2, tolerance=0.25, dtype="bfloat16")
+
+
+def test_a_bias_is_added_once(harness):
+    assert max(harness.group(2).run("biased", tp=2)) < 1e-6
+    assert max(harness.group(4).run("biased", tp=4)) < 1e-6
+
+
+def test_ranks_refuse_alike_and_go_on(harness, checkpoints):
+    which = {"folder": checkpoints["nano"], "tp": 2, "cfg": 2}
+    first = harness.group(4).run("refused", mode_of="request", **which)
+    assert first == [first[0]] * 4
+    assert first[0][0] == "ShapeError"
+    wrong_product = harness.group(4).run("refused", mode_of="load", folder=checkpoints["nano"], tp=2)
+    assert all("there are 4 processes" in message for _, message in wrong_product)
+    compare(harness, checkpoints["nano"], 2, 2)
