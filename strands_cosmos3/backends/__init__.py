@@ -10,8 +10,20 @@ from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
-BACKENDS = ("scripted", "replay", "native", "diffusers", "service")
+BACKENDS = ("scripted", "replay", "native", "distributed", "diffusers", "service")
 """Backends that this version has, by name."""
+_WITHOUT_PICTURES = ("scripted", "replay")
+_PRIVILEGED = ("scripted",)
+
+
+def needs_pictures(backend: str | Backend | None) -> bool:
+    """Whether a backend wants pictures, asked before it is made (its class may need torch to be looked at)."""
+    return backend not in _WITHOUT_PICTURES if backend is None or isinstance(backend, str) else backend.requires_images
+
+
+def needs_privileged(backend: str | Backend | None) -> bool:
+    """Whether a backend wants what only our own simulation knows, likewise."""
+    return backend in _PRIVILEGED if backend is None or isinstance(backend, str) else backend.needs_privileged
 
 
 @dataclass(frozen=True)
@@ -49,9 +61,9 @@ def make_backend(
 
     Args:
         backend: A name from :data:`BACKENDS`, or an object that keeps the protocol. None is ``native`` where a model is
-            given, ``service`` where one of its options is.
-        model: For ``replay``, a path or a ``Recording``; for ``native`` and ``diffusers``, a checkpoint's folder or hub
-            repository.
+            given (``distributed`` where the options say ``parallel``), ``service`` where one of its own options is.
+        model: For ``replay``, a path or a ``Recording``; for ``native``, ``distributed`` and ``diffusers``, a checkpoint's
+            folder or hub repository.
         options: How a model is loaded and sampled.
         action_space: What a model's actions mean, where its checkpoint does not say.
         service: Where ``service`` finds its server.
@@ -63,7 +75,7 @@ def make_backend(
     """
     service = service or ServiceOptions()
     if backend is None and isinstance(model, str | Path):
-        backend = "native"
+        backend = "native" if options is None or options.parallel is None else "distributed"
     if backend is None and service.given:
         backend = "service"
     if backend != "service" and service.given:
@@ -71,8 +83,10 @@ def make_backend(
     if backend is None:
         raise ConfigError(
             f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or an object with infer(), reset() and "
-            "close(). This version ships no checkpoint to run by default."
+            "close()."
         )
+    if options is not None and options.parallel is not None and backend != "distributed":
+        raise ConfigError(f"parallel= belongs to backend 'distributed', not to {backend!r}.")
     if not isinstance(backend, str):
         if not isinstance(backend, Backend):
             raise ConfigError(f"{type(backend).__name__} is no backend: it needs infer(), reset(), close() and a name.")
@@ -116,6 +130,10 @@ def _model_backend(name: str, model: Any, options: InferenceOptions | None, acti
             from strands_cosmos3.backends.native import NativeBackend
 
             return NativeBackend(model, options, action_space)
+        if name == "distributed":
+            from strands_cosmos3.backends.distributed import DistributedBackend
+
+            return DistributedBackend(model, options, action_space)
         from strands_cosmos3.backends.diffusers import DiffusersBackend
 
         return DiffusersBackend(model, options)

@@ -47,10 +47,10 @@ class DiffusersBackend:
         self._options = options or InferenceOptions()
         root = locate(as_path(model, self.name))
         checkpoint = Checkpoint.open(root)
-        if checkpoint.action_space == "joint_pos":
+        if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
             raise VariantError(
-                f"{root} speaks 'joint_pos', whose sequence starts with a state row; diffusers' pipeline cannot express it. "
-                "Use backend='native'."
+                f"{root} speaks {checkpoint.action_space!r} with a sequence that starts with a state row; diffusers' pipeline "
+                "cannot express it. Use backend='native'."
             )
         self.model_sha256: str | None = checkpoint.digest
         self.action_space = checkpoint.action_space
@@ -75,7 +75,7 @@ class DiffusersBackend:
         started = time.perf_counter()
         out = self._run(request, processed, preset)
         return ActionChunk(
-            out.action[0].double().numpy(),
+            self._input.own_scale.outward(out.action[0].double().numpy(), request.embodiment),
             request.action_space,
             request.embodiment,
             fps=processed.fps,

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.own_scale import OwnScale
 from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_clip
@@ -32,11 +34,15 @@ class ModelInput:
     Args:
         checkpoint: Whose tokenizer, prompt format and presets.
         options: What overrides them.
+
+    Attributes:
+        own_scale: Between the checkpoint's scale of rows and the packaged one.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: InferenceOptions):
         self._checkpoint = checkpoint
         self._options = options
+        self.own_scale = OwnScale(checkpoint)
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
     def __call__(self, request: Request, backend: str) -> ProcessedInput:
@@ -49,13 +55,21 @@ class ModelInput:
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
         if request.known_actions is not None:
-            raw["cond_action"] = np.array(request.known_actions)
+            raw["cond_action"] = self.own_scale.inward(request.known_actions, request.embodiment)
+        if request.committed is not None:
+            raw["committed"] = self.own_scale.inward(request.committed, request.embodiment)
         if request.prompt:
             raw["caption"] = request.prompt
         if request.action_space.state_row:
             if request.q_rad is None:
                 raise BackendError(f"{request.action_space.name!r} starts from the joint angles, and the request has none.")
             raw["state"] = [*request.q_rad.tolist(), request.gripper]
+        elif self._checkpoint.state_row is not None:
+            if request.T_base_cosmos is None:
+                raise BackendError(
+                    "this checkpoint starts from the measured pose, and the request has none; use robot='panda'."
+                )
+            raw["state"] = [*encode_pose_delta(request.T_base_cosmos).tolist(), request.gripper]
         return self._processor(request).preprocess(raw)
 
     def _frames(self, request: Request, backend: str) -> Any:
@@ -68,6 +82,8 @@ class ModelInput:
 
     def preset(self, request: Request) -> SamplerPreset:
         """The checkpoint's sampling where it has one of its own, else the embodiment's, with what the options set."""
+        if self._checkpoint.sampling is not None:
+            return self._options.sampler(self._checkpoint.sampling)
         variant, space = self._checkpoint.variant, request.action_space.name
         known = variant.preset if variant.action_space == space else request.embodiment.preset(space)
         return self._options.sampler(known)

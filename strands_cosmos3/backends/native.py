@@ -1,54 +1,52 @@
-"""The engine of this package as a backend: Cosmos 3 in this process, on one device."""
+"""The engine of this package as a backend: Cosmos 3 in this process, on one device; or any engine that answers like it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import Sampling
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
-class NativeBackend:
-    """Answers with :class:`Cosmos3Engine`.
+class Engine(Protocol):
+    """What a backend uses of :class:`Cosmos3Engine`, and what ``parallel.engine.GangEngine`` has too."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def action_space(self) -> str | None: ...
+    @property
+    def decodes_video(self) -> bool: ...
+    def step(self, request: Cosmos3ActionRequest) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class EngineBackend:
+    """Answers with an engine that is loaded.
 
     Args:
-        model: A checkpoint's folder, a hub repository, or an engine that is already loaded.
-        options: How to load and sample.
-        action_space: What the checkpoint's actions mean, where neither its name nor its metadata says so.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be loaded; see its children.
-        BackendError: ``model`` is none of those.
+        engine: Whose answers; it is closed with the backend.
+        options: How to sample.
+        name: As users name it.
     """
 
-    name = "native"
     needs_privileged = False
     requires_images = True
     modes = tuple(Mode)
+    takes_committed = True
 
-    def __init__(
-        self,
-        model: str | Path | Cosmos3Engine,
-        options: InferenceOptions | None = None,
-        action_space: str | None = None,
-    ):
-        options = options or InferenceOptions()
-        device, dtype = resolve_device(options)
-        if not isinstance(model, Cosmos3Engine):
-            model = Cosmos3Engine.from_pretrained(
-                as_path(model, self.name),
-                device=device,
-                dtype=dtype,
-                decode_video=options.decode_video,
-                action_space=action_space,
-            )
-        self.engine = model
-        self.model_sha256: str | None = model.checkpoint.digest
-        self.action_space = model.action_space
-        self._input = ModelInput(model.checkpoint, options)
+    def __init__(self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"):
+        self.name = name
+        self.engine = engine
+        self.model_sha256: str | None = engine.checkpoint.digest
+        self.action_space = engine.action_space
+        self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
 
     def infer(self, request: Request) -> ActionChunk:
         """The chunk for a request, in the model's own scale.
@@ -69,7 +67,7 @@ class NativeBackend:
         )
         result = self.engine.step(processed.request(sampling))
         return ActionChunk(
-            result["action"][0].double().numpy(),
+            self._input.own_scale.outward(result["action"][0].double().numpy(), request.embodiment),
             request.action_space,
             request.embodiment,
             fps=processed.fps,
@@ -84,3 +82,35 @@ class NativeBackend:
     def close(self) -> None:
         """Let go of the weights; calling it twice is harmless."""
         self.engine.close()
+
+
+class NativeBackend(EngineBackend):
+    """Answers with a :class:`Cosmos3Engine` in this process.
+
+    Args:
+        model: A checkpoint's folder, a hub repository, or an engine that is already loaded.
+        options: How to load and sample.
+        action_space: What the checkpoint's actions mean, where neither its name nor its metadata says so.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be loaded; see its children.
+        BackendError: ``model`` is none of those.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Cosmos3Engine,
+        options: InferenceOptions | None = None,
+        action_space: str | None = None,
+    ):
+        options = options or InferenceOptions()
+        device, dtype = resolve_device(options)
+        if not isinstance(model, Cosmos3Engine):
+            model = Cosmos3Engine.from_pretrained(
+                as_path(model, "native"),
+                device=device,
+                dtype=dtype,
+                decode_video=options.decode_video,
+                action_space=action_space,
+            )
+        super().__init__(model, options)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.parallel.config import ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class InferenceOptions:
         image_size: Resolution tier.
         prompt_format: ``plain`` or ``json``.
         decode_video: Whether the predicted world is decoded.
+        parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`; None is one process.
     """
 
     device: str | None = None
@@ -34,6 +36,7 @@ class InferenceOptions:
     image_size: int | None = None
     prompt_format: Literal["plain", "json"] | None = None
     decode_video: bool = False
+    parallel: ParallelConfig | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, "float32", "bfloat16"):

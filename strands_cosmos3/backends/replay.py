@@ -138,6 +138,7 @@ class ReplayBackend:
     needs_privileged = False
     requires_images = False
     model_sha256 = None
+    instruction_free_actions = "a recorded motion"
 
     def __init__(self, recording: Recording):
         self.recording = recording

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from strands_cosmos3.serving.wire import decode_reply, encode_request, encode_reset, get_dialect, require_reset_reply
@@ -15,7 +15,10 @@ _T = TypeVar("_T")
 class Exchange(Protocol):
     """What this backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
 
+    @property
+    def counters(self) -> Mapping[str, int]: ...
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T: ...
+    def cancel(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -71,6 +74,15 @@ class ServiceBackend:
         if self._dialect.endpoint and self._asked:
             self._asked = False
             self._client.exchange(encode_reset(old), require_reset_reply)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """The connection's events by name, ``reconnects`` among them."""
+        return self._client.counters
+
+    def cancel(self) -> None:
+        """Break off an exchange under way in another thread."""
+        self._client.cancel()
 
     def close(self) -> None:
         """Close the connection."""

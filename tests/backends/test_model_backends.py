@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from strands_cosmos3.backends import make_backend  # noqa: E402
+from strands_cosmos3.arm.panda import HOME_Q  # noqa: E402
+from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
@@ -68,6 +70,37 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(folder, 
     found = native.infer(question())
     assert np.abs(found.action - expected.action).max() <= 5e-5
     assert found.action.shape == (8, 10)
+
+
+@pytest.mark.parametrize("space", ["midtrain", "joint_pos"])
+def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, space):
+    """Clean rows in front, to the bit of float32; they change what follows, and the first chunk's own rows lead back to it."""
+    backend = make_backend("native", folder if space == "midtrain" else joint_folder, QUICK)
+    asked = question(action_space=DROID.action_space(space), n_rows=8)
+    free = backend.infer(asked).action
+    bound = np.random.RandomState(1).uniform(-0.5, 0.5, (3, free.shape[1])) + (0.5 if space == "joint_pos" else 0)
+    chunk = backend.infer(replace(asked, committed=bound)).action
+    np.testing.assert_allclose(chunk[:3], bound, atol=1e-6)
+    assert np.abs(chunk[3:] - free[3:]).max() > 1e-3
+    assert chunk.shape == free.shape
+    backend.close()
+
+
+def test_committed_rows_that_make_no_sense_are_refused(native):
+    rows = np.zeros((3, 10))
+    for changes in (
+        {"committed": np.zeros((8, 10))},  # nothing would be left to answer
+        {"committed": np.zeros((3, 9))},
+        {"committed": np.full((3, 10), np.nan)},
+        {"committed": rows, "mode": Mode.INVERSE_DYNAMICS, "clip": np.zeros((9, 16, 16, 3), np.uint8)},
+    ):
+        with pytest.raises(InputError):
+            question(**changes)
+    with Cosmos3Policy(backend="scripted", robot="panda") as scripted:
+        assert not scripted.takes_committed
+        with pytest.raises(ConfigError, match="native"):
+            scripted.plan(Observation(HOME_Q, 1.0), "reach the red cube", committed=rows)
+    assert Cosmos3Policy(backend=native).takes_committed
 
 
 def test_seeds_and_timing(native):
@@ -129,7 +162,7 @@ def test_refusals(native, folder, tmp_path):
         native.infer(question(mode=Mode.FORWARD_DYNAMICS))
     with pytest.raises(ConfigError, match="needs a checkpoint"):
         make_backend("native")
-    with pytest.raises(UnknownNameError, match="diffusers, native"):
+    with pytest.raises(UnknownNameError, match="diffusers, distributed, native"):
         make_backend("magic", folder)
     with pytest.raises(LayoutError):
         make_backend("native", tmp_path / "nothing")
@@ -160,3 +193,13 @@ def test_behind_the_policy(folder, joint_folder):
     assert len(policy.get_actions_sync(flat, "pick up the red cube")) == 16
     joint = Cosmos3Policy("droid", model=str(joint_folder), num_steps=1, device="cpu")
     assert joint.action_space.name == "joint_pos", "the checkpoint says so"
+
+
+def test_what_backends_need_is_known_before_they_are_made():
+    for name in BACKENDS:
+        kind = getattr(import_module(f"strands_cosmos3.backends.{name}"), f"{name.capitalize()}Backend")
+        made = kind(client=None) if name == "service" else kind  # its server may be without eyes, so it is asked for
+        assert (needs_pictures(name), needs_privileged(name)) == (made.requires_images, made.needs_privileged), name
+        if name == "service":
+            assert needs_pictures(made)
+    assert needs_pictures(None)  # somebody will be asked who has eyes

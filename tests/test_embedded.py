@@ -1,0 +1,114 @@
+"""The checkpoint that comes with this package: whole, small, used by default, and refused where it knows nothing.
+
+How often it succeeds stands in its card, from ``strands-cosmos3 evaluate``; a handful of episodes show that what is packaged is
+what was judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from strands_cosmos3 import Cosmos3Policy, Robot
+from strands_cosmos3.backends.native import NativeBackend
+from strands_cosmos3.cli import main
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.errors import ConfigError
+
+COLOURS = ("red", "green", "blue")
+SEEDS = (7001, 7002)
+
+
+class Blind(NativeBackend):
+    """The same with black pictures."""
+
+    def infer(self, request):
+        return super().infer(dataclasses.replace(request, composite=np.zeros_like(request.composite)))
+
+
+def reached(make_backend) -> int:
+    robot, count = Robot(), 0
+    for seed in SEEDS:
+        for colour in COLOURS:
+            config = {"embodiment": "droid", "backend": make_backend()}
+            episode = robot.run_policy(
+                instruction=f"reach the {colour} cube", policy_config=config, task="reach", seed=seed, duration=10.0
+            )
+            count += bool(episode.success)
+    return count
+
+
+def test_it_is_whole_and_small():
+    folder = embedded_checkpoint()
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 20e6
+    Checkpoint.open(folder).verify()
+    assert "simulated table" in json.loads((folder / "checkpoint.json").read_text())["strands_cosmos3"]["label"]
+
+
+def test_diffusers_classes_load_it():
+    from diffusers import AutoencoderKLWan, Cosmos3OmniTransformer
+
+    folder = embedded_checkpoint()
+    assert Cosmos3OmniTransformer.from_pretrained(folder, subfolder="transformer").config["hidden_size"] == 128
+    assert len(AutoencoderKLWan.from_pretrained(folder, subfolder="vae").config["latents_mean"]) == 48
+
+
+def test_it_is_what_runs_where_nothing_else_is_named():
+    with Cosmos3Policy(embodiment="droid", robot="panda") as policy:
+        assert policy.backend.name == "native"
+        assert policy.backend.requires_images
+        assert not policy.backend.needs_privileged
+        with closing(NativeBackend(embedded_checkpoint())) as named:
+            assert policy.backend.model_sha256 == named.model_sha256
+
+
+def test_it_reaches_the_cube_that_it_is_told():
+    assert reached(lambda: "native") >= 4
+
+
+def test_without_pictures_it_does_not():
+    assert reached(lambda: Blind(embedded_checkpoint())) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"embodiment": "umi", "robot": "panda"},
+            "embodiment 'droid' or 'droid_lerobot' on its own simulated table",
+        ),
+        ({"embodiment": "droid"}, "robot 'panda' or 'franka'"),
+    ],
+)
+def test_it_is_not_offered_for_anything_else(options, says):
+    with pytest.raises(ConfigError, match=says):
+        Cosmos3Policy(**options)
+
+
+def test_the_command_rolls_it_out(tmp_path: Path):
+    out = tmp_path / "r.json"
+    status = main(
+        [
+            "rollout",
+            "--backend",
+            "native",
+            "--task",
+            "reach",
+            "--instruction",
+            "reach the red cube",
+            "--seed",
+            "7001",
+            "--json",
+            str(out),
+        ]
+    )
+    (episode,) = json.loads(out.read_text())["episodes"]
+    assert status == (not episode["success"])
+    with closing(NativeBackend(embedded_checkpoint())) as named:
+        assert episode["model_sha256"] == named.model_sha256
