@@ -43,11 +43,11 @@ class JointServo:
         self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
         self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
         self.kp: F64 = model.actuator_gainprm[actuators, 0].copy()
-        kd = -model.actuator_biasprm[actuators, 2]
-        if not (self.kp > 0).all() or not np.allclose(model.actuator_biasprm[actuators, 1], -self.kp):
+        lead_s = servo_lead_s(model, self.actuator_ids, self.dof_address)
+        if lead_s is None:
             raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
-        self._lead_s: F64 = (kd + model.dof_damping[self.dof_address]) / self.kp
-        self._kd: F64 = kd
+        self._lead_s: F64 = lead_s
+        self._kd: F64 = -model.actuator_biasprm[actuators, 2]
         self.ctrl_min: F64 = model.actuator_ctrlrange[actuators, 0].copy()
         self.ctrl_max: F64 = model.actuator_ctrlrange[actuators, 1].copy()
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
@@ -83,6 +83,20 @@ class JointServo:
         if not np.isfinite(ctrl).all():
             raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
         return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
+
+
+def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64 | None:
+    """[n] ``(kd + damping) / kp``: by how long position servos lag behind a target that moves. None where one is no such servo.
+
+    Args:
+        model: The model.
+        actuators: [n] ids of the actuators.
+        dofs: [n] degrees of freedom that they drive.
+    """
+    kp, bias = model.actuator_gainprm[actuators, 0], model.actuator_biasprm[actuators]
+    if not (kp > 0).all() or not np.allclose(bias[:, 1], -kp):
+        return None
+    return (model.dof_damping[dofs] - bias[:, 2]) / kp
 
 
 def _require_rows(*values: F64) -> None:

@@ -25,7 +25,7 @@ from strands_cosmos3.control.trajectory import (
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError
 from strands_cosmos3.types import JointTrajectory
 
-_LIMIT_SLACK_RAD = 1e-6
+_LIMIT_SLACK_RAD = 2e-6
 _RATE_SLACK = 1.005
 
 
@@ -107,11 +107,23 @@ class Executor:
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         self._plan, self._n_motion, self._cursor = _still(q, self._gripper), 0, 0
+        self._before = 0, self._gripper  # where the steps handed out last began
 
     def _follow(self, plan: ReferenceBlock, n_motion: int = 0) -> None:
         """Hand out a new plan from its row 1 on; row 0 is the present reference."""
         self._motion_from_s += self._nominal_now_s()
+        plan.q_rad[:] = self._without_rounding(plan.q_rad)
         self._plan, self._n_motion, self._cursor = plan, n_motion, 0
+        self._before = 0, self._gripper
+
+    def _without_rounding(self, q_rad: F64) -> F64:
+        """Angles brought back inside the joints' range where rounding alone has left them beyond it.
+
+        A stop planned to end at a joint's end may miss it by a micro-radian, and from beyond it no motion would be lawful. What
+        is further out is left for the guard to see.
+        """
+        inside = np.clip(q_rad, self.limits.q_min, self.limits.q_max)
+        return np.where(np.abs(q_rad - inside) <= _LIMIT_SLACK_RAD, inside, q_rad)
 
     @property
     def reference(self) -> JointState:
@@ -169,7 +181,7 @@ class Executor:
             motion = plan_motion(start, q, t_s, self.limits, self.dt_s)
         except ControlError:
             lead = plan_stop(start, self.limits)
-            rest = JointState.at_rest(lead.sample(np.array([lead.end_s]))[0][0])
+            rest = JointState.at_rest(self._without_rounding(lead.sample(np.array([lead.end_s]))[0][0]))
             motion = plan_motion(rest, q, t_s, self.limits, self.dt_s)
             self.counters["restarts"] += 1
         n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
@@ -190,8 +202,14 @@ class Executor:
             self.state = ExecutorState.STOPPING
         self.counters["stops"] += 1
 
-    def fault(self) -> None:
-        """Brake as :meth:`stop`, and refuse every trajectory from now on."""
+    def fault(self, followed: bool = True) -> None:
+        """Brake as :meth:`stop`, and refuse every trajectory from now on.
+
+        Args:
+            followed: Whether the steps handed out last were; where not, braking begins at the reference before them.
+        """
+        if not followed:
+            self._cursor, self._gripper = self._before
         self.stop()
         self.state = ExecutorState.FAULT
         self.counters["faults"] += 1
@@ -211,6 +229,7 @@ class Executor:
         except ActuatorGuardError:
             self.fault()
             raise
+        self._before = self._cursor, self._gripper
         self._cursor += n_steps
         self._gripper = float(block.gripper[-1])
         if self.state is ExecutorState.RUNNING and self._cursor > self._n_motion:
@@ -241,6 +260,8 @@ class Executor:
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
         at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
+        if lead is None:
+            qdd[0] = self.reference.qdd_rad_s2  # not the new motion's: it has not begun, and may yet be replaced
         segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
         stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
         into_s = float(at_s[-1]) - spline.end_s  # the last row seldom falls on a physics step: braking has begun by then

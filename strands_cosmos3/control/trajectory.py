@@ -2,7 +2,8 @@
 
 The motion is a cubic Hermite spline: it passes every row, starts with the velocity that the arm's reference has (so that
 speed is carried over the seam between chunks) and its knot velocities make the acceleration continuous. Rows that such a
-spline would overshoot a joint's end at are joined by a monotone one, whose acceleration jumps. Where the rows ask
+spline would overshoot a joint's end at are joined by a monotone one, whose acceleration jumps, or, as a last resort, by
+one that halts at each. Where the rows ask
 for more velocity, acceleration or jerk than the joints have, or for a speed that could not be braked before a joint's end,
 time is stretched there: the path stays, the clock slows down, and the rows concerned are reported.
 
@@ -13,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import CubicSpline, PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
+from scipy.interpolate import PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
+from scipy.linalg import solve_banded  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
 from strands_cosmos3.arm.panda import JointLimits
 from strands_cosmos3.checks import F64
@@ -126,7 +127,7 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
     knots = np.vstack((start.q_rad, q_rad))
     nominal_s = np.concatenate(([0.0], t_s))
     asked = np.diff(nominal_s)
-    for law in (_smooth_velocities, _monotone_velocities):
+    for law in (_smooth_velocities, _monotone_velocities, _halting_velocities):
         timed = _stretch(law, knots, asked, start, limits, dt_s)
         if timed is not None:
             h, velocity = timed
@@ -145,7 +146,8 @@ _Law = Callable[[F64, F64, F64], F64]
 def _stretch(law: _Law, knots: F64, asked: F64, start: JointState, limits: JointLimits, dt_s: float) -> tuple[F64, F64] | None:
     """Durations [K - 1] and knot velocities [K, n] within limits, or None where slowing down leads nowhere."""
     longest_s = _SLOWEST * np.maximum(asked, _rest_to_rest_s(knots, limits, dt_s)).sum()
-    h = asked.copy()
+    fastest = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # no time law is quicker from row to row
+    h = asked * _ramped(np.maximum(fastest / asked, 1.0))
     for _ in range(_MAX_PASSES):
         velocity = law(knots, h, start.qd_rad_s)
         excess = _excess(knots, velocity, h, start, limits, dt_s)
@@ -178,13 +180,20 @@ def _rest_to_rest_s(knots: F64, limits: JointLimits, dt_s: float) -> F64:
 
 
 def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] velocities that make the acceleration continuous; the last segment ends without acceleration."""
-    if len(knots) == 2:
-        v_end = 1.5 * (knots[1] - knots[0]) / h[0] - 0.5 * v_start  # a cubic whose end has no acceleration
-        return np.vstack((v_start, v_end))
-    t = np.concatenate(([0.0], np.cumsum(h)))
-    ends: Any = ((1, v_start), (2, np.zeros_like(v_start)))
-    return np.asarray(CubicSpline(t, knots, bc_type=ends)(t, 1))
+    """[K, n] velocities that make the acceleration continuous; the last segment ends without acceleration.
+
+    At an inner knot both segments' accelerations agree: ``v- / h- + 2 v (1 / h- + 1 / h+) + v+ / h+ = 3 (s- / h- + s+ / h+)``
+    with slopes s; at the end ``v- + 2 v = 3 s-``. One tridiagonal system serves all joints.
+    """
+    inverse, n = 1.0 / h, len(knots)
+    pull = 3.0 * np.diff(knots, axis=0) * (inverse * inverse)[:, None]
+    bands, wanted = np.zeros((3, n)), np.empty_like(knots)
+    bands[0, 2:], bands[2, : n - 2] = inverse[1:], inverse[:-1]
+    bands[1, 1:-1] = 2.0 * (inverse[:-1] + inverse[1:])
+    bands[1, 0], bands[1, -1], bands[2, n - 2] = 1.0, 2.0 * inverse[-1], inverse[-1]
+    wanted[0], wanted[1:-1], wanted[-1] = v_start, pull[:-1] + pull[1:], pull[-1]
+    solved = solve_banded((1, 1), bands, wanted, check_finite=False)  # pyright: ignore[reportUnknownVariableType]
+    return np.asarray(solved, dtype=np.float64)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
@@ -198,31 +207,53 @@ def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     return velocity
 
 
+def _halting_velocities(knots: F64, h: F64, v_start: F64) -> F64:
+    """[K, n] rest at every knot: each segment is on its own then, and slow enough it keeps every limit."""
+    velocity = np.zeros_like(knots)
+    velocity[0] = v_start
+    return velocity
+
+
 def _excess(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] by how much each segment must be slower (1 = not at all), over joints and limits."""
+    """[K - 1] by how much each segment must be slower (1 = not at all), over joints and limits.
+
+    Braking is looked at only where nothing else is exceeded: it costs most, and slower motions brake better.
+    """
+    excess = _rates(knots, velocity, h, start, limits, dt_s)
+    return excess if excess.max() > _TOLERANCE else np.maximum(excess, _overrun(knots, velocity, h, limits))
+
+
+def _rates(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
+    """[K - 1] what velocity, acceleration and jerk exceed their limits by, as factors on time. Exact: these are cubics."""
+    v0, v1, span = velocity[:-1], velocity[1:], h[:, None]
+    slope = np.diff(knots, axis=0) / span
+    first, last = (6 * slope - 4 * v0 - 2 * v1) / span, (-6 * slope + 2 * v0 + 4 * v1) / span  # accelerations [K - 1, n]
+    jerk = (last - first) / span
+    turns = first * last < 0  # the velocity has its extreme inside
+    inside = v0 - np.divide(first * first, 2 * jerk, out=np.zeros_like(jerk), where=turns)
+    fastest = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0))
+    before = np.vstack((start.qdd_rad_s2, last[:-1]))
+    jump = np.abs(first - before) / dt_s  # within one physics step, on top of the jerk in it
+    worst = np.maximum(np.abs(jerk), np.vstack((np.zeros_like(jerk[:1]), np.abs(jerk[:-1]))))
+    strain = np.maximum(np.abs(first), np.abs(last)) / limits.acceleration
+    jolt = np.where(jump > 1e-6 / dt_s, jump + worst, 0.0) / limits.jerk
+    jolt[:-1] = np.maximum(jolt[:-1], jolt[1:])  # a jump is the doing of both segments
+    of_second_order = np.sqrt(np.maximum(strain, jolt).max(axis=1))
+    of_third_order = np.cbrt((np.abs(jerk) / limits.jerk).max(axis=1))
+    return np.maximum(np.maximum((fastest / limits.velocity).max(axis=1), of_second_order), np.maximum(of_third_order, 1.0))
+
+
+def _overrun(knots: F64, velocity: F64, h: F64, limits: JointLimits) -> F64:
+    """[K - 1] by how much each segment must be slower for the joints to stay, and to be stopped, inside their range."""
     span = h[:, None, None]
     ends = knots[:-1, None], knots[1:, None], velocity[:-1, None], velocity[1:, None], span  # [K - 1, 1, n]
     t = _moments(*_hermite(*ends, np.zeros(1))[1:], _hermite(*ends, span)[2], span)
     q, v, a = _hermite(*ends, t)  # [K - 1, S, n]
-    first, last = (_hermite(*ends, at)[2][:, 0] for at in (np.zeros(1), span))  # accelerations [K - 1, n]
-    jerk = (last - first) / h[:, None]
-    before = np.vstack((start.qdd_rad_s2, last[:-1]))
-    jump = np.abs(first - before) / dt_s  # within one physics step, on top of the jerk in it
-    worst = np.maximum(np.abs(jerk), np.vstack((np.zeros_like(jerk[:1]), np.abs(jerk[:-1]))))
     braked = braking_position(q, v, a, limits)
     room = np.where(v > 0, limits.q_max - q, q - limits.q_min)
     beyond = np.maximum(np.maximum(braked, q) - limits.q_max, limits.q_min - np.minimum(braked, q))
     brake = np.where(beyond > 1e-9, np.maximum(np.abs(braked - q) / np.maximum(room, 1e-4), 1.1), 1.0)
-    ratios = np.stack(
-        [
-            (np.abs(v) / limits.velocity).max(axis=(1, 2)),
-            np.sqrt(np.abs(a) / limits.acceleration).max(axis=(1, 2)),
-            np.cbrt(np.abs(jerk) / limits.jerk).max(axis=1),
-            np.sqrt(np.where(jump > 1e-6 / dt_s, jump + worst, 0.0) / limits.jerk).max(axis=1),
-            np.sqrt(brake).max(axis=(1, 2)),
-        ]
-    ).max(axis=0)
-    return np.maximum(ratios, 1.0)
+    return np.sqrt(brake).max(axis=(1, 2))
 
 
 def _moments(v0: F64, a0: F64, a1: F64, h: F64) -> F64:

@@ -172,3 +172,18 @@ def test_a_stop_ends_at_rest_within_limits_and_no_later_than_needed(state):
 
 def test_a_stop_from_rest_takes_no_time():
     assert plan_stop(JointState.at_rest(HOME_Q), FER).end_s == 0.0
+
+
+@pytest.mark.parametrize("seed", [400, 996, 1315, 1486])
+def test_from_rest_every_chunk_can_be_followed(seed):
+    """Wild rows, some at the joints' ends, for which neither a smooth nor a monotone motion was found within limits."""
+    rng = np.random.default_rng(seed)
+    n, start = int(rng.choice([5, 8, 16])), rng.uniform(FER.q_min, FER.q_max)
+    q = np.clip(start + np.cumsum(rng.normal(0, 0.5, (n, 7)), axis=0), FER.q_min, FER.q_max)
+    t_s = (np.arange(n) + 1) / rng.choice([15.0, 50.0])
+    motion = plan_motion(JointState.at_rest(start), q, t_s, FER, 1 / 600)
+    assert np.abs(motion.spline.q_rad[1:] - q).max() == 0.0
+    at, v, a = motion.spline.sample(np.arange(0, motion.spline.end_s, 1 / 600))
+    assert (np.abs(v) <= FER.velocity * 1.002).all()
+    assert (np.abs(a) <= FER.acceleration * 1.002).all()
+    assert ((at >= FER.q_min - 1e-6) & (at <= FER.q_max + 1e-6)).all()

@@ -1,0 +1,108 @@
+"""An arm in somebody else's MuJoCo model: is it the Franka that our targets are for, and in what unit is its gripper driven?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.arm.panda import HAND_BODY, HOME_Q, dh_forward
+from strands_cosmos3.arm.servo import servo_lead_s
+from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.embodiments import MODEL_GRIPPER, GripperConvention
+from strands_cosmos3.errors import ConfigError
+
+_JOINT, _BODY, _ACTUATOR = mujoco.mjtObj.mjOBJ_JOINT, mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_ACTUATOR
+_TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
+_PROBES = HOME_Q + np.array([0.0, 0.3, -0.4])[:, None]
+
+
+def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
+    """Refuse a model whose arm is not the one that inverse kinematics is solved for.
+
+    Its hand is compared with the Denavit-Hartenberg product at three configurations. A model without a body ``hand`` is
+    taken at its joints' word.
+
+    Args:
+        model: The compiled model.
+        namespace: Prefix of the robot's names in it, e.g. ``"panda/"``.
+        joints: The seven joints, base first.
+
+    Raises:
+        ConfigError: A joint is missing, or the hand is elsewhere than a Franka's.
+    """
+    instance_of(model, mujoco.MjModel, "model")
+    ids = [_find(model, _JOINT, namespace, name) for name in joints]
+    if missing := [name for name, found in zip(joints, ids, strict=True) if found < 0]:
+        have = [model.joint(i).name.removeprefix(namespace) for i in range(model.njnt)]
+        raise ConfigError(f"the simulated robot has no joint {', '.join(missing)}; it has: {', '.join(have) or 'none'}.")
+    hand = _find(model, _BODY, namespace, HAND_BODY)
+    if hand < 0:
+        return
+    base = model.body_parentid[model.jnt_bodyid[ids[0]]]
+    data = mujoco.MjData(model)
+    for q in _PROBES:
+        data.qpos[model.jnt_qposadr[ids]] = q
+        mujoco.mj_kinematics(model, data)
+        T_base_hand = np.linalg.inv(_pose(data, base)) @ _pose(data, hand)
+        error = np.linalg.inv(dh_forward(q)) @ T_base_hand
+        away_m = float(np.linalg.norm(error[:3, 3]))
+        turned = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
+        if away_m > _TOLERANCE_M or turned > _TOLERANCE_RAD:
+            raise ConfigError(
+                f"the simulated robot's hand is {away_m * 1e3:.1f} mm and {np.rad2deg(turned):.1f} degrees from where a "
+                "Franka's is at the same joint angles; targets solved for a Franka would lead it elsewhere. Use a Franka."
+            )
+
+
+def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> F64 | None:
+    """[n] lag of the position servos that drive these joints one to one; None where they are driven otherwise."""
+    ids = [_find(model, _JOINT, namespace, name) for name in joints]
+    actuators = np.array([_actuator_of(model, joint) for joint in ids], dtype=np.intp)
+    if (actuators < 0).any() or (model.actuator_trntype[actuators] != mujoco.mjtTrn.mjTRN_JOINT).any():
+        return None
+    if (model.actuator_gear[actuators, 0] != 1).any():
+        return None
+    return servo_lead_s(model, actuators, model.jnt_dofadr[ids].astype(np.intp))
+
+
+def driven_gripper(model: mujoco.MjModel, namespace: str, key: str) -> GripperConvention | None:
+    """What strands-robots' MuJoCo engine takes a number under ``key`` for, or None where it is the joint's own unit.
+
+    A tendon's actuator is commanded there with the open fraction, under its own name or a finger joint's: the engine maps
+    [0, 1] onto the actuator's range (``_scale_ctrl_for_actuator``; strands-robots 0.5.3).
+    """
+    actuator = _find(model, _ACTUATOR, namespace, key)
+    if actuator < 0:
+        actuator = _actuator_of(model, _find(model, _JOINT, namespace, key))
+    if actuator < 0 or model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_TENDON:
+        return None
+    ranged = model.actuator_ctrllimited[actuator] and model.actuator_ctrlrange[actuator, 0] >= 0
+    return MODEL_GRIPPER if ranged else None
+
+
+def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
+    """The actuator that drives a joint, directly or through a tendon; -1 without one."""
+    if joint < 0:
+        return -1
+    through_tendon = -1
+    for actuator, (kind, target) in enumerate(zip(model.actuator_trntype, model.actuator_trnid[:, 0], strict=True)):
+        if kind == mujoco.mjtTrn.mjTRN_JOINT and target == joint:
+            return actuator
+        if kind == mujoco.mjtTrn.mjTRN_TENDON:
+            first = model.tendon_adr[target]
+            if joint in model.wrap_objid[first : first + model.tendon_num[target]]:
+                through_tendon = actuator
+    return through_tendon
+
+
+def _find(model: mujoco.MjModel, kind: mujoco.mjtObj, namespace: str, name: str) -> int:
+    found = mujoco.mj_name2id(model, kind, namespace + name)
+    return found if found >= 0 else mujoco.mj_name2id(model, kind, name)
+
+
+def _pose(data: mujoco.MjData, body: int) -> F64:
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = data.xmat[body].reshape(3, 3), data.xpos[body]
+    return T
