@@ -1,0 +1,86 @@
+"""The arm behind a policy: where it is measured, targets for it, and what a foreign simulator shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strands_cosmos3.checks import F64
+from strands_cosmos3.embodiments import Embodiment, GripperConvention
+from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.policy.resample import resample
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
+
+if TYPE_CHECKING:
+    from strands_cosmos3.arm.panda import JointLimits
+
+
+class PolicyArm:
+    """Inverse kinematics and limits of the arm that a policy answers targets for.
+
+    Args:
+        arm_model: Its MuJoCo model, path or name; None is the embedded one.
+        limits: What its joints may do; None is the Panda's table.
+        servo_lead: Whether targets for position servos that a simulator shows lead the motion by those servos' lag.
+
+    Raises:
+        ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
+    """
+
+    def __init__(self, arm_model: Any = None, limits: JointLimits | None = None, servo_lead: bool = True):
+        from strands_cosmos3.arm.model import load_model
+        from strands_cosmos3.control.ik import MinkIKBridge
+
+        self._bridge = MinkIKBridge(load_model(arm_model), limits=limits)
+        self._servo_lead = servo_lead
+        self._lead_s: F64 | None = None
+        self._foreign: ConfigError | None = None
+
+    def T_base_cosmos(self, observation: Observation, embodiment: Embodiment) -> F64:
+        """[4, 4] measured pose of the frame whose deltas the model speaks."""
+        from strands_cosmos3.control.targets import tool_frame_in_ee
+
+        q = self._configuration(observation)
+        return self._bridge.ee_pose(q) @ tool_frame_in_ee(embodiment, self._bridge, q)
+
+    def solve(self, chunk: ActionChunk, observation: Observation) -> JointTrajectory:
+        """Joint angles that follow a chunk from the measured configuration, at the chunk's own row times."""
+        from strands_cosmos3.control.targets import solve_chunk
+
+        return solve_chunk(chunk, self._bridge, self._configuration(observation), t_capture_s=observation.t_capture_s)
+
+    def steps(self, plan: JointTrajectory, observation: Observation, hz: float | None) -> tuple[JointTrajectory, F64]:
+        """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
+        return (plan, plan.t_s) if hz is None else resample(plan, observation, hz, self._bridge.limits, self._lead_s)
+
+    def see(self, model: Any, namespace: str, joints: Sequence[str], gripper: str) -> GripperConvention | None:
+        """Look at the arm that a simulator will drive: what its gripper counts (None: no other than thought).
+
+        Raises:
+            ConfigError: It lacks a joint, or is no Franka; :meth:`require_known` says so again.
+        """
+        from strands_cosmos3.arm.hosted import driven_gripper, require_franka, servo_lead_of
+
+        self._foreign = None
+        try:
+            require_franka(model, namespace, joints)
+        except ConfigError as error:
+            self._foreign = error
+            raise
+        self._lead_s = servo_lead_of(model, namespace, joints) if self._servo_lead else None
+        return driven_gripper(model, namespace, gripper)
+
+    def require_known(self) -> None:
+        """Refuse to go on where :meth:`see` refused the simulator's arm."""
+        if self._foreign is not None:
+            raise self._foreign
+
+    def _configuration(self, observation: Observation) -> F64:
+        """[nq] of the arm's model, from measured joint angles."""
+        q = np.zeros(self._bridge.model.nq)
+        if len(observation.q_rad) != len(self._bridge.q_address):
+            raise InputError(f"{len(observation.q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")
+        q[self._bridge.q_address] = observation.q_rad
+        return q

@@ -1,0 +1,138 @@
+"""The contract of strands-robots' ``Policy``, held without strands-robots being there.
+
+Members, meanings and defaults are those of strands-robots 0.5.3 (``policies/base.py``, and what its ``PolicyRunner`` and
+MuJoCo engine call); ``get_actions``, ``set_robot_state_keys`` and ``provider_name`` are all that 0.3.8 has. The order of a
+rollout there: ``preflight``, the constructor, ``set_robot_state_keys``, ``set_sim_context``, ``reset`` (with a seed only),
+``set_control_frequency``, and then, for each chunk, ``set_rtc_observed_delay`` and ``get_actions``. It never calls ``close``:
+whoever made the policy does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from strands_cosmos3.checks import positive, whole_number
+from strands_cosmos3.errors import InputError
+
+Step = dict[str, float | list[float]]
+
+
+class Policy(ABC):
+    """What a runner may read and call.
+
+    Attributes:
+        requires_images: Whether observations must hold camera frames; a simulator need not draw them otherwise.
+        actions_per_step: Steps of a chunk to execute before the next call; None is left to the policy.
+        supports_rtc: Whether a chunk asked for while the last one still runs continues it without a jump. A runner overlaps
+            inference and motion on its own only then.
+        reads_instruction: Whether the words shape the actions.
+        instruction_free_actions: What the actions are where they do not.
+        requires_action_controller: Why the robot's own actuators are not enough, or None.
+        required_bodies: Bodies whose world poses every observation must hold (``body.<name>.pos`` and so on).
+        children: Policies that this one delegates to.
+        control_frequency: Steps a second of whoever executes them, once told.
+        rtc_observed_delay_steps: Steps executed between an observation and the first action that answers it, once told.
+    """
+
+    requires_images: bool = True
+    actions_per_step: int | None = None
+    supports_rtc: bool = False
+    reads_instruction: bool = True
+    instruction_free_actions: str | None = None
+    requires_action_controller: ClassVar[str | None] = None
+    required_bodies: tuple[str, ...] = ()
+    children: tuple[Policy, ...] = ()
+    control_frequency: float | None = None
+    rtc_observed_delay_steps: int | None = None
+
+    @property
+    @abstractmethod
+    def provider_name(self) -> str:
+        """Name under which the policy is registered."""
+
+    @abstractmethod
+    async def get_actions(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
+        """The next actions, one dictionary of Python floats a step. Unknown keyword arguments are ignored."""
+
+    @abstractmethod
+    def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
+        """Name the robot's state entries, in order.
+
+        Raises:
+            InputError: Not a list of distinct, non-empty strings.
+        """
+
+    @classmethod  # noqa: B027 - optional for implementers
+    def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
+        """Refuse a configuration that cannot use such observations, before anything is loaded.
+
+        Args:
+            observation_keys: What an observation will hold: state names and camera names.
+            policy_config: The constructor's arguments.
+
+        Raises:
+            ValueError: The configuration cannot use them.
+        """
+
+    def get_actions_sync(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
+        """:meth:`get_actions` without ``await``, also where an event loop is already running (in a notebook, say)."""
+
+        def call() -> list[Step]:
+            return asyncio.run(self.get_actions(observation_dict, instruction, **kwargs))
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return call()
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            return worker.submit(call).result()
+
+    def set_control_frequency(self, hz: float) -> None:
+        """Say how often the caller applies a step.
+
+        Raises:
+            InputError: Not a finite number above zero.
+        """
+        if isinstance(hz, bool | str):
+            raise InputError(f"control frequency must be a finite number above zero, got {hz!r}.")
+        self.control_frequency = positive(hz, "control frequency")
+
+    def set_rtc_observed_delay(self, steps: int | None) -> None:
+        """Say how many steps will be executed between the next observation and the first action that answers it.
+
+        Args:
+            steps: 0 where the world waits for the answer; None for not known.
+
+        Raises:
+            InputError: Not a whole number of at least 0.
+        """
+        self.rtc_observed_delay_steps = None if steps is None else whole_number(steps, "observed delay", 0)
+
+    @property
+    def execution_horizon(self) -> int:
+        """Steps of a chunk that are to be executed before the next call."""
+        return max(1, self.actions_per_step or 1)
+
+    def is_chunk_emitting(self) -> bool:
+        """Whether a call answers more than one step."""
+        return self.execution_horizon > 1
+
+    def set_sim_context(self, model: Any, namespace: str) -> None:  # noqa: B027 - optional for implementers
+        """See the simulator's compiled model, and the prefix that the robot's names have in it."""
+
+    def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
+        """Start a new episode."""
+
+    def close(self) -> None:  # noqa: B027 - optional for implementers
+        """Free whatever the policy holds; calling it twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,452 @@
+"""Cosmos 3 behind the policy contract: from an observation to a plan, and to steps."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from strands_cosmos3.backends import ServiceOptions, make_backend
+from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.checks import F64, whole_number
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
+from strands_cosmos3.errors import ConfigError, InputError, ObservationError
+from strands_cosmos3.observe.cameras import ONE_VIEW
+from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.observe.views import compose
+from strands_cosmos3.policy.arm import PolicyArm
+from strands_cosmos3.policy.contract import Policy, Step
+from strands_cosmos3.policy.preflight import check_inputs, require_every_camera
+from strands_cosmos3.policy.resample import MotionMarks, resample_rows
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
+
+_CLOSE_S, _NUDGE_S = 10.0, 0.05  # how long a call under way is waited for, and how often it is told to end
+
+
+class Cosmos3Policy(Policy):
+    """Cosmos 3 as a robot policy.
+
+    Args:
+        embodiment: Whose domain speaks, e.g. ``"droid"``.
+        robot: ``"panda"`` (or ``"franka"``) turns chunks into joint targets for that arm; None passes raw columns through.
+        backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"distributed"`` (the same on several
+            processes, which it starts), ``"diffusers"`` (the stock pipeline), ``"service"`` (a policy server), or a
+            :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
+            ``parallel``), and ``"service"`` where its host, port, api_key or client is given.
+        model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the embedded
+            one (:mod:`strands_cosmos3.embedded`), a small policy that knows one simulated table. For ``replay``, the
+            recording: a path or a :class:`~strands_cosmos3.backends.replay.Recording`.
+        mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (what would happen: give
+            ``raw_actions=`` to a call, which answers no actions and leaves the world in ``last_rollout["video"]``) and
+            ``"inverse_dynamics"`` (what was done: give ``video=``).
+        action_space: Which of the embodiment's action spaces the backend speaks; None is its checkpoint's, ``joint_pos`` for
+            a service, else the default.
+        observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping. It maps no
+            camera or all that the embodiment's rig has. strands-robots' direction, camera -> ``observation/<view>``, is
+            understood too.
+        action_mapping: Canonical name -> key of the action, likewise; without a robot, column -> key.
+        cameras: Names of the cameras that the robot has, where they are known: a view that is not among them is named here
+            and not in the middle of an episode.
+        observed_gripper: What the observation's gripper counts: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
+            (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or a
+            :class:`~strands_cosmos3.embodiments.GripperConvention`; None is metres for a Panda's finger joint, else the
+            open fraction.
+        commanded_gripper: What the action's gripper counts, likewise; None is also what a simulator that shows its model
+            takes it for (:meth:`set_sim_context`).
+        servo_lead: Whether targets for a simulator that shows its position servos lead the motion by those servos' lag
+            (0.1 s for a Panda's), so that the arm is where the motion is. False gives the bare joint angles there too.
+        prompt: Used where a call gives an empty instruction.
+        seed: Noise seed; each call of an episode uses the next one.
+        actions_per_step: Steps a call returns at most; None returns the whole chunk. Our Robot, which asks for plans,
+            executes that many rows before it asks again.
+        chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
+        arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
+        limits: What its joints may do (:class:`~strands_cosmos3.arm.panda.JointLimits`); None is the Panda's table.
+        num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
+        guidance_scale: ``v = u + g (c - u)``.
+        guidance_interval: Guidance only where lo < timestep < hi.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: ``float32`` or ``bfloat16``.
+        parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
+        decode_video: Whether ``last_rollout["video"]`` holds the world that the model predicted, [F, H, W, 3] uint8.
+        host, port: For ``service``: where its server is; None is localhost and 8000. It is connected to on the first call.
+        api_key: For ``service``: the server's token.
+        client: For ``service``: a :class:`~strands_cosmos3.serving.client.PolicyClient` of your own instead of these.
+        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``.
+        transport: ``"raw"``, the only one there is.
+
+    Attributes:
+        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``.
+
+    Raises:
+        ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
+        ObservationError: ``cameras`` lacks one that is needed.
+        UnknownNameError: An unknown embodiment, mode or backend; the message lists the valid ones.
+    """
+
+    default_backend: ClassVar[str | None] = None
+    """What None means where no option tells: the embedded checkpoint, or ``service`` where a host makes policies by name."""
+
+    def __init__(
+        self,
+        embodiment: str | Embodiment = "droid",
+        robot: str | None = None,
+        backend: str | Backend | None = None,
+        model: Any = None,
+        mode: str = "policy",
+        action_space: str | None = None,
+        observation_mapping: Mapping[str, str] | None = None,
+        action_mapping: Mapping[str, str] | None = None,
+        prompt: str = "",
+        seed: int | None = None,
+        actions_per_step: int | None = None,
+        chunk_rows: int | None = None,
+        arm_model: Any = None,
+        limits: Any = None,
+        num_steps: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_interval: tuple[float, float] | None = None,
+        device: str | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+        decode_video: bool = False,
+        host: str | None = None,
+        port: int | None = None,
+        api_key: str | None = None,
+        client: Any = None,
+        dialect: str | None = None,
+        transport: str = "raw",
+        parallel: Any = None,
+        cameras: Sequence[str] | None = None,
+        observed_gripper: str | GripperConvention | None = None,
+        commanded_gripper: str | GripperConvention | None = None,
+        servo_lead: bool = True,
+    ):
+        if transport != "raw":
+            raise ConfigError(f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack).")
+        self.embodiment = get_embodiment(embodiment)
+        self.robot = robot
+        self.mode = Mode.parse(mode)
+        self.action_space = self.embodiment.action_space(action_space)
+        self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
+        self._chunk_rows = None if chunk_rows is None else whole_number(chunk_rows, "chunk_rows", 1, 256)
+        self.prompt = prompt
+        self.last_rollout: dict[str, Any] = {}
+        self.robot_state_keys: list[str] = []
+        self._action_mapping = action_mapping
+        self._mapped = (observation_mapping, action_mapping, self.embodiment.rig, observed_gripper, commanded_gripper)
+        self._mapping = resolve_mapping(robot, None, *self._mapped)
+        self._gripper_is_given = commanded_gripper is not None
+        self._first_seed = 0 if seed is None else int(seed)
+        self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
+        self._closed = False
+        self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead)
+        options = InferenceOptions(
+            device=device,
+            dtype=dtype,
+            num_steps=num_steps,
+            guidance_scale=guidance_scale,
+            guidance_interval=guidance_interval,
+            decode_video=decode_video or self.mode is Mode.FORWARD_DYNAMICS,  # the world is all that it answers
+            parallel=parallel,
+        )
+        service = ServiceOptions(host, port, api_key, client, dialect)
+        if backend is None and model is None and not service.given:
+            backend = self.default_backend or ("native" if parallel is None else "distributed")
+        if backend in ("native", "distributed") and model is None:
+            model = embedded_checkpoint(self.embodiment.name, robot)
+        self.backend = make_backend(backend, model, options, action_space, service)
+        with ExitStack() as unmade:
+            unmade.callback(self.backend.close)
+            self._settle(action_space, cameras)
+            unmade.pop_all()
+        self._start_over()
+
+    def _settle(self, action_space: str | None, cameras: Sequence[str] | None) -> None:
+        """What follows from the backend that was made."""
+        modes = getattr(self.backend, "modes", (Mode.POLICY,))
+        if self.mode not in modes:
+            raise ConfigError(
+                f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only {', '.join(modes)}; use "
+                "backend='native'."
+            )
+        spoken = getattr(self.backend, "action_space", None)  # a checkpoint may say what its actions mean
+        if action_space is None and spoken is not None:
+            self.action_space = self.embodiment.action_space(spoken)
+        self.requires_images = self.backend.requires_images
+        self._takes_views: bool = getattr(self.backend, "takes_views", False)  # the composite is made elsewhere
+        self.instruction_free_actions = getattr(self.backend, "instruction_free_actions", None)
+        self.reads_instruction = self.instruction_free_actions is None
+        rename_columns(CANONICAL if self.robot else self.action_space.columns, self._action_mapping)
+        if self.requires_images:
+            require_every_camera(self._mapping, cameras)
+
+    def _start_over(self) -> None:
+        self._calls = 0
+        self._first_call_s: float | None = None
+        self._marks = MotionMarks(0.0, np.zeros(0))
+        self.last_rollout = {}
+
+    @property
+    def provider_name(self) -> str:
+        """``"cosmos3"``."""
+        return "cosmos3"
+
+    @property
+    def mapping(self) -> RobotMapping:
+        """Which keys of the robot stand behind the canonical names."""
+        return self._mapping
+
+    @property
+    def execution_horizon(self) -> int:
+        """Steps to execute before the next call: ``actions_per_step``, else the whole chunk.
+
+        Until the first call that is what a chunk takes at the control frequency; after it, what the last call answered,
+        for the joints' limits may have asked for more time.
+        """
+        if self.actions_per_step is not None:
+            return self.actions_per_step
+        if len(self._marks.ends_s):
+            return len(self._marks.ends_s)
+        rows, fps = self.embodiment.chunk_rows(self.action_space.name), self.embodiment.fps
+        if self.control_frequency is None or fps is None or self._arm is None:
+            return max(1, rows)
+        return max(1, int(np.ceil(rows / fps * self.control_frequency - 1e-9)))
+
+    @classmethod
+    def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
+        """Refuse what cannot be run on such observations, before a checkpoint is loaded or a server dialled.
+
+        Raises:
+            ObservationError: A joint, the gripper or a camera is missing; the message says which and what there is.
+            ConfigError, UnknownNameError: An option cannot be had, or no action would reach the robot.
+        """
+        check_inputs(observation_keys, **policy_config)
+
+    def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
+        """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
+        self._mapping = self._keep_unit(resolve_mapping(self.robot, robot_state_keys, *self._mapped))
+        self.robot_state_keys = list(robot_state_keys)
+
+    def set_sim_context(self, model: Any, namespace: str) -> None:
+        """See the arm that a simulator will drive: its gripper's unit and its servos' lag are taken from it; it must be a
+        Franka.
+
+        Called by strands-robots' MuJoCo engine, which drops what is raised here; so it is raised by the next call too.
+
+        Args:
+            model: The compiled ``mujoco.MjModel``.
+            namespace: Prefix of the robot's names in it.
+
+        Raises:
+            ConfigError: With ``robot=``: the model's arm lacks its joints or is no Franka.
+        """
+        if self._arm is None:
+            return
+        observed, commanded = self._mapping.observed, self._mapping.commanded
+        unit = self._arm.see(model, namespace, [observed[name] for name in CANONICAL[:-1]], commanded[CANONICAL[-1]])
+        if unit is not None and not self._gripper_is_given:
+            self._mapping = replace(self._mapping, commanded_gripper=unit)
+
+    def _keep_unit(self, mapping: RobotMapping) -> RobotMapping:
+        """A mapping with the gripper's unit that a simulator's model told, if one did."""
+        same = mapping.commanded[CANONICAL[-1]] == self._mapping.commanded[CANONICAL[-1]]
+        return replace(mapping, commanded_gripper=self._mapping.commanded_gripper) if same else mapping
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start a new episode: the next call draws with ``seed`` (or the constructor's)."""
+        with self._planning:
+            if seed is not None:
+                self._first_seed = int(seed)
+            self._start_over()
+            self.backend.reset(seed)
+
+    def close(self) -> None:
+        """Free the backend: its sockets, threads and memory. A closed policy answers no more.
+
+        A call under way in another thread is broken off where the backend can; it would dial anew otherwise.
+        """
+        self._closed = True
+        until_s, alone = time.monotonic() + _CLOSE_S, not hasattr(self.backend, "cancel")
+        while not alone and time.monotonic() < until_s:
+            if alone := self._planning.acquire(timeout=_NUDGE_S):
+                self._planning.release()
+            else:
+                self.cancel()
+        self.backend.close()
+
+    async def get_actions(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
+        """As :meth:`get_actions_sync`, in a worker thread, so that the caller's event loop goes on."""
+        return await asyncio.to_thread(self.get_actions_sync, observation_dict, instruction, **kwargs)
+
+    def get_actions_sync(
+        self,
+        observation_dict: Mapping[str, Any],
+        instruction: str,
+        *,
+        raw_actions: Any = None,
+        video: Any = None,
+        **kwargs: Any,
+    ) -> list[Step]:
+        """The next steps for a flat observation.
+
+        With a robot: joint angles [rad] and the gripper in the robot's unit, at the control frequency once one was set,
+        else at the chunk's rate. Without: the model's raw columns, one dictionary a row; joint angles come at the control
+        frequency, deltas at the chunk's rate. In forward dynamics: nothing, the predicted world being in
+        ``last_rollout["video"]``.
+
+        Steps that :meth:`set_rtc_observed_delay` says will be over by then are left out. The motion goes on where the steps
+        that were answered before leave it, so whoever calls executes :attr:`execution_horizon` of them, or resets.
+
+        Args:
+            observation_dict: Joint angles, gripper and views by the robot's own names.
+            instruction: What is to be done.
+            raw_actions: [rows, D] known actions in the model's scale, for forward dynamics.
+            video: [F, H, W, 3] uint8 composed frames, or the path of a film, for inverse dynamics.
+            kwargs: Ignored, as strands-robots' contract wants it.
+
+        Raises:
+            ObservationError: A state key or camera is missing; the message lists what there is.
+            BackendError: Inference failed.
+        """
+        with self._planning:
+            delay = self.rtc_observed_delay_steps or 0
+            observation = self._observation(observation_dict, self._marks.before_the_last(delay))
+            plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
+            if self.mode is Mode.FORWARD_DYNAMICS:
+                return []
+            steps, motion_s = self._steps(plan, observation)
+            start_s = observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
+            over = min(delay, len(steps) - 1)  # something is always left to do
+            steps = steps[over:][: self.actions_per_step]
+            self._marks = MotionMarks(start_s, motion_s).skip(over).first(len(steps))
+            return steps
+
+    def _steps(self, plan: JointTrajectory | ActionChunk, observation: Observation) -> tuple[list[Step], F64]:
+        """A plan as action dictionaries, and where on the motion's clock each leads [K]."""
+        hz = self.control_frequency
+        if isinstance(plan, ActionChunk) or self._arm is None:
+            assert isinstance(plan, ActionChunk)  # without an arm there is nothing else
+            rows, due_s = (plan.action, plan.row_times_s) if hz is None else resample_rows(plan, hz)
+            names = rename_columns(plan.action_space.columns, self._action_mapping)
+            return [dict(zip(names, map(float, row), strict=True)) for row in rows], due_s
+        steps, motion_s = self._arm.steps(plan, observation, hz)
+        gripper = [None] * len(steps.q_rad) if steps.gripper is None else steps.gripper.tolist()
+        return [dict(self._mapping.write(q, g)) for q, g in zip(steps.q_rad, gripper, strict=True)], motion_s
+
+    @property
+    def takes_committed(self) -> bool:
+        """Whether :meth:`plan` heeds ``committed`` rows; ``native`` does."""
+        return self.mode is Mode.POLICY and getattr(self.backend, "takes_committed", False)
+
+    def cancel(self) -> None:
+        """Break off an inference under way in another thread, where the backend can; that call raises."""
+        cancel = getattr(self.backend, "cancel", None)
+        if cancel is not None:
+            cancel()
+
+    def plan(
+        self,
+        observation: Observation | Mapping[str, Any],
+        instruction: str,
+        *,
+        raw_actions: Any = None,
+        video: Any = None,
+        committed: Any = None,
+    ) -> JointTrajectory | ActionChunk:
+        """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
+
+        The trajectory is anchored on the observation's measured pose and keeps the chunk's own row times. Arguments as
+        :meth:`get_actions_sync`'s; in forward dynamics the chunk is what was given. For a flat observation, which tells no
+        time, the motion is as far as the clock on the wall since the episode's first call.
+
+        Args:
+            observation: What the robot senses.
+            instruction: What is to be done.
+            raw_actions, video: As :meth:`get_actions_sync`'s.
+            committed: [rows, D] what the arm is bound to do from the observation on, until this chunk can be taken up, in the
+                model's scale (rows of the last ``last_rollout["action"]``). The chunk begins with them and goes on from
+                there. For backends that say so (:attr:`takes_committed`).
+
+        Raises:
+            ConfigError: The backend heeds no committed rows.
+        """
+        if committed is not None and not self.takes_committed:
+            raise ConfigError(f"backend {self.backend.name!r} heeds no committed rows; 'native' in mode 'policy' does.")
+        with self._planning:
+            if self._closed:
+                raise ConfigError("this policy was closed; make another.")
+            if self._arm is not None:
+                self._arm.require_known()
+            observation = self._observation(observation)
+            request = self._request(observation, instruction or self.prompt)
+            return self._plan(
+                observation, replace(request, mode=self.mode, known_actions=raw_actions, clip=video, committed=committed)
+            )
+
+    def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:
+        started = time.perf_counter()
+        chunk = self.backend.infer(request)
+        inferred = time.perf_counter()
+        self._calls += 1
+        plan: JointTrajectory | ActionChunk = chunk
+        if self._arm is not None and self.mode is not Mode.FORWARD_DYNAMICS:
+            plan = self._arm.solve(chunk, observation)
+        timing = {"infer_ms": (inferred - started) * 1e3, "solve_ms": (time.perf_counter() - inferred) * 1e3}
+        self.last_rollout = {
+            "action": chunk.action,
+            "video": chunk.video,
+            "sound": None,
+            "seed": chunk.seed,
+            "timing": {**timing, **chunk.timing},
+            "action_space": chunk.action_space.name,
+        }
+        return plan
+
+    def _observation(self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None) -> Observation:
+        if isinstance(given, Observation):
+            return given
+        observation = self._mapping.read(given, time.monotonic(), self.requires_images)
+        if self._first_call_s is None:
+            self._first_call_s = observation.t_capture_s
+        elapsed_s = observation.t_capture_s - self._first_call_s
+        return replace(observation, t_motion_s=elapsed_s if t_motion_s is None else t_motion_s)
+
+    def _request(self, observation: Observation, instruction: str) -> Request:
+        if not isinstance(instruction, str):
+            raise InputError(f"an instruction is a string, got {type(instruction).__name__}.")
+        return Request(
+            embodiment=self.embodiment,
+            action_space=self.action_space,
+            instruction=instruction,
+            n_rows=self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name),
+            q_rad=observation.q_rad,
+            gripper=observation.gripper,
+            T_base_cosmos=None if self._arm is None else self._arm.T_base_cosmos(observation, self.embodiment),
+            composite=self._composite(observation),
+            seed=self._first_seed + self._calls,
+            t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
+            privileged=observation.privileged if self.backend.needs_privileged else None,
+            images=observation.images if self._takes_views else {},
+        )
+
+    def _composite(self, observation: Observation) -> Any:
+        if not self.requires_images or self._takes_views:
+            return None
+        if self.embodiment.rig is not None:
+            return compose(observation.images, self.embodiment.rig)
+        if ONE_VIEW in observation.images:
+            return observation.images[ONE_VIEW]
+        if len(observation.images) != 1:
+            raise ObservationError(
+                f"embodiment {self.embodiment.name!r} composes no views and takes one picture; the observation has "
+                f"{', '.join(observation.images) or 'none'}."
+            )
+        return next(iter(observation.images.values()))

@@ -1,0 +1,83 @@
+"""What can be known to be missing before a checkpoint is loaded, a server dialled or an arm moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from strands_cosmos3.backends import needs_pictures, needs_privileged
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
+
+
+def require_every_camera(mapping: RobotMapping, cameras: Iterable[str] | None) -> None:
+    """Refuse a mapping of cameras that leaves one out, and a robot without one that is needed.
+
+    Args:
+        mapping: The robot's.
+        cameras: Names of the robot's cameras, or None where they are not known yet.
+
+    Raises:
+        ConfigError: The mapping names some of the cameras and not the others.
+        ObservationError: The robot lacks one.
+    """
+    if left_out := mapping.cameras.unmapped():
+        entries = ", ".join(f"{view!r}: '<its camera>'" for view in left_out)
+        raise ConfigError(
+            f"observation_mapping names cameras but none for {', '.join(map(repr, left_out))}; the model wants "
+            f"{', '.join(mapping.cameras.views)}. Add {entries}."
+        )
+    if cameras is None:
+        return
+    if isinstance(cameras, str) or not all(isinstance(name, str) for name in cameras):
+        raise InputError(f"cameras is a list of camera names, got {cameras!r}.")
+    mapping.cameras.require(cameras)
+
+
+def check_inputs(
+    observation_keys: Set[str],
+    embodiment: Any = "droid",
+    robot: str | None = None,
+    backend: Any = None,
+    action_space: str | None = None,
+    observation_mapping: Mapping[str, str] | None = None,
+    action_mapping: Mapping[str, str] | None = None,
+    **other: Any,
+) -> None:
+    """Whether a policy of these options can read such observations and move the robot that they come from.
+
+    Args:
+        observation_keys: Names of states and cameras.
+        embodiment: This and the others as :class:`~strands_cosmos3.policy.Cosmos3Policy` takes them.
+
+    Raises:
+        ObservationError: A state or camera is missing.
+        ConfigError: Actions would reach no joint, or the backend sees what another simulator cannot show.
+    """
+    if needs_privileged(backend):
+        raise ConfigError(
+            "backend 'scripted' sees the state of this package's own simulation (strands_cosmos3.Robot), which another one "
+            "does not show; use 'replay', 'native' or 'service'."
+        )
+    chosen = get_embodiment(embodiment)
+    mapping = resolve_mapping(robot, None, observation_mapping, action_mapping, chosen.rig)
+    if needs_pictures(backend):
+        require_every_camera(mapping, None)
+        if chosen.rig is not None:
+            mapping.cameras.require(sorted(observation_keys))
+    if robot is not None:
+        mapping.require_state(observation_keys)
+        rename_columns(CANONICAL, action_mapping)
+    elif action_mapping is None:
+        served = backend in (None, "service") and "joint_pos" in chosen.spaces
+        space = chosen.action_space(action_space or ("joint_pos" if served else None))
+        _require_some(space.columns, observation_keys)
+
+
+def _require_some(columns: Sequence[str], names: Set[str]) -> None:
+    if not any(column in names for column in columns):
+        raise ConfigError(
+            f"actions would be called {', '.join(columns)}, and this robot knows none of these names (it has "
+            f"{', '.join(sorted(names)) or 'none'}); pass robot='panda', or action_mapping={{<column>: <actuator>}}."
+        )

@@ -1,0 +1,65 @@
+"""Virtual environments for what cannot live in ours, made once in pytest's cache (`.pytest_cache/d/NAME`)."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment(config: pytest.Config, name: str, python: str, requirements: Sequence[str], also: str = "") -> str:
+    """The Python of an environment with these requirements; made anew where they, or ``also``, have changed.
+
+    The calling test is skipped, with the reason, where the package index does not give them.
+    """
+    assert config.cache is not None
+    home = Path(config.cache.mkdir(name))
+    made = hashlib.sha256("\0".join((python, sys.version, *requirements, also)).encode()).hexdigest()[:16]
+    interpreter, done = home / made / "bin/python", home / made / "done"
+    if done.exists():
+        return str(interpreter)
+    shutil.rmtree(home)
+    subprocess.run([python, "-m", "venv", "--clear", str(home / made)], check=True)
+    command = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-compile", *requirements]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode:
+        pytest.skip(f"the package index does not give {', '.join(requirements)}: {pip.stderr.strip().splitlines()[-1]}")
+    done.touch()
+    return str(interpreter)
+
+
+def strands_robots(config: pytest.Config) -> str:
+    """The Python of an environment with strands-robots 0.5.3 and this package, as `pip install` makes it."""
+    python = find_python((3, 12))
+    if python is None:
+        pytest.skip("strands-robots 0.5.3 wants Python 3.12, and there is none on the path, in pyenv, or running this")
+    requirements = ("strands-robots==0.5.3", "mujoco<4", "--editable", f"{ROOT}[sim,serve]")
+    return environment(config, "strands", python, requirements, (ROOT / "pyproject.toml").read_text())
+
+
+def find_python(version: tuple[int, int]) -> str | None:
+    """A Python of that version that can make environments: this one, one on the path, or one of pyenv's."""
+    wanted = ".".join(map(str, version))
+    pyenv = sorted((Path.home() / ".pyenv/versions").glob(f"{wanted}*/bin/python"), reverse=True)
+    return next(
+        (path for path in _present((sys.executable, shutil.which(f"python{wanted}"), *pyenv)) if _is(path, version)), None
+    )
+
+
+def _present(candidates: Iterable[str | Path | None]) -> list[str]:
+    return [str(path) for path in candidates if path is not None]
+
+
+def _is(python: str, version: tuple[int, int]) -> bool:
+    """It must be asked: pyenv puts launchers on the path for versions that are not chosen."""
+    told = subprocess.run(
+        [python, "-c", "import ensurepip, sys, venv; print(*sys.version_info[:2])"], capture_output=True, text=True
+    )
+    return told.returncode == 0 and told.stdout.split() == [str(part) for part in version]

@@ -1,0 +1,225 @@
+"""What a runner may read and call: each member of the contract, and that it is honest. strands-robots' own word on the members
+is in test_strands_robots.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from spy import DROID, KEYS, Spy, flat
+
+from strands_cosmos3.arm.panda import FER
+from strands_cosmos3.backends.replay import Recording
+from strands_cosmos3.errors import ConfigError, InputError, ObservationError, UnknownNameError
+from strands_cosmos3.policy import Cosmos3Policy, Policy
+
+VIEWS = {name: np.full((90, 160, 3), 60 + 60 * i, np.uint8) for i, name in enumerate(DROID.rig.views)}
+
+
+@pytest.fixture
+def spy():
+    return Spy()
+
+
+@pytest.fixture
+def policy(spy):
+    return Cosmos3Policy(robot="panda", backend=spy)
+
+
+def test_what_it_says_of_itself(policy):
+    assert policy.provider_name == "cosmos3"
+    assert policy.reads_instruction
+    assert not policy.supports_rtc  # chunks are not blended into their predecessors here
+    assert policy.required_bodies == policy.children == ()
+    assert policy.requires_action_controller is None
+    assert Policy.requires_images
+    recording = Recording(np.tile(np.eye(4), (3, 1, 1)), np.ones(3), 15.0, np.zeros(7))
+    replay = Cosmos3Policy(robot="panda", backend="replay", model=recording)
+    assert not replay.reads_instruction
+    assert replay.instruction_free_actions == "a recorded motion"
+    assert Cosmos3Policy.reads_instruction
+
+
+def test_the_horizon_is_the_chunk_in_the_caller_s_steps(policy, spy):
+    assert (policy.execution_horizon, policy.is_chunk_emitting()) == (16, True)
+    policy.set_control_frequency(50)
+    assert policy.execution_horizon == 54  # 16 rows of 15 Hz
+    assert len(policy.get_actions_sync(flat(spy.q_start), "go")) == policy.execution_horizon == 107  # this one had 32
+    policy.reset()
+    assert policy.execution_horizon == 54
+    few = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=10)
+    few.set_control_frequency(50)
+    assert few.execution_horizon == len(few.get_actions_sync(flat(spy.q_start), "go")) == 10
+    single = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=1)
+    assert not single.is_chunk_emitting()
+
+
+def test_the_motion_goes_on_where_the_answered_steps_end(spy):
+    """A flat observation tells no time; a replay, or a server that replays, goes by what was handed out."""
+    policy = Cosmos3Policy(robot="panda", backend=spy)
+    policy.set_control_frequency(50)
+    for _ in range(3):
+        policy.get_actions_sync(flat(spy.q_start), "go")
+    np.testing.assert_allclose([request.t_motion_s for request in spy.requests], [0, 32 / 15, 64 / 15], atol=1e-9)
+    policy.actions_per_step = 10
+    policy.reset()
+    for _ in range(3):
+        policy.get_actions_sync(flat(spy.q_start), "go")
+    np.testing.assert_allclose([request.t_motion_s for request in spy.requests[3:]], [0, 0.2, 0.4], atol=1e-9)
+
+
+def test_stretched_time_is_not_motion():
+    brisk = Spy(joints_rad_s=np.array([0.9, 0, 0, 0, 0, 0, 0]))
+    policy = Cosmos3Policy(robot="panda", backend=brisk, action_space="joint_pos", limits=FER.derated(0.3))
+    policy.set_control_frequency(50)
+    steps = policy.get_actions_sync(flat(), "go")
+    assert len(steps) == policy.execution_horizon > 130  # 104 at the chunk's own rate
+    policy.get_actions_sync(flat(), "go")
+    assert brisk.requests[1].t_motion_s == pytest.approx(31 / 15)
+
+
+def test_an_observed_delay_leaves_out_what_is_over(policy, spy):
+    policy.set_control_frequency(50)
+    whole = policy.get_actions_sync(flat(spy.q_start), "go")
+    policy.set_rtc_observed_delay(20)  # observed 20 steps before the last chunk's end
+    late = policy.get_actions_sync(flat(spy.q_start), "go")
+    assert late == whole[20:]
+    assert spy.requests[1].t_motion_s == pytest.approx(87 / 50)
+    policy.set_rtc_observed_delay(0)
+    policy.get_actions_sync(flat(spy.q_start), "go")
+    assert spy.requests[2].t_motion_s == pytest.approx(spy.requests[1].t_motion_s + 32 / 15)
+    policy.set_rtc_observed_delay(1000)
+    assert policy.get_actions_sync(flat(spy.q_start), "go") == whole[-1:]  # something is left to do
+    for wrong in (-1, 1.5, True, "2"):
+        with pytest.raises(InputError):
+            policy.set_rtc_observed_delay(wrong)
+    policy.set_rtc_observed_delay(None)
+    assert len(policy.get_actions_sync(flat(spy.q_start), "go")) == 107
+
+
+def test_plan_of_a_flat_observation_goes_by_the_clock_on_the_wall(policy, spy, monkeypatch):
+    now = [1e6]
+    monkeypatch.setattr("strands_cosmos3.policy.cosmos3.time.monotonic", lambda: now[0])
+    policy.plan(flat(spy.q_start), "go")
+    now[0] += 0.75
+    policy.plan(flat(spy.q_start), "go")
+    assert [request.t_motion_s for request in spy.requests] == [0.0, 0.75]
+
+
+def test_raw_joint_angles_come_at_the_control_frequency_and_deltas_do_not():
+    speed = np.array([0.1, 0, 0.3, 0, 0, -0.2, 0])
+    raw = Cosmos3Policy(backend=Spy(joints_rad_s=speed), action_space="joint_pos", action_mapping={"joint_0": "base"})
+    observation = {f"joint_{i}": 0.5 for i in range(7)} | {"gripper": 0.2}
+    assert len(raw.get_actions_sync(observation, "go")) == 32
+    raw.set_control_frequency(50)
+    steps = raw.get_actions_sync(observation, "go")
+    assert list(steps[0]) == ["base", *(f"joint_{i}" for i in range(1, 7)), "gripper"]
+    assert len(steps) == 104  # row 31 is due after 31 / 15 s
+    rows = np.array([list(step.values()) for step in steps])
+    inside = np.arange(1, 104) / 50
+    np.testing.assert_allclose(rows[:-1, :7], 0.5 + inside[:, None] * speed, atol=1e-12)
+    np.testing.assert_allclose(rows[:, 7], 0.2)
+    deltas = Cosmos3Policy(backend=Spy())
+    deltas.set_control_frequency(50)
+    assert len(deltas.get_actions_sync(observation, "go")) == 32
+
+
+def test_the_instruction_may_change_from_call_to_call(policy, spy):
+    for words in ("pick up the red cube", "put it down", "pick up the red cube"):
+        policy.get_actions_sync(flat(spy.q_start), words)
+    assert [request.instruction for request in spy.requests] == ["pick up the red cube", "put it down", "pick up the red cube"]
+
+
+def test_cameras_by_name_or_mapped_are_letterboxed_and_composed():
+    spy = Spy(requires_images=True)
+    own = {"front": VIEWS["exterior_1"], "left": VIEWS["exterior_2"], "hand": VIEWS["wrist"]}
+    mapped = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
+    Cosmos3Policy(robot="panda", backend=spy).get_actions_sync(flat(spy.q_start, **VIEWS), "go")
+    Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped).get_actions_sync(flat(spy.q_start, **own), "go")
+    by_name, by_mapping = (request.composite for request in spy.requests)
+    assert by_name.shape == (540, 640, 3)
+    assert np.array_equal(by_name, by_mapping)
+    assert [int(by_name[at][0]) for at in ((180, 320), (450, 160), (450, 480))] == [60, 120, 180]
+    wide = flat(spy.q_start, **{**VIEWS, "wrist": np.full((100, 100, 3), 200, np.uint8)})
+    Cosmos3Policy(robot="panda", backend=spy).get_actions_sync(wide, "go")
+    boxed = spy.requests[2].composite
+    assert [int(boxed[180, x, 0]) for x in (100, 320, 540)] == [0, 200, 0]  # black at the sides: its shape is kept
+
+
+def test_a_missing_camera_is_named_before_construction_ends():
+    spy = Spy(requires_images=True)
+    with pytest.raises(ConfigError, match=r"none for 'exterior_1', 'exterior_2'.*'exterior_1': '<its camera>'"):
+        Cosmos3Policy(robot="panda", backend=spy, observation_mapping={"wrist": "hand"})
+    with pytest.raises(ObservationError, match=r"lacks camera 'exterior_2'; it has: wrist, exterior_1, overview"):
+        Cosmos3Policy(robot="panda", backend=spy, cameras=["wrist", "exterior_1", "overview"])
+    mapped = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
+    with pytest.raises(ObservationError, match=r"'left' \(view 'exterior_2'\)"):
+        Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front"])
+    with pytest.raises(InputError, match="a list of camera names"):
+        Cosmos3Policy(robot="panda", backend=spy, cameras="wrist")
+    assert spy.closed == 4  # a policy that was not made keeps nothing open
+    Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front", "left"])
+    Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"wrist": "hand"})  # it looks at none
+
+
+MAPPED = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
+KNOWN = {*KEYS, *VIEWS, "joint1.vel"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "config", "says"),
+    [
+        (KNOWN - {"exterior_2"}, {}, r"'exterior_2'.*wrist"),
+        (KNOWN - {"joint4", "finger_joint1"}, {}, r"lacks 'joint4', 'finger_joint1'"),
+        (KNOWN, {"observation_mapping": {"wrist": "hand"}}, "'exterior_1'"),
+        (KNOWN, {"observation_mapping": {"wrist_cam": "hand"}}, "stands for nothing"),
+        (KNOWN, {"action_mapping": {"tx": "x"}}, "no column"),
+        (KNOWN, {"backend": "scripted"}, "strands_cosmos3.Robot"),
+        (KNOWN, {"robot": "spot"}, "panda"),
+        (KNOWN, {"embodiment": "toaster"}, "toaster"),
+        (KNOWN, {"robot": None}, r"joint_0.*gripper.*robot='panda'"),
+        (KNOWN, {"robot": None, "backend": "native"}, r"tx.*robot='panda'"),
+    ],
+)
+def test_preflight_refuses_before_anything_is_made(keys, config, says):
+    with pytest.raises(ValueError, match=says):
+        Cosmos3Policy.preflight(keys, **{"robot": "panda", "model": "/no/such/checkpoint", **config})
+
+
+@pytest.mark.parametrize(
+    ("keys", "config"),
+    [
+        (KNOWN, {}),
+        (KNOWN, {"port": 8000, "prompt": "go"}),
+        (set(KEYS), {"backend": "replay"}),
+        (set(KEYS), {"backend": Spy()}),
+        (
+            {*KEYS, "hand", "front", "left"},
+            {"observation_mapping": {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}},
+        ),
+        ({*KEYS, *VIEWS}, {"robot": None, "action_mapping": {f"joint_{i}": f"actuator{i + 1}" for i in range(7)}}),
+        ({"joint_0", *VIEWS}, {"robot": None}),
+        ({*KEYS, "any"}, {"embodiment": "bridge", "backend": "native"}),  # its one picture has no name of its own
+    ],
+)
+def test_preflight_lets_pass_what_can_run(keys, config):
+    Cosmos3Policy.preflight(keys, **{"robot": "panda", **config})
+
+
+def test_a_closed_policy_answers_no_more(spy):
+    with Cosmos3Policy(robot="panda", backend=spy) as policy:
+        policy.get_actions_sync(flat(spy.q_start), "go")
+    policy.close()
+    assert spy.closed == 2
+    with pytest.raises(ConfigError, match="closed"):
+        policy.get_actions_sync(flat(spy.q_start), "go")
+
+
+def test_mappings_are_checked_when_the_policy_is_made():
+    with pytest.raises(ConfigError, match=r"'joint_9' is no column.*joint_6, gripper"):
+        Cosmos3Policy(robot="panda", backend=Spy(), action_mapping={"joint_9": "x"})
+    with pytest.raises(ConfigError, match=r"'joint_0' is no column.*tx"):
+        Cosmos3Policy(backend=Spy(), action_mapping={"joint_0": "x"})
+    with pytest.raises(UnknownNameError, match="tendon"):
+        Cosmos3Policy(robot="panda", backend=Spy(), commanded_gripper="teeth")
+    with pytest.raises(ConfigError, match="both stand for 'joint2'"):
+        Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"joint_0": "joint2"})
