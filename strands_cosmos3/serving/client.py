@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -133,6 +134,8 @@ class PolicyClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._connection: ClientConnection | None = None
+        self._waiting: Future[Any] | None = None
+        self._cancelled = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
         """Send a message, wait for its reply, and read it.
@@ -148,7 +151,7 @@ class PolicyClient:
         """
         frame = encode(message, self.limits)
         with self._lock:
-            complete = False
+            complete = self._cancelled = False
             try:
                 value = read(self._decoded(self._ask(frame)))
                 complete = True
@@ -158,14 +161,20 @@ class PolicyClient:
                     self._abort()
             return value
 
+    def cancel(self) -> None:
+        """Break off an exchange under way in another thread: it raises :class:`ServiceClosedError`. Harmless without one."""
+        if self._lock.locked():
+            self._cancelled = True
+            if (waiting := self._waiting) is not None:
+                waiting.cancel()
+
     def close(self) -> None:
         """Say goodbye and end the thread. Calling it twice is harmless; the next exchange would connect again."""
         with self._lock:
             if self._loop is None or self._thread is None:
                 return
-            if self._connection is not None:
-                self._wait(_goodbye(self._connection))
-                self._connection = None
+            self._wait(_goodbye(self._connection), may_cancel=False)
+            self._connection = None
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -179,8 +188,7 @@ class PolicyClient:
                 return reply
             self._abort()
         self.counters["reconnects"] += bool(self.counters["dials"])
-        self._connection = self._dial()
-        reply = self._wait(self._pass(self._connection, frame, fresh=True))
+        reply = self._wait(self._pass(self._dial(), frame, fresh=True))
         assert reply is not None  # a fresh connection is not judged
         return reply
 
@@ -190,13 +198,20 @@ class PolicyClient:
             if attempt:
                 self._sleep(pause)
                 pause = min(2 * pause, self.config.longest_pause_s)
+            if self._cancelled:
+                break
             self.counters["dials"] += 1
             try:
                 tcp = socket.create_connection((self._host, self._port), timeout=self.config.connect_s)
             except (OSError, UnicodeError) as error:
                 failure = short(error)
                 continue
+            if self._cancelled:
+                tcp.close()
+                break
             return self._wait(self._greet(tcp))
+        if self._cancelled:
+            raise self._broken_off()
         raise ServiceAbsentError(
             f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure}). "
             "Is it running? strands-cosmos3 serve starts one."
@@ -234,7 +249,7 @@ class PolicyClient:
                 raise ServiceRefusedError(f"the server at {self._uri} turned us away: {short(metadata)}")
             if not isinstance(metadata, dict):
                 raise ServiceUnreadableError(f"the first frame from {self._uri} is no map of metadata.")
-            self.metadata = metadata
+            self.metadata, self._connection = metadata, connection  # whoever breaks off now knows what to hang up
             return connection
         except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError) as error:
             broken = made[0].protocol.handshake_exc if made else None  # it said something wrong, then nothing
@@ -242,6 +257,11 @@ class PolicyClient:
                 connection.transport.abort()
             tcp.close()
             raise self._named(broken or error, "shaking hands", self.config.handshake_s) from None
+        except asyncio.CancelledError:
+            for connection in made:
+                connection.transport.abort()
+            tcp.close()
+            raise
 
     async def _pass(self, connection: ClientConnection, frame: bytes, fresh: bool) -> bytes | str | None:
         """Send a frame and wait for the next; None, and nothing sent, where the connection is of no use any more."""
@@ -292,22 +312,32 @@ class PolicyClient:
             return ServiceRefusedError(f"{self._uri} takes no client now (HTTP 503: {short(body.decode('utf-8', 'replace'))}).")
         return ServiceUnreadableError(f"what answers at {self._uri} is no policy server (HTTP {status}).")
 
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def _broken_off(self) -> ServiceClosedError:
+        return ServiceClosedError(f"the exchange with {self._uri} was broken off on this side.")
+
+    def _wait(self, work: Coroutine[Any, Any, _T], may_cancel: bool = True) -> _T:
         """Run a coroutine on the connection's thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="policy-client", daemon=True)
             self._thread.start()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if may_cancel:
+            self._waiting = future
+            if self._cancelled:  # cancel() came when there was nothing to wait for yet
+                future.cancel()
         try:
             return future.result()
+        except CancelledError:
+            raise self._broken_off() from None
         finally:
+            self._waiting = None
             future.cancel()  # Ctrl-C in the caller's thread
 
     def _abort(self) -> None:
         """Drop the connection without a word."""
         if self._connection is not None and self._loop is not None:
-            self._wait(_hang_up(self._connection))
+            self._wait(_hang_up(self._connection), may_cancel=False)
         self._connection = None
 
 
@@ -348,5 +378,8 @@ async def _hang_up(connection: ClientConnection) -> None:
     await connection.wait_closed()
 
 
-async def _goodbye(connection: ClientConnection) -> None:
-    await connection.close()
+async def _goodbye(connection: ClientConnection | None) -> None:
+    if connection is not None:
+        await connection.close()
+    if broken_off := asyncio.all_tasks() - {asyncio.current_task()}:  # their sockets are still to be closed
+        await asyncio.wait(broken_off, timeout=_CLOSE_S)

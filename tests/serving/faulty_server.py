@@ -1,7 +1,9 @@
-"""A policy server, written by hand from RFC 6455, that misbehaves as its client's path asks: /PHASE/FAULT.
+"""A policy server, written by hand from RFC 6455, that misbehaves as its client's path asks: /PHASE/FAULT/WHO.
 
-Phases: ``dial`` (instead of the HTTP upgrade), ``greeting`` (instead of the metadata), ``inference`` (instead of the reply).
-faulty_server.py PORT; it prints the port, which 0 leaves open.
+Phases: ``dial`` (instead of the HTTP upgrade), ``greeting`` (instead of the metadata), ``inference`` (instead of the reply),
+``midchunk`` (instead of the second reply of a connection). A fault of HTTP in the last two hangs up there and is the answer to
+the next dial of the same WHO.
+faulty_server.py PORT [well]; it prints the port, which 0 leaves open, and with ``well`` does nothing wrong.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ HTTP = {
 async def misbehave(fault: str, good: bytes, writer: asyncio.StreamWriter) -> None:
     """What may happen in every phase, to the bytes that would have been right."""
     match fault:
-        case "kill":
+        case "kill" | "restart":
             os._exit(1)
         case "hang":
             await asyncio.sleep(60)
@@ -133,6 +135,10 @@ async def misbehave(fault: str, good: bytes, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+refused: set[str] = set()
+"""Who was hung up on and is not let in again."""
+
+
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
     """The payload of the next data frame; other frames are passed over."""
     first, second = await reader.readexactly(2)
@@ -148,48 +154,63 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     return (data ^ np.resize(mask, n)).tobytes()
 
 
-async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, well: bool) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    _, phase, fault = head.split(" ")[1].split("/")
+    _, phase, fault, who = head.split(" ")[1].split("/")
+    if well:
+        fault = "none"
+    if who in refused:
+        phase = "dial"
     key = next(line.split(": ")[1] for line in head.splitlines() if line.lower().startswith("sec-websocket-key"))
     accept = base64.b64encode(hashlib.sha1((key + _GUID).encode()).digest()).decode()
     steps = [http("101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Accept: {accept}")]
     steps[0] = steps[0].replace(b"Content-Length: 0\r\n", b"")
     for now, good in (("dial", steps[0]), ("greeting", pack({}))):
-        if phase == now:
+        if phase == now and fault != "none":
             await misbehave(fault, good, writer)
             return
         writer.write(good)
-    if fault == "unread":
-        await asyncio.sleep(60)
+    answered = 0
     while True:
+        if fault == "unread" and answered == (phase == "midchunk"):
+            await asyncio.sleep(60)
         request = msgpack.unpackb(await read_frame(reader), strict_map_key=False)
         rows = np.zeros((4, 8), np.float32)
         rows[:, :7] = np.frombuffer(request["observation/joint_position"][b"data"], np.float32)
+        if phase == "midchunk":  # two seconds of motion; the first answer of a connection is right, and then something happens
+            rows = np.repeat(rows[:1], 32, axis=0)
+            rows[:, 0] += 0.004 * np.arange(32, dtype=np.float32)
         reply = pack({"action": array(rows)})
-        if fault == "twice":
+        answered += 1
+        if phase == "midchunk" and answered == 1:
+            writer.write(reply)
+        elif fault == "twice":
             writer.write(reply + reply)
         elif fault in ("none", "pinged"):
             writer.write(frame(b"are you there", opcode=9) * (fault == "pinged") + reply)
+        elif fault in HTTP:
+            refused.add(who)
+            writer.close()
+            return
         else:
             await misbehave(fault, reply, writer)
             return
 
 
-async def session(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def session(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, well: bool) -> None:
     try:
-        await client(reader, writer)
+        await client(reader, writer, well)
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
 
 
-async def main(port: int) -> None:
+async def main(port: int, well: bool) -> None:
     listener = socket.create_server(("127.0.0.1", port))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that an unread request fills the pipe
-    server = await asyncio.start_server(session, sock=listener, limit=4096)
+    server = await asyncio.start_server(lambda *streams: session(*streams, well), sock=listener, limit=4096)
     print(listener.getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2:] == ["well"]))

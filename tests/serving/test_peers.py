@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import HERE, Echo, until
 from test_wire import request
 
+from environments import environment
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceAbsentError, ServiceChunkError, ServiceClosedError, ServiceRefusedError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
@@ -29,16 +29,7 @@ SCRIPTS = HERE / "peers"
 @pytest.fixture(scope="session")
 def peer(pytestconfig: pytest.Config) -> str:
     """Python of the peers' environment."""
-    assert pytestconfig.cache is not None
-    home = Path(pytestconfig.cache.mkdir("peers")) / f"py{sys.version_info.major}{sys.version_info.minor}"
-    python, done = home / "bin/python", home / "done"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        pip = subprocess.run([str(python), "-m", "pip", "install", "-q", *PEERS], capture_output=True, text=True)
-        if pip.returncode:
-            pytest.skip(f"the package index does not give {', '.join(PEERS)}: {pip.stderr.strip().splitlines()[-1]}")
-        done.touch()
-    return str(python)
+    return environment(pytestconfig, "peers", sys.executable, PEERS)
 
 
 def run(peer: str, script: str, *arguments: object, given: bytes = b"") -> bytes:

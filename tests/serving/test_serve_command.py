@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Echo
 from test_server import ask, dial, recording
 from websockets.exceptions import InvalidStatus
 
@@ -73,9 +74,10 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         (["--trajectory", "MOTION", "--port", "99999"], "port"),
         (["--backend", "scripted"], "never leaves its process"),
         (["--backend", "scripted", "--trajectory", "MOTION"], "--backend replay"),
-        (["--backend", "native"], "checkpoint"),
+        (["--backend", "diffusers"], "checkpoint"),
+        (["--embodiment", "umi"], "the embedded checkpoint knows embodiment 'droid'"),
         (["--model", "/no/such", "--trajectory", "MOTION"], "give one"),
-        ([], "recording"),
+        (["--backend", "replay"], "recording"),
         (["--trajectory", "/no/such.npz"], "/no/such.npz"),
         (["--trajectory", "MOTION", "--embodiment", "umi"], "wire"),
     ],
@@ -93,7 +95,6 @@ def test_a_recording_has_no_joint_angles_to_serve(motion: Path, capsys: pytest.C
 
 
 def test_a_rollout_asks_a_policy_server_with_its_cameras(serve, tmp_path: Path):
-    from conftest import Echo
 
     backend = Echo()
     backend.requires_images = True

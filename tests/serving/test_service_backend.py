@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ from test_server import recording
 from test_wire import T, request
 
 from strands_cosmos3 import create_policy
+from strands_cosmos3.arm.panda import HOME_Q
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.replay import ReplayBackend
 from strands_cosmos3.backends.service import ServiceBackend
-from strands_cosmos3.errors import ConfigError, ObservationError, ServiceAbsentError, ServiceRefusedError
+from strands_cosmos3.errors import BackendError, ConfigError, ObservationError, ServiceAbsentError, ServiceRefusedError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.server import PolicyServer
-from strands_cosmos3.types import Observation
+from strands_cosmos3.types import Observation, Request
 
 
 @pytest.fixture
@@ -246,3 +248,42 @@ def test_a_received_picture_is_not_copied_and_a_local_one_is():
     assert held[0, 0, 0] == 100
     with pytest.raises(ValueError, match="read-only"):
         held[0, 0, 0] = 1
+
+
+@pytest.mark.parametrize("when", ["before the exchange", "in it"])
+def test_closing_a_policy_ends_a_call_under_way_elsewhere(serve, monkeypatch, when):
+    """It leaves no thread that dialled anew, and does not wait for the answer."""
+    begun, gate = threading.Event(), threading.Event()
+    warm = threading.Event()
+
+    def hang(asked: Request) -> None:
+        if warm.is_set():
+            begun.set()
+            gate.wait(20)
+
+    server = serve(Echo(hang))
+    warm.set()  # the server asks once by itself
+    running = threading.active_count()
+    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", server.port, read_s=60.0)), requires_images=False)
+    policy, raised = Cosmos3Policy(robot="panda", backend=service), []
+    if when == "before the exchange":
+        gate.set()
+        ask = policy._request
+        monkeypatch.setattr(policy, "_request", lambda *arguments: (begun.set(), time.sleep(0.3), ask(*arguments))[2])
+
+    def plan() -> None:
+        try:
+            policy.plan(Observation(HOME_Q, 1.0), "sway")
+        except BackendError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=plan)
+    thread.start()
+    assert begun.wait(10)
+    policy.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not any(other.name == "policy-client" for other in threading.enumerate())
+    assert raised or when == "before the exchange"
+    gate.set()
+    until(lambda: threading.active_count() <= running)
