@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from strands_cosmos3.arm.model import PHYSICS_HZ
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, Cosmos3Error
-from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
+from strands_cosmos3.control.loop import ControlLoop, Joined, LoopConfig, Tick
+from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
+from strands_cosmos3.policy import Cosmos3Policy, Policy
+from strands_cosmos3.sim.asking import Asking
 from strands_cosmos3.sim.film import Film
 from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
 from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
 from strands_cosmos3.sim.tasks import Judge
-from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome, Rollout
+from strands_cosmos3.types import Outcome, Rollout
 
 if TYPE_CHECKING:
     from strands_cosmos3.sim.robot import Robot
 
 _MAX_STOP_S = 3.0
+_MAX_WAIT_S = 10.0  # for an inference under way when the episode ends
 
 
 def physics_steps_per_tick(control_frequency: float) -> int:
@@ -42,6 +43,23 @@ def physics_steps_per_tick(control_frequency: float) -> int:
     return round(steps)
 
 
+def _reconnects_of(policy: Policy) -> int | None:
+    """How often a policy's service was dialled again in its life, if it has one."""
+    counters = getattr(getattr(policy, "backend", None), "counters", None)
+    return None if counters is None else counters["reconnects"]
+
+
+def _nothing() -> None:
+    """How an inference is broken off that cannot be."""
+
+
+def _clock_of(config: LoopConfig) -> str:
+    """Which clock the loop's latencies are read from."""
+    if config.latency_s is None:
+        return "simulated, paced by the wall's"
+    return "simulated" if config.latency_s else "simulated, stopped for each answer"
+
+
 def recording_of(policy: Policy) -> Recording | None:
     """The recording that a policy replays, if it does."""
     backend = getattr(policy, "backend", None)
@@ -57,7 +75,8 @@ class Episode:
         instruction: What it is told.
         judge: Says when the task has succeeded, or None.
         film: Where pictures go.
-        control_frequency: Ticks a second.
+        config: How the loop runs.
+        realtime: Whether a simulated second lasts at least a second on the wall.
         on_tick: Called after every tick.
     """
 
@@ -68,15 +87,19 @@ class Episode:
         instruction: str,
         judge: Judge | None,
         film: Film,
-        control_frequency: float,
+        config: LoopConfig,
+        realtime: bool = False,
         on_tick: Callable[[Robot], None] | None = None,
     ):
         self.robot, self.policy, self.instruction, self.judge, self.film = robot, policy, instruction, judge, film
-        self.control_frequency = control_frequency
-        self.substeps = physics_steps_per_tick(control_frequency)
+        self.config = config
         self.on_tick = on_tick
         self.log = EpisodeLog(robot.dt_s)
-        self._horizon = 0
+        self._asking = Asking(robot, policy, instruction, film, config.hz)
+        self._reconnects_before = _reconnects_of(policy)
+        self._interrupt = Interrupt()
+        self._pace = _Pace(robot) if realtime else None
+        self.loop = ControlLoop(robot, self._asking, robot.executor, config, self._joined, lambda: self._interrupt.requested)
 
     def run(
         self,
@@ -88,94 +111,86 @@ class Episode:
     ) -> Rollout:
         """Tick until success, the recording's or the time's end, a fault or Ctrl-C; bring the arm to rest and report."""
         started = time.perf_counter()
-        with deferred_interrupt() as interrupt:
-            outcome = self._play(n_ticks, recording, progress, interrupt)
+        try:
+            with deferred_interrupt() as self._interrupt:
+                outcome = self._play(n_ticks, recording, progress)
+        finally:
+            break_off = self.policy.cancel if isinstance(self.policy, Cosmos3Policy) else _nothing
+            self.loop.close(0.0 if self._interrupt.insisted else _MAX_WAIT_S, break_off)
         wall_s = time.perf_counter() - started
         return self._report(seed, task, outcome, recording, wall_s)
 
-    def _play(
-        self,
-        n_ticks: int,
-        recording: Recording | None,
-        progress: Callable[[float, float], None] | None,
-        interrupt: Interrupt,
-    ) -> Outcome:
-        outcome = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT
+    def _play(self, n_ticks: int, recording: Recording | None, progress: Callable[[float, float], None] | None) -> Outcome:
+        outcome, hz = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT, self.config.hz
         try:
             for tick in range(n_ticks):
-                if interrupt.requested:
+                if self._interrupt.requested:
                     outcome = Outcome.INTERRUPTED
                     break
                 self._tick()
                 if progress is not None:
-                    progress((tick + 1) / self.control_frequency, n_ticks / self.control_frequency)
+                    progress((tick + 1) / hz, n_ticks / hz)
                 if self.judge is not None and self.judge.succeeded(self.robot.data):
                     outcome = Outcome.SUCCESS
                     break
                 if recording is not None and self.robot.executor.motion_s >= recording.duration_s - 1e-9:
                     break
+            else:
+                if not self.log.chunks:
+                    raise BackendError(
+                        f"the policy had not answered once when the episode's {n_ticks / hz:g} s were over, and nothing moved. "
+                        "Give it longer (duration), or let the simulation wait for it (no realtime, no latency)."
+                    )
+                self._account_for_holding()
         except KeyboardInterrupt:
+            if self._interrupt.insisted:
+                raise
             outcome = Outcome.INTERRUPTED
         except Cosmos3Error as error:
-            if isinstance(error, ConfigError) or not self.log.blocks:
+            if isinstance(error, ConfigError) or not self.log.chunks:
                 raise  # nothing has moved: it is the caller's to mend
             outcome = Outcome.FAULT
             self.log.counters[type(error).__name__] += 1
             self.log.fault = str(error)
         finally:  # whatever else was raised, e.g. by somebody's policy: the arm is not left moving
-            self._come_to_rest()
-        return outcome
+            self.log.final_state = self.robot.executor.state
+            if not self._interrupt.insisted:
+                self._come_to_rest()
+        return Outcome.FAULT if self.log.fault else outcome
+
+    def _account_for_holding(self) -> None:
+        """The time is up. Where the arm spent the end of it on holding that is said, or is the episode's fault."""
+        loop = self.loop
+        self.log.held = loop.why_held()
+        if self.log.held is not None and loop.error is not None:
+            raise loop.error
+        if self.log.held is not None and loop.held_s > self.config.patience_s:
+            raise BackendError(f"the time was up, and {self.log.held}")
 
     def _tick(self) -> None:
-        if self._chunk_is_spent():
-            self._plan()
-        self._advance()
+        self._keep(self.loop.tick())
+        self.log.end_chunk(self.robot.executor.rows_begun)  # so far; a fault leaves no other trace of it
         self.log.counters["ticks"] += 1
         if self.on_tick is not None:
             self.on_tick(self.robot)
+        if self._pace is not None:
+            self.log.counters["late_ticks"] += self._pace.wait()
 
-    def _chunk_is_spent(self) -> bool:
-        """Whether the last row of the horizon would be passed before the next tick."""
-        executor = self.robot.executor
-        return executor.state is not ExecutorState.RUNNING or executor.steps_to_row(self._horizon - 1) < self.substeps
+    def _joined(self, joined: Joined, rows_begun: int) -> None:
+        """The loop has taken up a chunk."""
+        self.log.end_chunk(rows_begun)
+        chunk = ChunkRecord(joined.plan, joined.motion, joined.motion_from_s, joined.latency_ms, joined.wall_ms)
+        self.log.begin_chunk(chunk)
+        action, video = self._asking.answer
+        self._asking.in_force = action
+        if action is not None:
+            self.log.actions.append(action)
+        self.film.show_prediction(video)
+        self.film.show_plan(joined.plan, joined.wall_ms)
 
-    def _plan(self) -> None:
-        robot = self.robot
-        started = time.perf_counter()
-        plan = self._ask()
-        latency_ms = (time.perf_counter() - started) * 1e3
-        self.log.end_chunk(robot.executor.rows_begun)
-        motion_from_s = robot.executor.motion_s
-        motion = robot.executor.accept(plan)
-        n_rows = len(motion.nominal_s) - 1
-        self._horizon = min(self.policy.actions_per_step or n_rows, n_rows)
-        self.log.begin_chunk(ChunkRecord(plan, motion, motion_from_s, latency_ms))
-        self.film.show_plan(plan)
-
-    def _ask(self) -> JointTrajectory:
-        robot, policy = self.robot, self.policy
-        images = self.film.observe(robot.data) if policy.requires_images else None
-        if not isinstance(policy, Cosmos3Policy):
-            steps = policy.get_actions_sync(robot.observe(images), self.instruction)
-            return _adapted(steps, robot, self.control_frequency)
-        plan = policy.plan(robot.observation(images), self.instruction)
-        self.log.actions.append(np.asarray(policy.last_rollout["action"]))
-        self.film.show_prediction(policy.last_rollout["video"])
-        if isinstance(plan, ActionChunk):
-            raise ConfigError("this policy answers raw columns; give it robot='panda' to drive the arm.")
-        return plan
-
-    def _advance(self) -> None:
-        robot = self.robot
-        before = robot.executor.reference
-        block = robot.executor.advance(self.substeps)
-        try:
-            q, gripper = robot.execute(block, before)
-        except ActuatorGuardError:
-            robot.executor.fault()
-            raise
-        self.log.step_block(block, q, gripper)
-        self.film.frame(robot.data)
+    def _keep(self, tick: Tick) -> None:
+        self.log.step_block(tick.block, tick.q_rad, tick.gripper)
+        self.film.frame(self.robot.data)
 
     def _come_to_rest(self) -> None:
         """Brake within limits and flush. A second Ctrl-C leaves at once, with the arm where it is."""
@@ -183,18 +198,23 @@ class Episode:
         if executor.state in (ExecutorState.RUNNING, ExecutorState.HOLD):
             self.log.end_chunk(executor.rows_begun)
             executor.stop()
-        for _ in range(int(_MAX_STOP_S * self.control_frequency)):
+        for _ in range(int(_MAX_STOP_S * self.config.hz)):
             reference = executor.reference
             if not reference.qd_rad_s.any() and not reference.qdd_rad_s2.any() and self.log.blocks:
                 break
             try:
-                self._advance()
+                self._keep(self.loop.advance())
             except ControlError as error:  # no further reference can be followed; what was done is reported
+                if not self.log.blocks:
+                    raise
                 self.log.fault = self.log.fault or str(error)
                 break
+        if executor.state is ExecutorState.FAULT:
+            self.log.final_state = executor.state
 
     def _report(self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float) -> Rollout:
         log, robot = self.log, self.robot
+        duration_s = log.duration_s  # not the simulator's clock: physics that diverged has set that to zero
         return Rollout(
             seed=seed,
             task=task,
@@ -206,32 +226,40 @@ class Episode:
             drift=log.drift(recording),
             steps=log.steps(),
             latency_ms=log.latency_ms(),
-            counters={**robot.executor.counters, **log.counters},
-            duration_s=float(robot.data.time),
-            realtime_factor=float(robot.data.time) / wall_s,
+            latency_clock=_clock_of(self.config),
+            inference_ms=log.inference_ms(),
+            counters={**robot.executor.counters, **self.loop.counters, **self._reconnects(), **log.counters},
+            duration_s=duration_s,
+            realtime_factor=duration_s / wall_s,
             model_sha256=getattr(getattr(self.policy, "backend", None), "model_sha256", None),
             fault=log.fault,
+            final_state=None if log.final_state is None else str(log.final_state),
+            held=log.held,
             arrays=log.arrays(),
         )
 
+    def _reconnects(self) -> dict[str, int]:
+        """How often a service had to be dialled again in this episode, where there is one."""
+        so_far = _reconnects_of(self.policy)
+        return {} if so_far is None else {"reconnects": so_far - (self._reconnects_before or 0)}
 
-def _adapted(steps: list[Step], robot: Robot, hz: float) -> JointTrajectory:
-    """A foreign policy's steps, due one control period apart, as a joint trajectory.
 
-    Raises:
-        BackendError: A step lacks a joint, or holds something other than a number.
+class _Pace:
+    """Keeps the simulation's clock from running ahead of the wall's.
+
+    Args:
+        robot: Whose clock.
     """
-    from strands_cosmos3.observe.mapping import resolve_mapping
 
-    keys: Mapping[str, str] = resolve_mapping("panda").commanded
-    try:
-        rows = np.array([[float(np.asarray(step[key])) for key in list(keys.values())[:7]] for step in steps])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BackendError(f"a step of {type(robot).__name__}'s policy is malformed: {error!r}.") from None
-    finger = keys["gripper"]
-    gripper: Any = None
-    if all(finger in step for step in steps):
-        from strands_cosmos3.embodiments import PANDA_FINGER
+    def __init__(self, robot: Robot):
+        self._robot = robot
+        self._offset_s = time.monotonic() - robot.now_s()
 
-        gripper = PANDA_FINGER.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
-    return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)
+    def wait(self) -> bool:
+        """Sleep until the wall has caught up; says whether it had to be waited for the other way round."""
+        ahead_s = self._robot.now_s() + self._offset_s - time.monotonic()
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+            return False
+        self._offset_s -= ahead_s  # what was lost is not made up for by hurrying
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -25,6 +25,18 @@ three views alone, side by side, an order of magnitude quicker."""
 _TRAIL_POINTS = 240
 
 
+class Audience(Protocol):
+    """Who is shown what a policy intends, e.g. a live view."""
+
+    def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
+        """A chunk was accepted, after so much wall time of inference and planning."""
+        ...
+
+    def show_prediction(self, video: Any) -> None:
+        """The world predicted with it, [F, H, W, 3] uint8, or None where the policy predicts none."""
+        ...
+
+
 class Film:
     """Renders what is asked for and nothing else: no context is made without a film or a policy with eyes.
 
@@ -35,6 +47,7 @@ class Film:
         caption: Written over the picture, usually the instruction.
         layout: One of :data:`LAYOUTS`.
         quality: Of the large picture.
+        audience: Is shown plans and predictions too.
 
     Raises:
         UnknownNameError: No such layout.
@@ -48,6 +61,7 @@ class Film:
         caption: str = "",
         layout: str = "full",
         quality: Quality = BEAUTY,
+        audience: Audience | None = None,
     ):
         if layout not in LAYOUTS:
             raise UnknownNameError("film layout", layout, LAYOUTS)
@@ -55,6 +69,7 @@ class Film:
         self._tick_s = 1.0 / control_frequency
         self._fps = min(LAYOUTS[layout], control_frequency)
         self._quality = quality
+        self._audience = audience
         self._writer = None if path is None else VideoWriter(path, self._fps)
         self._eyes: Renderer | None = None
         self._beauty: Renderer | None = None
@@ -71,14 +86,18 @@ class Film:
             self._eyes = Renderer(self.scene.model, *VIEW_HW)
         return {name: self._eyes.render(data, name) for name in self.scene.view_names}
 
-    def show_plan(self, plan: JointTrajectory) -> None:
+    def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Draw a chunk's commanded path of the tool centre point from now on."""
+        if self._audience is not None:
+            self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
             T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
             self._commanded = (T_hand @ T_hand_tcp)[:, :3, 3]
 
     def show_prediction(self, video: Any) -> None:
         """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one."""
+        if self._audience is not None:
+            self._audience.show_prediction(video)
         if video is not None:
             self._predicted = np.asarray(video)
             self._prediction_from_s = self._ticks * self._tick_s

@@ -12,9 +12,10 @@ from types import FrameType
 
 @dataclass
 class Interrupt:
-    """Whether the user has asked to stop."""
+    """Whether the user has asked to stop, and whether a second time."""
 
     requested: bool = False
+    insisted: bool = False
 
 
 @contextmanager
@@ -30,6 +31,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if interrupt.requested:
+            interrupt.insisted = True
             raise KeyboardInterrupt
         interrupt.requested = True
 

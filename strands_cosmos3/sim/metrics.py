@@ -21,7 +21,7 @@ from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
 from strands_cosmos3.arm.panda import dh_forward
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import F64
-from strands_cosmos3.control.executor import ReferenceBlock
+from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.types import ErrorSummary, JointTrajectory
@@ -43,7 +43,8 @@ class ChunkRecord:
         plan: What was asked of the executor.
         motion: What it made of it.
         motion_from_s: Where the motion's own clock stood.
-        latency_ms: Wall time of inference and planning.
+        latency_ms: From the question until it was taken up, on the arm's clock.
+        inference_ms: Wall time of inference and planning.
         rows: Rows that were executed, the one under way included.
     """
 
@@ -51,6 +52,7 @@ class ChunkRecord:
     motion: PlannedMotion
     motion_from_s: float
     latency_ms: float
+    inference_ms: float
     rows: int = 0
 
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
@@ -77,6 +79,13 @@ class EpisodeLog:
     actions: list[F64] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     fault: str | None = None
+    held: str | None = None
+    final_state: ExecutorState | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """How long the arm was driven, on the physics clock."""
+        return sum(map(len, self.blocks)) * self.dt_s
 
     def begin_chunk(self, record: ChunkRecord) -> None:
         """A chunk was accepted."""
@@ -104,10 +113,12 @@ class EpisodeLog:
         }
 
     def latency_ms(self) -> dict[str, float]:
-        """Percentiles of the chunks' latencies."""
-        latencies = np.array([chunk.latency_ms for chunk in self.chunks] or [0.0])
-        p50, p95 = np.percentile(latencies, [50, 95])
-        return {"p50": float(p50), "p95": float(p95), "max": float(latencies.max())}
+        """Percentiles of the chunks' latencies on the arm's clock."""
+        return _percentiles([chunk.latency_ms for chunk in self.chunks])
+
+    def inference_ms(self) -> dict[str, float]:
+        """Percentiles of what inference and planning took on the wall's clock."""
+        return _percentiles([chunk.inference_ms for chunk in self.chunks])
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
@@ -165,6 +176,12 @@ class EpisodeLog:
             "chunk": np.concatenate(self.chunk_of),
             **({"action": np.concatenate(self.actions)} if self.actions else {}),
         }
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    array = np.array(values or [0.0])
+    p50, p95 = np.percentile(array, [50, 95])
+    return {"p50": float(p50), "p95": float(p95), "max": float(array.max())}
 
 
 def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64) -> F64:

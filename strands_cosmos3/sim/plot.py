@@ -1,7 +1,8 @@
-"""A page of curves: what was commanded and what was achieved."""
+"""Pages of curves: what was commanded and what was achieved, and how a training went."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,4 +59,35 @@ def plot_rollout(rollout: Rollout, path: Path) -> None:
             axis.axvline(seam, color="0.8", lw=0.6, zorder=0)
     title = rollout.instruction or "replay"
     figure.suptitle(f"{title}: {rollout.outcome}, seed {rollout.seed} (thin verticals: a new chunk)", fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+    """Write learning curves, one panel for each stage.
+
+    Args:
+        curves: Stage -> points in order, each with ``step`` and further numbers; ``time`` is left out.
+        path: The picture; its suffix says the format.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib: pip install 'strands-cosmos3[sim]'.") from error
+    shown = {stage: points for stage, points in curves.items() if points}
+    figure = Figure(figsize=(9, 2.6 * max(1, len(shown))), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = np.atleast_1d(figure.subplots(max(1, len(shown)), 1))
+    for axis, (stage, points) in zip(axes, shown.items(), strict=False):
+        steps = [point["step"] for point in points]
+        for name in (name for name in points[-1] if name not in ("step", "time", "windows")):
+            axis.plot(steps, [point.get(name, np.nan) for point in points], lw=1.1, label=name)
+        axis.set_yscale("log")
+        axis.set_title(stage, fontsize=10, loc="left")
+        axis.legend(fontsize=8, ncols=6)
+        axis.grid(alpha=0.25)
+    axes[-1].set_xlabel("optimiser steps")
     figure.savefig(path, dpi=110)

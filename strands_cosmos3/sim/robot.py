@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -14,16 +14,20 @@ from strands_cosmos3.arm.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS,
 from strands_cosmos3.arm.servo import FeedForward, JointServo
 from strands_cosmos3.checks import F64, positive
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
+from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
-from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, Policy, create_policy
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick, recording_of
-from strands_cosmos3.sim.film import Film
+from strands_cosmos3.sim.film import Audience, Film
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.tasks import Judge, get_task
 from strands_cosmos3.types import Observation, Rollout
+
+if TYPE_CHECKING:
+    from strands_cosmos3.sim.dataset import RolloutRecorder  # pyarrow is needed where something is recorded, not here
 
 ROBOTS = ("panda", "franka")
 Progress = Callable[[float, float], None]
@@ -98,6 +102,9 @@ class Robot:
             raise UnknownNameError("feed-forward", self.control.feed_forward, tuple(FeedForward)) from None
         self.dt_s = float(self.scene.model.opt.timestep)
         self.executor = Executor(self.limits, self.dt_s, HOME_Q)
+        self._loop_counters: Mapping[str, int] = {}
+        self.on_step: Callable[[F64, float], None] | None = None
+        """Called after every physics step with the references at its end: angles [7] and open fraction."""
         self.reset(0)
 
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
@@ -105,7 +112,16 @@ class Robot:
         layout = self.scene.sample_layout(np.random.default_rng(seed)) if layout is None else layout
         start = HOME_Q if q_rad is None else q_rad
         self.executor = Executor(self.limits, self.dt_s, start)
+        self._loop_counters = {}
         self.scene.reset(self.data, layout, start)
+
+    def counters(self) -> dict[str, int]:
+        """Events of the present episode by name: the executor's and the loop's."""
+        return {**self.executor.counters, **self._loop_counters}
+
+    def now_s(self) -> float:
+        """Simulated time."""
+        return float(self.data.time)
 
     def joint_state(self) -> tuple[F64, F64, float]:
         """Measured angles [7], velocities [7] and the gripper's open fraction."""
@@ -163,8 +179,12 @@ class Robot:
         task: str | None = None,
         seed: int = 0,
         layout: Layout | None = None,
+        latency: float = 0.0,
+        realtime: bool = False,
         progress: Progress | None = None,
         on_tick: Callable[[Robot], None] | None = None,
+        recorder: RolloutRecorder | None = None,
+        audience: Audience | None = None,
     ) -> Rollout:
         """Run one episode in the closed loop.
 
@@ -182,8 +202,13 @@ class Robot:
             task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, or None for nothing to judge.
             seed: Of the scene and of the policy.
             layout: Where the cubes lie, instead of a drawn layout.
+            latency: What inference takes in simulated seconds: the arm goes on with the present chunk meanwhile, and the next
+                one is joined that much later. 0 lets the simulation wait for each inference.
+            realtime: Run no faster than the clock on the wall, and take up each chunk when it is there: as a real arm would.
             progress: Called with simulated and total seconds.
             on_tick: Called after every tick with this robot, e.g. by a viewer.
+            recorder: Puts the episode into a dataset.
+            audience: Is shown each chunk's plan, and the world that was predicted with it.
 
         Returns:
             What was commanded, what was achieved, how it ended. Ctrl-C brings the arm to rest first (outcome
@@ -198,6 +223,8 @@ class Robot:
         instruction = instruction or ("" if chosen is None else chosen.instruction)
         judge = None if chosen is None else Judge(chosen, self.scene, parse_instruction(instruction))
         physics_steps_per_tick(control_frequency)
+        if realtime and latency:
+            raise ConfigError(f"latency={latency:g} is simulated, and realtime=True takes inference's own; leave one out.")
         n_ticks = max(1, round(positive(duration, "duration") * control_frequency))
         config = {"robot": robot_name, "limits": self.limits, **(policy_config or {})}
         owned = policy is None
@@ -209,9 +236,14 @@ class Robot:
             if not isinstance(policy, Cosmos3Policy):
                 policy.set_robot_state_keys([*ARM_JOINTS, FINGER_JOINTS[0]])
                 policy.set_control_frequency(control_frequency)
-            with Film(self.scene, video, control_frequency, instruction, film_layout) as film:
-                episode = Episode(self, policy, instruction, judge, film, control_frequency, on_tick)
-                return episode.run(n_ticks, seed, task, recording, progress)
+            with Film(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
+                loop = LoopConfig(control_frequency, policy.actions_per_step, None if realtime else latency)
+                episode = Episode(self, policy, instruction, judge, film, loop, realtime, on_tick)
+                self._loop_counters = episode.loop.counters
+                if recorder is None:
+                    return episode.run(n_ticks, seed, task, recording, progress)
+                with recorder.recording(self, film.observe, instruction) as keep:
+                    return keep(episode.run(n_ticks, seed, task, recording, progress))
         finally:
             if owned:
                 policy.close()
@@ -250,6 +282,8 @@ class Robot:
                 mujoco.mj_step(model, data)
             q[k] = data.qpos[scene.arm_qpos]
             finger_q[k] = data.qpos[scene.finger_qpos[0]]
+            if self.on_step is not None:
+                self.on_step(block.q_rad[k], float(block.gripper[k]))
         if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is no longer finite, and its clock
             raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
         return q, PANDA_FINGER.to_fraction(finger_q)

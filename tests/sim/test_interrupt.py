@@ -2,10 +2,14 @@
 
 import signal
 import threading
+import time
 
 import pytest
 
+from strands_cosmos3.backends.scripted import ScriptedBackend
+from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.interrupt import deferred_interrupt
+from strands_cosmos3.sim.robot import Robot
 
 
 def test_the_first_is_noted_and_the_second_raises():
@@ -14,8 +18,10 @@ def test_the_first_is_noted_and_the_second_raises():
         assert not interrupt.requested
         signal.raise_signal(signal.SIGINT)
         assert interrupt.requested
+        assert not interrupt.insisted
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        assert interrupt.insisted
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -30,3 +36,44 @@ def test_another_thread_leaves_signals_alone():
     thread.start()
     thread.join()
     assert seen == [(False, before)]
+
+
+class Hangs(ScriptedBackend):
+    """Answers once and then not until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.hung, self.gate = 0, threading.Event(), threading.Event()
+
+    def infer(self, request):
+        self.calls += 1
+        if self.calls > 1:
+            self.hung.set()
+            self.gate.wait()
+        return super().infer(request)
+
+
+@pytest.mark.parametrize("config", [{"latency": 0.3}, {"realtime": True}])
+def test_a_second_one_moves_the_arm_no_further_and_waits_for_nothing(config):
+    """Both between the same two ticks, while an inference hangs: neither braking nor the inference is waited for."""
+    robot, backend, ticks, steps = Robot("panda"), Hangs(), [], []
+
+    def insist(robot):
+        ticks.append(robot.now_s())
+        if not backend.hung.is_set():
+            return
+        robot.on_step = lambda q, gripper: steps.append(q)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    policy = Cosmos3Policy(robot="panda", backend=backend)
+    with pytest.raises(KeyboardInterrupt):
+        robot.run_policy(policy=policy, instruction="reach the red cube", duration=5.0, on_tick=insist, **config)
+    assert not steps
+    assert any(thread.name == "planner" for thread in threading.enumerate())  # it hangs still: nobody waited for it
+    backend.gate.set()
+    until = time.monotonic() + 10.0
+    while any(thread.name == "planner" for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(thread.name == "planner" for thread in threading.enumerate())
+    policy.close()

@@ -6,10 +6,19 @@ import pytest
 
 from strands_cosmos3.arm.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q
 from strands_cosmos3.backends.scripted import ScriptedBackend
-from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, UnknownNameError
+from strands_cosmos3.control.executor import Executor, ExecutorState
+from strands_cosmos3.errors import (
+    ActuatorGuardError,
+    BackendError,
+    ConfigError,
+    ControlError,
+    Cosmos3Error,
+    InputError,
+    UnknownNameError,
+)
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.sim.robot import ControlConfig, Robot
-from strands_cosmos3.types import ActionChunk, Outcome
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome
 
 REACH = "reach the red cube"
 
@@ -72,6 +81,26 @@ def test_whatever_else_is_raised_the_arm_is_not_left_moving(robot, how):
     assert at_rest(robot)
 
 
+def test_rows_that_were_executed_before_a_fault_are_counted(robot, monkeypatch):
+    """And a connection's troubles of earlier episodes are not this one's."""
+    execute, blocks = robot.execute, []
+
+    def refuse_the_fortieth(block, before):
+        blocks.append(block)
+        if len(blocks) == 40:
+            raise ActuatorGuardError("no")
+        return execute(block, before)
+
+    monkeypatch.setattr(robot, "execute", refuse_the_fortieth)
+    backend = ScriptedBackend()
+    backend.counters = {"reconnects": 3}
+    with Cosmos3Policy(robot="panda", backend=backend) as policy:
+        rollout = robot.run_policy(instruction=REACH, policy=policy, duration=3.0)
+    assert rollout.outcome is Outcome.FAULT
+    assert rollout.steps["total"] == 12  # 39 ticks of 20 ms at 15 Hz, the row under way included
+    assert rollout.counters["reconnects"] == 0
+
+
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_the_film(robot, tmp_path):
     ticks = []
 
@@ -118,10 +147,12 @@ def test_the_control_rate_does_not_change_the_motion(robot, hz):
 class Foreign(Policy):
     """A policy of another make: absolute joint targets at the control rate it was told."""
 
-    def __init__(self, spoil=None):
+    def __init__(self, spoil=None, spoilt_calls=()):
         self.hz, self.keys, self.calls, self.spoil, self.seen = None, None, 0, spoil, []
+        self.spoilt_calls = spoilt_calls
 
     provider_name = "foreign"
+    requires_images = False
 
     def set_robot_state_keys(self, robot_state_keys):
         self.keys = robot_state_keys
@@ -135,7 +166,7 @@ class Foreign(Policy):
         self.calls += 1
         q = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array([1, -0.3, 0.5, 0.4, 0.2, 0.3, 1])
         steps = [dict(zip(self.keys, [*map(float, row), 0.008], strict=True)) for row in q]
-        if self.spoil is not None and self.calls == 3:
+        if self.spoil is not None and self.calls in self.spoilt_calls:
             self.spoil(steps)
         return steps
 
@@ -174,12 +205,74 @@ def _text(steps):
     steps[4]["joint2"] = "left"
 
 
-@pytest.mark.parametrize("spoil", [_nan, _huge, _missing, _text, lambda steps: steps.clear()])
-def test_a_foreign_policy_that_breaks_ends_as_a_fault(robot, spoil):
-    rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil), duration=3.0)
+SPOILS = pytest.mark.parametrize("spoil", [_nan, _huge, _missing, _text, lambda steps: steps.clear()])
+
+
+@SPOILS
+def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
+    rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil, range(3, 1000)), duration=12.0)
     assert rollout.outcome is Outcome.FAULT
+    assert rollout.fault
     assert at_rest(robot)
-    assert rollout.arrays["t_s"][-1] > 1.0
+    assert 5.0 < rollout.arrays["t_s"][-1] < 8.0  # it moved for a second, and held for five
+    assert rollout.counters.get("failed", 0) + rollout.counters.get("refused", 0) >= 3
+    assert rollout.counters["deadline_misses"] == 1
+
+
+def test_a_malformed_step_names_the_policy_that_gave_it(robot):
+    rollout = robot.run_policy(instruction="sway", policy=Foreign(_missing, range(3, 1000)), duration=12.0)
+    assert "a step of policy 'Foreign' is malformed: KeyError('joint2')" in rollout.fault
+    with pytest.raises(BackendError, match="policy 'Foreign' is malformed"):
+        robot.run_policy(instruction="sway", policy=Foreign(_text, (1,)), duration=1.0)
+
+
+@SPOILS
+def test_one_broken_answer_is_refused_and_the_motion_goes_on(robot, spoil):
+    rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil, (3,)), duration=3.0)
+    assert rollout.outcome is Outcome.COMPLETED
+    assert rollout.counters.get("failed", 0) + rollout.counters.get("refused", 0) == 1
+    assert rollout.counters["idle_ticks"] > 0
+    assert np.isfinite(rollout.arrays["q_commanded_rad"]).all()
+
+
+def test_physics_that_diverged_end_in_a_fault_with_the_arm_told_to_hold(robot):
+    """MuJoCo starts its clock and its state anew; the episode's own account goes on from what was commanded."""
+
+    def spoil(robot):
+        if robot.now_s() > 0.7:
+            robot.data.qvel[0] = np.inf
+
+    rollout = robot.run_policy(instruction=REACH, policy_config={"backend": "scripted"}, duration=5.0, on_tick=spoil)
+    assert rollout.outcome is Outcome.FAULT
+    assert "diverged" in rollout.fault
+    assert rollout.final_state == "fault"
+    assert rollout.counters["faults"] == 1
+    assert robot.executor.state is ExecutorState.FAULT
+    assert not robot.executor.reference.qd_rad_s.any()
+    q = rollout.arrays["q_commanded_rad"]
+    assert np.isfinite(q).all()
+    assert np.abs(q[-1] - q[-2]).max() < 1e-9  # at rest
+    assert rollout.duration_s == pytest.approx(len(q) / 600)
+    assert rollout.duration_s > 0.7
+    with pytest.raises(ControlError, match="FAULT"):
+        robot.executor.accept(JointTrajectory(np.tile(HOME_Q, (2, 1)), np.array([0.1, 0.2])))
+    robot.reset(0)
+    assert robot.executor.state is ExecutorState.IDLE
+
+
+def test_physics_that_diverge_while_the_arm_brakes_are_no_success(robot, monkeypatch):
+    """The time was up and the episode would have been complete, had the arm come to rest."""
+    stop = Executor.stop
+
+    def stop_and_spoil(executor):
+        stop(executor)
+        robot.data.qvel[0] = np.inf
+
+    monkeypatch.setattr(Executor, "stop", stop_and_spoil)
+    rollout = robot.run_policy(instruction=REACH, policy_config={"backend": "scripted"}, duration=0.7)
+    assert rollout.outcome is Outcome.FAULT
+    assert "diverged" in rollout.fault
+    assert rollout.final_state == "fault"
 
 
 def test_observations_are_flat_and_say_nothing_privileged(robot):

@@ -1,0 +1,24 @@
+"""LeRobot v3 datasets: written episode by episode, merged, read at random. numpy, pyarrow and PyAV; no torch."""
+
+from strands_cosmos3.datasets.episode import EpisodeWriter
+from strands_cosmos3.datasets.merge import merge_datasets
+from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
+from strands_cosmos3.datasets.spec import ACTION, EE_POSE, STATE, DatasetSpec, Feature, arm_spec, camera_key
+from strands_cosmos3.datasets.video import VideoConfig
+from strands_cosmos3.datasets.writer import DatasetWriter
+
+__all__ = [
+    "ACTION",
+    "EE_POSE",
+    "STATE",
+    "Dataset",
+    "DatasetSpec",
+    "DatasetWriter",
+    "EpisodeWriter",
+    "Feature",
+    "RecordedEpisode",
+    "VideoConfig",
+    "arm_spec",
+    "camera_key",
+    "merge_datasets",
+]

@@ -1,0 +1,295 @@
+"""A LeRobot v3 dataset's files: where they lie, ``meta/info.json``, the tasks, the episodes' index.
+
+::
+
+    meta/info.json                                  rate, features, totals; replaced last: what it counts is what exists
+    meta/stats.json                                 figures by feature
+    meta/tasks.parquet                              instruction -> task_index
+    meta/episodes/chunk-000/file-000.parquet        one row an episode: its length, its files, its figures
+    data/chunk-000/file-000.parquet                 one row a frame
+    videos/<camera key>/chunk-000/file-000.mp4      pictures, episodes end to end
+
+Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. What is read may be anybody's: it is checked, and a path that leads
+out of the dataset is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from string import Formatter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
+from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
+
+VERSION = "v3.0"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+CHUNK_SIZE = 1000
+DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
+NOTE = "strands_cosmos3/note"
+"""Column of the episodes' index with a JSON object of the writer's choice, e.g. seed and outcome."""
+Ints = NDArray[np.int64]
+
+
+def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -> Path:
+    """The file that a path template of ``meta/info.json`` names.
+
+    Args:
+        root: The dataset.
+        template: With ``{chunk_index}``, ``{file_index}`` and, for videos, ``{video_key}``; format specifications allowed.
+        number: Chunk and file.
+        key: The camera.
+
+    Raises:
+        DatasetFormatError: The template uses another field, or the path leads out of the dataset.
+    """
+    allowed = {"chunk_index", "file_index", "video_key"}
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        if not fields <= allowed:
+            raise ValueError(f"its fields may be {', '.join(sorted(allowed))}")
+        path = PurePosixPath(template.format(chunk_index=int(number[0]), file_index=int(number[1]), video_key=key))
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise DatasetFormatError(f"{root / INFO}: the path template {template!r} is malformed: {error}.") from None
+    if path.is_absolute() or ".." in path.parts or "\\" in str(path) or "\0" in str(path) or min(number) < 0:
+        raise DatasetFormatError(f"{root / INFO}: {template!r} leads to {str(path)!r}, outside the dataset; refused.")
+    return inside(root, root / path)
+
+
+def inside(root: Path, path: Path) -> Path:
+    """The path, where no symbolic link leads it out of the dataset (or out of its repository in the hub's cache).
+
+    Raises:
+        DatasetFormatError: It leads elsewhere.
+    """
+    allowed = root.resolve()
+    if allowed.parent.name == "snapshots":
+        allowed = allowed.parents[1]
+    if not path.resolve().is_relative_to(allowed):
+        raise DatasetFormatError(f"{path} leads to {path.resolve()}, outside the dataset {allowed}; it was not opened.")
+    return path
+
+
+def number_of(count: int, chunk_size: int = CHUNK_SIZE) -> tuple[int, int]:
+    """(chunk, file) of the file with that running number."""
+    return divmod(count, chunk_size)
+
+
+@dataclass(frozen=True)
+class Info:
+    """``meta/info.json``, checked.
+
+    Args:
+        spec: Rate, features, robot.
+        total_episodes, total_frames, total_tasks: What exists.
+        data_path, video_path: Templates.
+        chunk_size: Files in a chunk's folder.
+    """
+
+    spec: DatasetSpec
+    total_episodes: int = 0
+    total_frames: int = 0
+    total_tasks: int = 0
+    data_path: str = DATA_PATH
+    video_path: str = VIDEO_PATH
+    chunk_size: int = CHUNK_SIZE
+
+    def to_json(self) -> dict[str, Any]:
+        """As the file holds it."""
+        spec = self.spec
+        features = {key: _feature_json(feature) for key, feature in {**spec.features, **BOOKKEEPING}.items()}
+        return {
+            "codebase_version": VERSION,
+            "robot_type": spec.robot_type,
+            "total_episodes": self.total_episodes,
+            "total_frames": self.total_frames,
+            "total_tasks": self.total_tasks,
+            "chunks_size": self.chunk_size,
+            "data_files_size_in_mb": DATA_FILE_MB,
+            "video_files_size_in_mb": VIDEO_FILE_MB,
+            "fps": spec.fps,
+            "splits": {"train": f"0:{self.total_episodes}"},
+            "data_path": self.data_path,
+            "video_path": self.video_path if spec.cameras else None,
+            "features": features,
+        }
+
+
+def _feature_json(feature: Feature) -> dict[str, Any]:
+    names = ["height", "width", "channels"] if feature.is_video else feature.names and list(feature.names)
+    info = {"info": dict(feature.info)} if feature.info else {}
+    return {"dtype": feature.dtype, "shape": list(feature.shape), "names": names, **info}
+
+
+def read_info(root: Path) -> Info:
+    """``meta/info.json`` of a dataset.
+
+    Raises:
+        DatasetFormatError: It is absent, no JSON, of another version, or says something impossible.
+    """
+    raw = read_json(root / INFO)
+    version = raw.get("codebase_version")
+    if version != VERSION:
+        raise DatasetFormatError(
+            f"{root / INFO} is of version {version!r}; {VERSION} is read. LeRobot converts older ones: "
+            "python -m lerobot.scripts.convert_dataset_v21_to_v30."
+        )
+    try:
+        features = {
+            key: _feature_from(key, value) for key, value in _mapping(raw, "features").items() if key not in BOOKKEEPING
+        }
+        spec = DatasetSpec(_whole(raw, "fps"), features, raw.get("robot_type"))
+        totals = {name: _whole(raw, name) for name in ("total_episodes", "total_frames", "total_tasks")}
+        chunk_size = _whole(raw, "chunks_size") or CHUNK_SIZE
+    except InputError as error:
+        raise DatasetFormatError(f"{root / INFO}: {error}") from None
+    data_path, video_path = raw.get("data_path"), raw.get("video_path") or VIDEO_PATH
+    if not isinstance(data_path, str) or not isinstance(video_path, str):
+        raise DatasetFormatError(f"{root / INFO}: data_path and video_path must be text.")
+    info = Info(spec, **totals, data_path=data_path, video_path=video_path, chunk_size=chunk_size)
+    file_of(root, data_path, (0, 0))
+    for key in spec.cameras or {"camera": None}:
+        file_of(root, video_path, (0, 0), key)
+    return info
+
+
+def _feature_from(key: str, raw: Any) -> Feature:
+    if not isinstance(raw, dict) or not isinstance(raw.get("shape"), list) or not isinstance(raw.get("dtype"), str):
+        raise InputError(f"feature {key!r} needs a dtype and a shape, got {str(raw)[:80]!r}.")
+    shape, names = tuple(raw["shape"]), raw.get("names")
+    if raw["dtype"] == VIDEO and len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
+        shape = (*shape[1:], 3)  # LeRobot writes both orders
+    flat = isinstance(names, list) and all(isinstance(name, str) for name in names) and raw["dtype"] != VIDEO
+    info = raw.get("info")
+    return Feature(raw["dtype"], shape, tuple(names) if flat and names else None, info if isinstance(info, dict) else {})
+
+
+def _mapping(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = raw.get(name)
+    if not isinstance(value, dict):
+        raise InputError(f"{name} must be an object, got {type(value).__name__}.")
+    return value
+
+
+def _whole(raw: Mapping[str, Any], name: str) -> int:
+    value = raw.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53 or value != int(value):
+        raise InputError(f"{name} must be a whole number, got {str(value)[:40]!r}.")
+    return int(value)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        DatasetFormatError: The file is absent, or holds something else.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DatasetFormatError(f"{path} does not exist; is its folder a LeRobot v3 dataset?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetFormatError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(raw, dict):
+        raise DatasetFormatError(f"{path} must hold a JSON object, got {type(raw).__name__}.")
+    return raw
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a parquet file.
+
+    Raises:
+        DatasetFormatError: It is absent or damaged.
+    """
+    try:
+        return list(pq.read_schema(path).names)
+    except FileNotFoundError:
+        raise DatasetFormatError(f"{path} does not exist, and the dataset's index names it.") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
+    """A parquet file as a table.
+
+    Raises:
+        DatasetFormatError: It is absent, damaged, or lacks a column.
+    """
+    names = column_names(path)
+    missing = [name for name in columns or () if name not in names]
+    if missing:
+        raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
+    try:
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
+
+
+def place(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a file under the dataset's hidden name, flush it to the disk, and put it in its place at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(hidden)
+        with hidden.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(hidden, path)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def place_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    place(path, lambda hidden: hidden.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+
+
+def place_table(path: Path, table: Any, rows_per_group: int | None = None) -> None:
+    """Write parquet, whole or not at all."""
+    place(path, lambda hidden: pq.write_table(table, hidden, compression="snappy", row_group_size=rows_per_group))
+
+
+def write_tasks(root: Path, tasks: Sequence[str]) -> None:
+    """``meta/tasks.parquet``, as pandas writes a frame whose index is the instruction."""
+    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    column = {**index, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [column, index],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
+    place_table(root / TASKS, table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
+
+
+def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
+    """The instructions by task index.
+
+    Raises:
+        DatasetFormatError: There are fewer than stated, or their indices are not 0, 1, 2, ...
+    """
+    if not info.total_tasks:
+        return ()
+    table = read_table(root / TASKS)
+    name = "task" if "task" in table.column_names else "__index_level_0__"
+    if not {name, "task_index"} <= set(table.column_names):
+        raise DatasetFormatError(f"{root / TASKS} must hold task and task_index, got {', '.join(table.column_names)}.")
+    rows = sorted(zip(table.column("task_index").to_pylist(), table.column(name).to_pylist(), strict=True))[: info.total_tasks]
+    if [index for index, _ in rows] != list(range(info.total_tasks)) or not all(isinstance(text, str) for _, text in rows):
+        raise DatasetFormatError(f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ...")
+    return tuple(text for _, text in rows)

@@ -1,0 +1,203 @@
+"""The episodes' index, ``meta/episodes``: which rows and which frames of which files an episode is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strands_cosmos3.datasets.files import NOTE, Info, Ints, column_names, read_table
+from strands_cosmos3.datasets.stats import Stats
+from strands_cosmos3.errors import DatasetFormatError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One episode's entry.
+
+    Args:
+        tasks: Its instructions.
+        length: Frames.
+        start: Number of its first frame in the dataset.
+        data: Chunk and file of its rows.
+        videos: Camera key -> chunk, file, number of its first frame in that file.
+        note: What its writer noted.
+        meta: Chunk and file of this entry.
+    """
+
+    tasks: tuple[str, ...]
+    length: int
+    start: int
+    data: tuple[int, int]
+    videos: Mapping[str, tuple[int, int, int]]
+    note: Mapping[str, Any]
+    meta: tuple[int, int]
+
+
+def rows_to_table(rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], first: int, fps: int) -> Any:
+    """The parquet table of consecutive entries, the first with episode index ``first``."""
+    columns: dict[str, Any] = {
+        "episode_index": pa.array(range(first, first + len(rows)), pa.int64()),
+        "tasks": pa.array([list(row.tasks) for row in rows], pa.list_(pa.string())),
+        "length": pa.array([row.length for row in rows], pa.int64()),
+        "data/chunk_index": pa.array([row.data[0] for row in rows], pa.int64()),
+        "data/file_index": pa.array([row.data[1] for row in rows], pa.int64()),
+        "dataset_from_index": pa.array([row.start for row in rows], pa.int64()),
+        "dataset_to_index": pa.array([row.start + row.length for row in rows], pa.int64()),
+    }
+    for key in rows[0].videos:
+        at = [row.videos[key] for row in rows]
+        columns[f"videos/{key}/chunk_index"] = pa.array([chunk for chunk, _, _ in at], pa.int64())
+        columns[f"videos/{key}/file_index"] = pa.array([file for _, file, _ in at], pa.int64())
+        columns[f"videos/{key}/from_timestamp"] = pa.array([n / fps for _, _, n in at], pa.float64())
+        ends = [(row.videos[key][2] + row.length) / fps for row in rows]
+        columns[f"videos/{key}/to_timestamp"] = pa.array(ends, pa.float64())
+    for key in stats[0]:
+        for name in stats[0][key]:
+            columns[f"stats/{key}/{name}"] = pa.array([figures[key][name].tolist() for figures in stats])
+    columns["meta/episodes/chunk_index"] = pa.array([row.meta[0] for row in rows], pa.int64())
+    columns["meta/episodes/file_index"] = pa.array([row.meta[1] for row in rows], pa.int64())
+    columns[NOTE] = pa.array([json.dumps(dict(row.note)) if row.note else None for row in rows], pa.string())
+    return pa.table(columns)
+
+
+def episode_files(root: Path) -> list[Path]:
+    """The index's files, in order."""
+    return sorted(path for path in (root / "meta/episodes").glob("chunk-*/file-*.parquet"))
+
+
+class EpisodeIndex:
+    """Every entry that ``meta/info.json`` counts, as arrays.
+
+    Raises:
+        DatasetFormatError: Entries are missing, out of order, overlap, or do not add up to the totals.
+    """
+
+    def __init__(self, root: Path, info: Info):
+        self.root = root
+        names = ["episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index"]
+        for key in info.spec.cameras:
+            names += [f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+        tables = [_entries(path, names) for path in episode_files(root)] if info.total_episodes else []
+        n = info.total_episodes
+        if sum(table.num_rows for table in tables) < n:
+            raise DatasetFormatError(f"{root}/meta/episodes lists fewer episodes than the {n} of meta/info.json.")
+        whole = pa.concat_tables(tables, promote_options="permissive").slice(0, n).combine_chunks() if tables else None
+        self._whole = whole
+        ints = {name: self._numbers(name) for name in names}
+        self.length, self.start = ints["length"], ints["dataset_from_index"]
+        self.data = np.stack([ints["data/chunk_index"], ints["data/file_index"]], axis=1)
+        fps = info.spec.fps
+        self.videos: dict[str, Ints] = {
+            key: np.stack(
+                [
+                    ints[f"videos/{key}/chunk_index"],
+                    ints[f"videos/{key}/file_index"],
+                    np.round(ints[f"videos/{key}/from_timestamp"] * fps).astype(np.int64),
+                ],
+                axis=1,
+            )
+            for key in info.spec.cameras
+        }
+        self._check(ints, info)
+
+    def _numbers(self, name: str) -> Any:
+        dtype = np.float64 if name.endswith("timestamp") else np.int64
+        if self._whole is None:
+            return np.zeros(0, dtype)
+        column = self._whole.column(name)
+        if column.null_count:
+            raise DatasetFormatError(f"{self.root}/meta/episodes: {name} has empty entries.")
+        values = column.to_numpy()
+        if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values < 0).any() or (values > 2**53).any():
+            raise DatasetFormatError(f"{self.root}/meta/episodes: {name} must hold finite numbers of at least zero.")
+        return values.astype(dtype)
+
+    def _check(self, ints: Mapping[str, Any], info: Info) -> None:
+        n = info.total_episodes
+        ends = np.cumsum(self.length)
+        if not np.array_equal(ints["episode_index"], np.arange(n)):
+            raise DatasetFormatError(f"{self.root}/meta/episodes does not number its {n} episodes 0, 1, 2, ...")
+        ordered = np.array_equal(ints["dataset_to_index"], ends) and np.array_equal(self.start, ends - self.length)
+        if (self.length < 1).any() or not ordered:
+            raise DatasetFormatError(f"{self.root}/meta/episodes: the episodes' frames do not follow one another from 0.")
+        if int(ends[-1] if n else 0) != info.total_frames:
+            raise DatasetFormatError(f"{self.root}: the episodes have {ends[-1]} frames, meta/info.json {info.total_frames}.")
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def row(self, i: int) -> Row:
+        """The entry of one episode."""
+        assert self._whole is not None
+        meta = [self._optional(f"meta/episodes/{name}", i) for name in ("chunk_index", "file_index")]
+        tasks = self._optional("tasks", i)
+        return Row(
+            tuple(tasks) if isinstance(tasks, list) else (),
+            int(self.length[i]),
+            int(self.start[i]),
+            (int(self.data[i, 0]), int(self.data[i, 1])),
+            {key: (int(at[i, 0]), int(at[i, 1]), int(at[i, 2])) for key, at in self.videos.items()},
+            self._note(i),
+            (int(meta[0] or 0), int(meta[1] or 0)),
+        )
+
+    def _optional(self, name: str, i: int) -> Any:
+        return self._whole.column(name)[i].as_py() if self._whole is not None and name in self._whole.column_names else None
+
+    def _note(self, i: int) -> Mapping[str, Any]:
+        text = self._optional(NOTE, i)
+        if text is None:
+            return {}
+        try:
+            note = json.loads(text)
+        except (TypeError, ValueError):
+            raise DatasetFormatError(f"{self.root}/meta/episodes: the note of episode {i} is no JSON.") from None
+        return note if isinstance(note, dict) else {}
+
+    def next_file(self, chunk_size: int) -> int:
+        """The running number of the first file that no episode uses, in data and every video alike."""
+        used = [self.data, *self.videos.values()]
+        if self._whole is not None and {"meta/episodes/chunk_index", "meta/episodes/file_index"} <= set(
+            self._whole.column_names
+        ):
+            used.append(np.stack([self._numbers(f"meta/episodes/{name}") for name in ("chunk_index", "file_index")], axis=1))
+        return max([int((at[:, 0] * chunk_size + at[:, 1]).max()) for at in used if len(at)], default=-1) + 1
+
+
+_OPTIONAL = ("tasks", NOTE, "meta/episodes/chunk_index", "meta/episodes/file_index")
+
+
+def _entries(path: Path, needed: Sequence[str]) -> Any:
+    """One file of the index without the figures."""
+    names = column_names(path)
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
+    return read_table(path, [*needed, *(name for name in _OPTIONAL if name in names)])
+
+
+def read_episode_stats(root: Path, index: EpisodeIndex, keys: Sequence[str]) -> list[dict[str, Stats]]:
+    """Every episode's own figures.
+
+    Raises:
+        DatasetFormatError: An episode has none, or they are misshapen.
+    """
+    found: list[dict[str, Stats]] = []
+    for path in episode_files(root):
+        table = read_table(path)
+        names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
+        columns = {(key, name): table.column(f"stats/{key}/{name}").to_pylist() for _, key, name in names if key in keys}
+        if {key for key, _ in columns} != set(keys):
+            raise DatasetFormatError(f"{path} lacks the episodes' figures of some features.")
+        for i in range(table.num_rows):
+            figures: dict[str, Stats] = {key: {} for key in keys}
+            for (key, name), values in columns.items():
+                figures[key][name] = np.asarray(values[i])
+            found.append(figures)
+    return found[: len(index)]

@@ -1,0 +1,219 @@
+"""Several datasets into one, without encoding a picture again: what parallel producers wrote, or many small files into few."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strands_cosmos3.checks import whole_number
+from strands_cosmos3.datasets.files import (
+    DATA_FILE_MB,
+    EPISODES_PATH,
+    INFO,
+    STATS,
+    VIDEO_FILE_MB,
+    Info,
+    file_of,
+    number_of,
+    place,
+    place_json,
+    place_table,
+    write_tasks,
+)
+from strands_cosmos3.datasets.index import Row, read_episode_stats, rows_to_table
+from strands_cosmos3.datasets.reader import Dataset
+from strands_cosmos3.datasets.spec import BOOKKEEPING
+from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
+from strands_cosmos3.datasets.video import join_videos, video_layout
+from strands_cosmos3.errors import ConfigError, DatasetError, DatasetFormatError, DatasetMismatchError
+
+_EPISODES_A_FILE = 5000
+
+
+def merge_datasets(
+    sources: Sequence[str | Path],
+    root: str | Path,
+    data_file_mb: int = DATA_FILE_MB,
+    video_file_mb: int = VIDEO_FILE_MB,
+    progress: Callable[[int, int], None] | None = None,
+) -> Dataset:
+    """Put the episodes of several datasets into a new one, in order.
+
+    The new dataset is built beside its place and appears whole. Sources are read, never changed; their tasks are numbered
+    anew, their notes kept.
+
+    Args:
+        sources: Datasets of one spec.
+        root: The new dataset; nothing may be there, or an empty folder.
+        data_file_mb, video_file_mb: Where a file is full.
+        progress: Called with episodes done and in all.
+
+    Returns:
+        The new dataset, open.
+
+    Raises:
+        ConfigError: There is no source.
+        DatasetMismatchError: Two sources differ in spec.
+        DatasetError: The place is taken or cannot be written to.
+        DatasetFormatError: A source is damaged.
+    """
+    root = Path(root).expanduser()
+    whole_number(data_file_mb, "data_file_mb", 1)
+    whole_number(video_file_mb, "video_file_mb", 1)
+    if not sources:
+        raise ConfigError("there is nothing to merge; name at least one dataset.")
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise DatasetError(f"{root} is not empty; merge into a new folder.")
+    parts = [Dataset(source) for source in sources]
+    for part in parts[1:]:
+        if differences := parts[0].spec.differences(part.spec):
+            raise DatasetMismatchError(f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}.")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    hidden = root.with_name(f".{root.name}.{os.getpid()}.part")
+    try:
+        _Merge(hidden, parts, data_file_mb * 2**20, video_file_mb * 2**20).run(progress)
+        if root.exists():
+            root.rmdir()
+        os.replace(hidden, root)
+    except OSError as error:
+        raise DatasetError(f"{root} cannot be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        for part in parts:
+            part.close()
+    return Dataset(root)
+
+
+class _Merge:
+    """The work: every source file of a stream is appended whole to the stream's current file, or begins the next one."""
+
+    def __init__(self, root: Path, parts: Sequence[Dataset], data_bytes: int, video_bytes: int):
+        self.root, self.parts = root, parts
+        self.data_bytes, self.video_bytes = data_bytes, video_bytes
+        self.info = Info(parts[0].spec)
+        self.tasks = list(dict.fromkeys(task for part in parts for task in part.tasks))
+
+    def run(self, progress: Callable[[int, int], None] | None) -> None:
+        episodes = [(part, i) for part in self.parts for i in range(len(part))]
+        data = self._data()
+        videos = {key: self._videos(key) for key in self.info.spec.cameras}
+        rows: list[Row] = []
+        stats: list[dict[str, Stats]] = []
+        start = 0
+        figured = [*self.info.spec.columns, *BOOKKEEPING, *self.info.spec.cameras]
+        for part in self.parts:
+            stats += read_episode_stats(part.root, part._index, figured) if len(part) else []
+        for n, (part, i) in enumerate(episodes):
+            row = part._index.row(i)
+            at = {key: videos[key][id(part), i] for key in videos}
+            meta = number_of(n // _EPISODES_A_FILE)
+            rows.append(replace(row, start=start, data=data[id(part), row.data], videos=at, meta=meta))
+            start += row.length
+            if progress is not None:
+                progress(n + 1, len(episodes))
+        self._write_meta(rows, stats, start)
+
+    def _data(self) -> dict[tuple[int, tuple[int, int]], tuple[int, int]]:
+        """Copy the rows; returns where each source's file went."""
+        placed: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}
+        tables: list[Any] = []
+        number, first_episode, first_row = 0, 0, 0
+        for part in self.parts:
+            remap = np.array([self.tasks.index(task) for task in part.tasks], np.int64)
+            for file, columns in _files(part):
+                table = _renumbered(columns, part, first_episode, first_row, remap)
+                if tables and sum(t.nbytes for t in tables) + table.nbytes > self.data_bytes:
+                    self._flush(tables, number)
+                    tables, number = [], number + 1
+                tables.append(table)
+                placed[id(part), file] = number_of(number)
+            first_episode, first_row = first_episode + len(part), first_row + part.n_frames
+        self._flush(tables, number)
+        return placed
+
+    def _flush(self, tables: Sequence[Any], number: int) -> None:
+        if tables:
+            place_table(file_of(self.root, self.info.data_path, number_of(number)), pa.concat_tables(tables))
+
+    def _videos(self, key: str) -> dict[tuple[int, int], tuple[int, int, int]]:
+        """Copy a camera's videos; returns every episode's chunk, file and first frame."""
+        placed: dict[tuple[int, int], tuple[int, int, int]] = {}
+        group: list[tuple[Path, int]] = []
+        size, frames, number, layout = 0, 0, 0, None
+        for part in self.parts:
+            for path, episodes in _video_files(part, key):
+                n, its_size, its_layout = _n_frames(part, key, episodes), path.stat().st_size, video_layout(path)
+                if group and (size + its_size > self.video_bytes or its_layout != layout):
+                    self._join(key, group, number)
+                    group, size, frames, number = [], 0, 0, number + 1
+                for i in episodes:
+                    placed[id(part), i] = (*number_of(number), frames + int(part._index.videos[key][i, 2]))
+                group.append((path, n))
+                size, frames, layout = size + its_size, frames + n, its_layout
+        if group:
+            self._join(key, group, number)
+        return placed
+
+    def _join(self, key: str, group: list[tuple[Path, int]], number: int) -> None:
+        path = file_of(self.root, self.info.video_path, number_of(number), key)
+        place(path, lambda hidden: join_videos(list(group), self.info.spec.fps, hidden))
+
+    def _write_meta(self, rows: list[Row], stats: list[dict[str, Stats]], n_frames: int) -> None:
+        for first in range(0, len(rows), _EPISODES_A_FILE):
+            some = slice(first, first + _EPISODES_A_FILE)
+            table = rows_to_table(rows[some], stats[some], first, self.info.spec.fps)
+            place_table(file_of(self.root, EPISODES_PATH, rows[first].meta), table)
+        if rows:
+            write_tasks(self.root, self.tasks)
+        info = replace(self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks))
+        place_json(self.root / INFO, info.to_json())
+        with Dataset(self.root) as whole:
+            exact = {key: column_stats(whole.column(key)) for key in (*info.spec.columns, *BOOKKEEPING)} if rows else {}
+        place_json(self.root / STATS, to_json({**merged_features(stats), **exact}))
+
+
+def _files(part: Dataset) -> list[tuple[tuple[int, int], dict[str, Any]]]:
+    """Every data file's columns, cut to the rows that count."""
+    keys = (*part.spec.columns, *BOOKKEEPING)
+    numbers = list(part._first_rows) if len(part) else []
+    ends = [*list(part._first_rows.values())[1:], part.n_frames] if numbers else []
+    return [
+        (number, {key: part._file_column(number, key)[: end - part._first_rows[number]] for key in keys})
+        for number, end in zip(numbers, ends, strict=True)
+    ]
+
+
+def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any) -> Any:
+    tasks = columns["task_index"]
+    if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
+        raise DatasetFormatError(f"{part.root}: a frame's task index has no instruction.")
+    changed = {
+        "episode_index": columns["episode_index"] + first_episode,
+        "index": columns["index"] + first_row,
+        "task_index": remap[tasks],
+    }
+    arrays = {}
+    for key, values in {**columns, **changed}.items():
+        flat = values.ndim == 1
+        arrays[key] = pa.array(values) if flat else pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    return pa.table(arrays)
+
+
+def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
+    """A camera's files in order, with the episodes in each."""
+    episodes: dict[tuple[int, int], list[int]] = {}
+    for i, (chunk, file, _) in enumerate(part._index.videos[key].tolist()):
+        episodes.setdefault((chunk, file), []).append(i)
+    return [(file_of(part.root, part.info.video_path, number, key), some) for number, some in episodes.items()]
+
+
+def _n_frames(part: Dataset, key: str, episodes: list[int]) -> int:
+    """Frames of a video file: where its last episode ends."""
+    return max(int(part._index.videos[key][i, 2] + part._index.length[i]) for i in episodes)

@@ -1,0 +1,157 @@
+"""Episodes into a dataset: what the arm did and was told, at the dataset's rate and at exactly its times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.decode import encode_pose_delta
+from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
+from strands_cosmos3.arm.model import PHYSICS_HZ
+from strands_cosmos3.arm.panda import HAND_BODY, dh_forward
+from strands_cosmos3.checks import F64
+from strands_cosmos3.datasets.episode import EpisodeWriter
+from strands_cosmos3.datasets.spec import ACTION, DONE, EE_POSE, STATE, SUCCESS, DatasetSpec, arm_spec, camera_key
+from strands_cosmos3.datasets.writer import DatasetWriter
+from strands_cosmos3.embodiments import DROID_RIG, Embodiment, get_embodiment
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.types import Rollout
+
+if TYPE_CHECKING:
+    from strands_cosmos3.sim.robot import Robot
+
+Views = Mapping[str, NDArray[np.uint8]]
+Observe = Callable[[mujoco.MjData], Views]
+
+
+def rollout_spec(embodiment: str | Embodiment = "droid") -> DatasetSpec:
+    """The schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the DROID rig's three cameras.
+
+    Raises:
+        ConfigError: The embodiment's rows are not those of an arm whose tool frame sits on the Panda's hand, or its rate does
+            not divide the physics'.
+    """
+    embodiment = get_embodiment(embodiment)
+    spec = arm_spec(dict.fromkeys(DROID_RIG.views, VIEW_HW), embodiment)
+    if embodiment.tool_frame.parent != HAND_BODY:
+        raise ConfigError(f"the tool frame of {embodiment.name!r} is not fixed to the Panda's hand; use droid.")
+    if PHYSICS_HZ % spec.fps:
+        raise ConfigError(f"{spec.fps} frames a second do not divide the physics' {PHYSICS_HZ} Hz.")
+    return spec
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What was at one frame's time."""
+
+    state: F64  # [8] measured
+    T_base_measured: F64
+    T_base_commanded: F64
+    gripper_commanded: float
+    views: Views
+
+
+class RolloutRecorder:
+    """Records one episode after another.
+
+    At frame i, exactly ``i / fps`` after the start: the measured angles and gripper, the measured pose of the Cosmos frame,
+    the views (as the policy sees them: drawn from the kinematics of the physics step that ends there), and the action that
+    was commanded from there to frame i + 1: the motion between the **commanded** poses of the Cosmos frame, and the
+    gripper's command at i + 1. Rows begin at the pose of frame 0, where the arm rests on its reference; integrated from
+    there they are the commanded path, whatever the policy's chunks, seams, stretched time and stops were made of.
+
+    The last moment has nothing commanded after it and is no frame of its own.
+
+    Args:
+        writer: Where episodes go; its spec is :func:`rollout_spec`'s.
+        embodiment: Whose tool frame the poses are of.
+    """
+
+    def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
+        self._writer = writer
+        self._T_hand_cosmos = get_embodiment(embodiment).tool_frame.T_parent_cosmos
+        self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
+
+    @contextmanager
+    def recording(self, robot: Robot, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
+        """Record while it lasts; yields what the finished rollout must pass through to be kept.
+
+        The robot must stand at the episode's beginning, at rest. An exception discards the episode.
+        """
+        with self._writer.episode(instruction or "no instruction") as episode:
+            watch = _Watch(episode, robot, observe, self._T_hand_cosmos, self._steps_a_frame)
+
+            def keep(rollout: Rollout) -> Rollout:
+                watch.finish(rollout)
+                return rollout
+
+            robot.on_step = watch.step
+            try:
+                yield keep
+            finally:
+                robot.on_step = None
+            if not episode.length:
+                episode.discard()
+
+
+class _Watch:
+    """Follows one episode at every physics step."""
+
+    def __init__(self, episode: EpisodeWriter, robot: Robot, observe: Observe, T_hand_cosmos: F64, steps_a_frame: int):
+        self._episode, self._robot, self._observe = episode, robot, observe
+        self._T_hand_cosmos, self._steps_a_frame = T_hand_cosmos, steps_a_frame
+        self._steps = 0
+        self._last = self._sample(robot.executor.reference.q_rad, robot.joint_state()[2])
+
+    def step(self, q_commanded_rad: F64, gripper_commanded: float) -> None:
+        """A physics step was done, with these references at its end."""
+        self._steps += 1
+        if self._steps % self._steps_a_frame:
+            return
+        sample = self._sample(q_commanded_rad, gripper_commanded)
+        self._write(self._last, sample)
+        self._last = sample
+
+    def _sample(self, q_commanded_rad: F64, gripper_commanded: float) -> _Sample:
+        q, _, gripper = self._robot.joint_state()
+        return _Sample(
+            np.append(q, gripper),
+            dh_forward(q) @ self._T_hand_cosmos,
+            dh_forward(q_commanded_rad) @ self._T_hand_cosmos,
+            gripper_commanded,
+            self._observe(self._robot.data),
+        )
+
+    def _write(self, sample: _Sample, after: _Sample) -> None:
+        delta = encode_pose_delta(se3_between(sample.T_base_commanded, after.T_base_commanded))
+        T = sample.T_base_measured
+        frame: dict[str, Any] = {
+            STATE: sample.state,
+            EE_POSE: np.concatenate((T[:3, 3], matrix_to_quaternion(T[:3, :3]))),
+            ACTION: np.append(delta, after.gripper_commanded),
+            DONE: False,
+            SUCCESS: False,
+        }
+        self._episode.add(frame | {camera_key(name): view for name, view in sample.views.items()})
+
+    def finish(self, rollout: Rollout) -> None:
+        """Save the episode; without a single frame there is nothing to save."""
+        if not self._episode.length:
+            return
+        self._episode.replace_last(DONE, True)
+        self._episode.replace_last(SUCCESS, bool(rollout.success))
+        note = {
+            "seed": rollout.seed,
+            "task": rollout.task,
+            "outcome": str(rollout.outcome),
+            "success": rollout.success,
+            "model_sha256": rollout.model_sha256,
+        }
+        self._episode.save(note)

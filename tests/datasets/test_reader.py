@@ -1,0 +1,265 @@
+"""Reading: at random, only what is asked, and whatever a hostile or damaged dataset may say."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small_episodes import columns, pictures, which
+
+from strands_cosmos3.datasets import ACTION, STATE, Dataset, video
+from strands_cosmos3.errors import DatasetFormatError, InputError, NonFiniteError, UnknownNameError
+
+WRIST, EXTERIOR = "observation.images.wrist", "observation.images.exterior_1"
+
+
+def test_columns_and_pictures_come_back(write):
+    with Dataset(write([40, 5, 33], commit_every=2)) as dataset:
+        assert len(dataset) == 3
+        assert (dataset.fps, dataset.n_frames, dataset.tasks[1]) == (15, 78, "pick up cube 1")
+        assert dataset.lengths.tolist() == [40, 5, 33]
+        assert dataset.starts.tolist() == [0, 40, 45]
+        for k, episode in enumerate(dataset):
+            assert len(episode) == [40, 5, 33][k]
+            np.testing.assert_array_equal(episode[ACTION], columns(len(episode), k)[ACTION].astype(np.float32))
+            assert episode["next.done"].dtype == bool
+            assert episode.task == f"pick up cube {k}"
+            for key, truth in pictures(k, len(episode)).items():
+                assert np.abs(episode.frames(key).astype(int) - truth).mean() < 3
+            assert which(episode.frames(WRIST), k, len(episode)) == list(range(len(episode)))
+        whole = dataset.column(STATE)
+        np.testing.assert_array_equal(whole[45:], dataset[-1][STATE])
+        assert dataset.stats[ACTION]["q99"].shape == (10,)
+
+
+def test_frames_at_random_are_the_very_frames(write):
+    with Dataset(write([40, 5, 90], commit_every=3)) as dataset:
+        episode = dataset[2]
+        whole = episode.frames(WRIST)
+        for rows in ([0], [89], [17, 3, 17], [88, 0, 41], range(10, 20), [15], [14], [16]):
+            np.testing.assert_array_equal(episode.frames(WRIST, list(rows)), whole[list(rows)])
+        np.testing.assert_array_equal(episode.frames(WRIST, slice(2, 9, 3)), whole[2:9:3])
+        assert episode.frames(WRIST, []).shape == (0, 48, 64, 3)
+        frame = episode.frame(7)
+        np.testing.assert_array_equal(frame[WRIST], whole[7])
+        assert set(frame) == set(dataset.spec.features)
+        assert set(episode.frame(7, [ACTION])) == {ACTION}
+
+
+def test_only_what_is_asked_is_decoded(write, monkeypatch: pytest.MonkeyPatch):
+    with Dataset(write([90])) as dataset:
+        decoded = 0
+        real = video.FrameReader._decode
+
+        def count(self: Any, container: Any, stream: Any, first: int, run: list[int]) -> Any:
+            class Counted:
+                seek = container.seek
+
+                @staticmethod
+                def decode(stream: Any) -> Any:
+                    nonlocal decoded
+                    for frame in container.decode(stream):
+                        decoded += 1
+                        yield frame
+
+            return real(self, Counted(), stream, first, run)
+
+        monkeypatch.setattr(video.FrameReader, "_decode", count)
+        dataset[0].frames(WRIST, [47])
+        assert decoded == 47 - 45 + 1  # from the key frame before it, and not one more
+        decoded = 0
+        _ = dataset[0][ACTION]
+        assert decoded == 0
+
+
+def test_wrong_questions_are_named(write):
+    with Dataset(write([4])) as dataset:
+        with pytest.raises(IndexError, match="episode 1 of a dataset with 1"):
+            dataset[1]
+        with pytest.raises(UnknownNameError, match=STATE):
+            dataset[0]["state"]
+        with pytest.raises(UnknownNameError, match=WRIST):
+            dataset[0].frames("wrist")
+        for row in (4, -1, 1.5):
+            with pytest.raises(InputError):
+                dataset[0].frames(WRIST, [row])  # type: ignore[list-item]
+        assert not dataset[0][ACTION].flags.writeable
+
+
+def test_it_goes_into_another_process(write):
+    dataset = Dataset(write([20, 5]))
+    first = dataset[0].frames(WRIST, [3])
+    again = pickle.loads(pickle.dumps(dataset))
+    np.testing.assert_array_equal(again[0].frames(WRIST, [3]), first)
+    dataset.close()
+    again.close()
+
+
+def change(root: Path, **values: Any) -> None:
+    path = root / "meta/info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def rewrite(path: Path, change_table: Any) -> None:
+    pq.write_table(change_table(pq.read_table(path)), path)
+
+
+def replaced(name: str, value: Any) -> Any:
+    def act(table: pa.Table) -> pa.Table:
+        at = table.column_names.index(name)
+        return table.set_column(at, name, pa.array(value if isinstance(value, list) else [value] * table.num_rows))
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "../{file_index}.parquet",
+        "/etc/passwd",
+        "data/../../{chunk_index}",
+        "{chunk_index.__class__}",
+        "{0}",
+        "{other}",
+        "{chunk_index",
+        "data\\..\\x",
+        17,
+    ],
+)
+@pytest.mark.parametrize("name", ["data_path", "video_path"])
+def test_paths_that_lead_elsewhere_are_refused(write, name: str, template: Any):
+    root = write([3])
+    change(root, **{name: template})
+    with pytest.raises(DatasetFormatError, match=r"info\.json"):
+        Dataset(root)
+
+
+def test_links_that_lead_elsewhere_are_not_followed(write, tmp_path: Path):
+    root = write([3])
+    (tmp_path / "elsewhere").mkdir()
+    rows = root / "data/chunk-000/file-000.parquet"
+    shutil.move(rows, tmp_path / "elsewhere/rows.parquet")
+    rows.symlink_to(tmp_path / "elsewhere/rows.parquet")
+    with pytest.raises(DatasetFormatError, match="outside the dataset"), Dataset(root) as dataset:
+        _ = dataset[0][ACTION]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"codebase_version": "v2.1"},
+        {"fps": 0},
+        {"fps": float("nan")},
+        {"fps": "15"},
+        {"total_episodes": 3},
+        {"total_episodes": -1},
+        {"total_episodes": True},
+        {"total_frames": 10**12},
+        {"total_tasks": 9},
+        {"features": []},
+        {"features": {}},
+        {"features": {"a": {"dtype": "float32", "shape": [10**12]}}},
+        {"features": {"a": {"dtype": "float32", "shape": "x"}}},
+        {"features": {"a": 3}},
+        {"features": {"../../x": {"dtype": "video", "shape": [48, 64, 3]}}},
+        {"features": {"observation.images.none": {"dtype": "video", "shape": [48, 64, 3]}}},
+    ],
+    ids=str,
+)
+def test_an_impossible_info_is_a_format_error(write, values: dict):
+    root = write([3, 4], commit_every=2)
+    change(root, **values)
+    with pytest.raises(DatasetFormatError):
+        Dataset(root)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "nul", '{"a":' * 100_000], ids=["empty", "list", "cut", "word", "deep"])
+def test_an_info_that_is_no_object_is_a_format_error(write, text: str):
+    root = write([3])
+    (root / "meta/info.json").write_text(text)
+    with pytest.raises(DatasetFormatError):
+        Dataset(root)
+
+
+INDEX, ROWS = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"
+
+
+@pytest.mark.parametrize(
+    ("file", "act"),
+    [
+        (INDEX, replaced("length", [3, 5])),
+        (INDEX, replaced("length", [-3, 10])),
+        (INDEX, replaced("episode_index", [1, 0])),
+        (INDEX, replaced("dataset_from_index", [0, 0])),
+        (INDEX, replaced("data/file_index", -1)),
+        (INDEX, replaced("data/file_index", 7)),
+        (INDEX, replaced("data/file_index", [0, None])),
+        (INDEX, replaced("length", ["a", "b"])),
+        (INDEX, replaced(f"videos/{WRIST}/from_timestamp", [0.0, float("nan")])),
+        (INDEX, replaced(f"videos/{WRIST}/from_timestamp", [0.0, 1e30])),
+        (INDEX, replaced(f"videos/{WRIST}/from_timestamp", [0.0, 3.0])),
+        (INDEX, replaced(f"videos/{WRIST}/file_index", [0, 3])),
+        (INDEX, lambda table: table.drop_columns(["length"])),
+        (INDEX, lambda table: table.slice(0, 1)),
+        (ROWS, lambda table: table.slice(0, 5)),
+        (ROWS, lambda table: table.slice(1)),
+        (ROWS, lambda table: table.drop_columns(["action"])),
+        (ROWS, replaced("action", [[0.0] * 9] * 7)),
+        (ROWS, replaced("action", ["x"] * 7)),
+        (ROWS, replaced("action", [None] * 7)),
+        (ROWS, replaced("index", [0, 1, 2, 9, 4, 5, 6])),
+        (ROWS, replaced("task_index", 99)),
+    ],
+)
+def test_files_that_contradict_each_other_are_format_errors(write, file: str, act: Any):
+    root = write([3, 4], commit_every=2)
+    rewrite(root / file, act)
+    with pytest.raises(DatasetFormatError), Dataset(root) as dataset:
+        _ = dataset[1][ACTION], dataset[1].task, dataset[1].frames(WRIST)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [INDEX, ROWS, "meta/tasks.parquet", f"videos/{WRIST}/chunk-000/file-000.mp4", "meta/stats.json"],
+)
+@pytest.mark.parametrize("how", ["cut", "noise", "empty", "gone"])
+def test_damaged_files_are_format_errors(write, file: str, how: str):
+    root = write([3, 4], commit_every=2)
+    path = root / file
+    whole = path.read_bytes()
+    noise = np.random.default_rng(0).integers(0, 256, len(whole), dtype=np.uint8).tobytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": whole[: len(whole) // 2], "noise": noise, "empty": b""}[how])
+    if (file, how) == ("meta/stats.json", "gone"):
+        assert Dataset(root).stats == {}
+        return
+    with pytest.raises(DatasetFormatError), Dataset(root) as dataset:
+        _ = dataset[1][ACTION], dataset[1].task, dataset.stats, dataset[1].frames(WRIST)
+
+
+def test_nan_in_a_file_is_refused(write):
+    root = write([3])
+    rewrite(root / ROWS, replaced("action", [[0.0] * 9 + [float("nan")]] * 3))
+    with Dataset(root) as dataset, pytest.raises(NonFiniteError, match="action"):
+        dataset[0][ACTION]
+
+
+def test_an_empty_dataset_can_be_opened(write):
+    with Dataset(write([])) as dataset:
+        assert len(dataset) == 0
+        assert list(dataset) == []
+        assert dataset.column(ACTION).shape == (0, 10)
+
+
+def test_what_is_no_dataset_says_so(tmp_path: Path):
+    with pytest.raises(DatasetFormatError, match="LeRobot v3"):
+        Dataset(tmp_path)
