@@ -1,0 +1,109 @@
+"""Rollouts on the page while they happen, no faster than the clock on the wall."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.arm.panda import T_hand_tcp, dh_forward
+from strands_cosmos3.checks import F64
+from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.render import Renderer
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.types import JointTrajectory, Rollout
+from strands_cosmos3.view.stage import Stage, Status
+
+_POSE_S = 1 / 25
+_PANEL_S = 1 / 8
+_CAMERA_S = 1 / 5
+_TRAIL_POINTS = 400
+_BEHIND_S = 1.0
+
+
+class LiveView:
+    """Feeds a :class:`Stage` from a robot that runs a policy: pass :meth:`on_tick` and the object itself as audience.
+
+    Args:
+        robot: Who is shown.
+        stage: Where.
+        source: Who decides, for the panel.
+        cameras: Whether to draw what the cameras see; it costs most of the time.
+    """
+
+    def __init__(self, robot: Robot, stage: Stage, source: str, cameras: bool = True):
+        self.robot, self.stage, self.source = robot, stage, source
+        self._eyes = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
+        self.begin("")
+
+    def begin(self, instruction: str) -> None:
+        """An episode begins."""
+        self.instruction, self.inference_ms = instruction, None
+        self._commanded: F64 | None = None
+        self._trail: list[F64] = []
+        self._video: NDArray[np.uint8] | None = None
+        self._video_from_s = 0.0
+        self._pose_due = self._panel_due = self._camera_due = -1.0
+        self._offset_s = time.monotonic() - float(self.robot.data.time)
+
+    def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
+        """A chunk was accepted: its path, in the robot's base, which is the world."""
+        T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
+        self._commanded, self.inference_ms = (T_hand @ T_hand_tcp)[:, :3, 3], inference_ms
+
+    def show_prediction(self, video: Any) -> None:
+        """The world predicted with a chunk."""
+        self._video = None if video is None else np.asarray(video)
+        self._video_from_s = float(self.robot.data.time)
+
+    def on_tick(self, robot: Robot) -> None:
+        """Update what is due, then wait for the clock."""
+        now_s = float(robot.data.time)
+        if now_s < self._pose_due - 2 * _CAMERA_S:  # the robot was reset
+            self.begin(self.instruction)
+        self._show(now_s)
+        ahead_s = now_s + self._offset_s - time.monotonic()
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+        elif ahead_s < -_BEHIND_S:  # planning took long; do not hurry after it
+            self._offset_s -= ahead_s
+
+    def _show(self, now_s: float, outcome: str = "", everything: bool = False) -> None:
+        robot, stage = self.robot, self.stage
+        if everything or now_s >= self._pose_due:
+            self._pose_due = now_s + _POSE_S
+            self._trail = [*self._trail[1 - _TRAIL_POINTS :], robot.data.site_xpos[robot.scene.tcp_site].copy()]
+            stage.pose(robot.data)
+            stage.path(self._commanded, np.array(self._trail))
+        if everything or now_s >= self._panel_due:
+            self._panel_due = now_s + _PANEL_S
+            state = robot.executor.state.name
+            stage.status(Status(state, self.instruction, self.source, now_s, outcome, self.inference_ms, robot.counters()))
+            stage.world(self._predicted(now_s))
+        if self._eyes is not None and (everything or now_s >= self._camera_due):
+            self._camera_due = now_s + _CAMERA_S
+            stage.cameras({name: self._eyes.render(robot.data, name) for name in robot.scene.view_names})
+
+    def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
+        if self._video is None:
+            return None
+        return self._video[min(int((now_s - self._video_from_s) * 15.0), len(self._video) - 1)]
+
+    def end(self, rollout: Rollout) -> None:
+        """The episode is over: show how."""
+        self._show(float(self.robot.data.time), f"{rollout.outcome}: {rollout.fault or rollout.outcome.message}", True)
+
+    def close(self) -> None:
+        """Free the renderer."""
+        if self._eyes is not None:
+            self._eyes.close()
+            self._eyes = None
+
+    def __enter__(self) -> LiveView:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

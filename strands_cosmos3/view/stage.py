@@ -1,0 +1,263 @@
+"""The page: a 3D scene and a panel beside it. It knows what a robot looks like and nothing of policies."""
+
+from __future__ import annotations
+
+import html
+import io
+import ipaddress
+import socket
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from typing import Any
+
+import mujoco
+import numpy as np
+import viser
+from numpy.typing import NDArray
+
+from strands_cosmos3.checks import F64, whole_number
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.view.geometry import body_meshes
+
+COMMANDED_RGB, ACHIEVED_RGB = (246, 140, 40), (40, 150, 235)
+_TRAIL_M = 0.003
+_STATE_RGB = {
+    "RUNNING": "#2f9e5b",
+    "HOLD": "#d08a12",
+    "STOPPING": "#d08a12",
+    "STOPPED": "#6b7280",
+    "IDLE": "#6b7280",
+    "FAULT": "#cf3a32",
+    "PLAYBACK": "#2b7fd0",
+}
+_NO_WORLD = "this backend predicts no world"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the panel says.
+
+    Args:
+        state: The executor's, in capitals.
+        instruction: What the policy was told.
+        source: Who decides, e.g. ``"scripted"``.
+        time_s: The episode's clock.
+        outcome: How it ended, or nothing yet.
+        inference_ms: What the latest chunk took on the wall's clock, or None before the first.
+        counters: Events by name.
+    """
+
+    state: str
+    instruction: str
+    source: str
+    time_s: float
+    outcome: str = ""
+    inference_ms: float | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def to_html(self) -> str:
+        """The panel's upper part."""
+        colour = _STATE_RGB.get(self.state, "#6b7280")
+        inference = "-" if self.inference_ms is None else f"{self.inference_ms:.1f} ms"
+        rows = {"backend": self.source, "time": f"{self.time_s:.2f} s", "chunk inference": inference}
+        rows |= {name.replace("_", " "): str(value) for name, value in self.counters.items()}
+        table = "".join(
+            f'<tr><td style="opacity:.65;padding:1px 14px 1px 0">{html.escape(name)}</td>'
+            f'<td style="text-align:right;font-variant-numeric:tabular-nums">{html.escape(value)}</td></tr>'
+            for name, value in rows.items()
+        )
+        return (
+            '<div style="padding:4px 10px 8px;font-size:13px;line-height:1.45" id="status">'
+            f'<div style="margin:0 0 6px"><span style="background:{colour};color:white;border-radius:4px;padding:2px 9px;'
+            f'font-weight:600;letter-spacing:.04em">{html.escape(self.state)}</span>'
+            f'<span style="margin-left:9px">{html.escape(self.outcome)}</span></div>'
+            f'<div style="font-weight:600;margin-bottom:5px">{html.escape(self.instruction) or "no instruction"}</div>'
+            f'<table style="border-collapse:collapse;width:100%">{table}</table></div>'
+        )
+
+
+def require_loopback(address: str, expose: bool) -> None:
+    """Refuse to serve other machines unless told to.
+
+    Raises:
+        ConfigError: The address is not loopback and ``expose`` is off, or is no address.
+    """
+    try:
+        loopback = address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        raise ConfigError(f"{address!r} is no IP address to serve on; use 127.0.0.1, or 0.0.0.0 with --expose.") from None
+    if not loopback and not expose:
+        raise ConfigError(
+            f"{address} can be reached from other machines, and the page has no password; say --expose if that is meant, or "
+            "keep 127.0.0.1 and use an ssh tunnel."
+        )
+
+
+class Stage:
+    """A page that shows one robot's scene.
+
+    Args:
+        model: The scene.
+        address: Interface to serve on.
+        port: TCP port; 0 takes any free one.
+        expose: Whether other machines may look.
+        title: The page's name.
+
+    Attributes:
+        url: Where the page is.
+
+    Raises:
+        ConfigError: An interface that is not loopback without ``expose``, or a port that is taken.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        address: str = "127.0.0.1",
+        port: int = 8080,
+        expose: bool = False,
+        title: str = "strands_cosmos3",
+    ):
+        require_loopback(address, expose)
+        port = _free_port(address, whole_number(port, "port", 0, 65535))
+        with redirect_stdout(io.StringIO()):  # it announces itself in a box; whoever made this says where the page is
+            self.server = viser.ViserServer(host=address, port=port, label=title, verbose=False)
+        self.url = f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
+        self._model = model
+        self._bodies: dict[int, Any] = {}
+        self._lines: dict[str, Any] = {}
+        self._seen: Any = None
+        self._world: Any = None
+        self._open = True
+        self._build_scene()
+        self._build_panel()
+
+    def _build_scene(self) -> None:
+        scene = self.server.scene
+        scene.set_up_direction("+z")
+        scene.world_axes.visible = False
+        scene.configure_default_lights(True, cast_shadow=True)
+        scene.set_background_image(_backdrop(), format="jpeg", jpeg_quality=95)
+        self.server.initial_camera.position = (1.22, -0.80, 0.66)
+        self.server.initial_camera.look_at = (0.28, 0.02, 0.22)
+        for n, mesh in enumerate(body_meshes(self._model)):
+            name = self._model.body(mesh.body).name
+            if mesh.body not in self._bodies:
+                self._bodies[mesh.body] = scene.add_frame(f"/scene/{name}", show_axes=False)
+            scene.add_mesh_simple(f"/scene/{name}/{n}", mesh.vertices, mesh.faces, color=mesh.rgb, flat_shading=False)
+
+    def _build_panel(self) -> None:
+        gui = self.server.gui
+        gui.configure_theme(control_width="large", show_logo=False, show_share_button=False)
+        gui.main_panel.dock_right()
+        gui.set_panel_label("strands_cosmos3")
+        self._status = gui.add_html("")
+        self._camera_folder = gui.add_folder("Cameras")
+        self._world_folder = gui.add_folder("Predicted world")
+        with self._world_folder:
+            self._world_note = gui.add_markdown(_NO_WORLD)
+        with gui.add_folder("Legend"):
+            gui.add_html(
+                '<div style="padding:2px 10px 8px;font-size:13px">'
+                + "".join(
+                    f'<span style="display:inline-block;width:18px;height:4px;margin:0 6px 3px 0;background:rgb{rgb}"></span>'
+                    f'<span style="margin-right:16px">{name}</span>'
+                    for name, rgb in (("commanded path", COMMANDED_RGB), ("achieved path", ACHIEVED_RGB))
+                )
+                + "</div>"
+            )
+
+    def pose(self, data: mujoco.MjData) -> None:
+        """Put every body where the state has it (as last forwarded or stepped)."""
+        with self.server.atomic():
+            for body, frame in self._bodies.items():
+                frame.position, frame.wxyz = data.xpos[body].copy(), data.xquat[body].copy()
+
+    def hide(self, name: str) -> None:
+        """Hide a body, e.g. one whose place a recording does not tell."""
+        self._bodies[int(self._model.body(name).id)].visible = False
+
+    def path(self, commanded_m: F64 | None, achieved_m: F64 | None) -> None:
+        """Draw the commanded path of the present chunk and the trail, [N, 3] each in the world; None or short is nothing."""
+        for name, points, rgb in (("commanded", commanded_m, COMMANDED_RGB), ("achieved", achieved_m, ACHIEVED_RGB)):
+            if points is None or len(points) < 2:
+                if name in self._lines:
+                    self._lines.pop(name).remove()
+                continue
+            segments = np.stack([points[:-1], points[1:]], axis=1).astype(np.float32)
+            if name in self._lines:
+                self._lines[name].points = segments
+            else:
+                thickness = _TRAIL_M if name == "achieved" else 2 * _TRAIL_M
+                self._lines[name] = self.server.scene.add_line_segments(f"/paths/{name}", segments, rgb, thickness=thickness)
+
+    def cameras(self, views: Mapping[str, NDArray[np.uint8]]) -> None:
+        """Show the cameras' frames, [H, W, 3] uint8 each, by name: the first large, the others below it at half its size."""
+        first, *rest = views.values()
+        picture = first
+        if rest:
+            half = [view[::2, ::2] for view in rest]
+            below = np.full((half[0].shape[0], first.shape[1], 3), 255, np.uint8)
+            strip = np.concatenate(half, axis=1)[:, : first.shape[1]]
+            below[:, : strip.shape[1]] = strip
+            picture = np.concatenate([first, below])
+        if self._seen is None:
+            label = ", ".join(name.replace("_", " ") for name in views)
+            with self._camera_folder:
+                self._seen = self.server.gui.add_image(picture, label=label, format="jpeg", jpeg_quality=88)
+        else:
+            self._seen.image = picture
+
+    def world(self, frame: NDArray[np.uint8] | None, why_none: str = _NO_WORLD) -> None:
+        """Show a frame of the predicted world, or say why there is none."""
+        self._world_note.content = why_none if frame is None else "imagined by the model, not observed"
+        if frame is None:
+            if self._world is not None:
+                self._world.remove()
+                self._world = None
+        elif self._world is None:
+            with self._world_folder:
+                self._world = self.server.gui.add_image(frame, format="jpeg", jpeg_quality=85)
+        else:
+            self._world.image = frame
+
+    def status(self, status: Status) -> None:
+        """Fill the panel."""
+        self._status.content = status.to_html()
+
+    @property
+    def watchers(self) -> int:
+        """How many browsers look."""
+        return len(self.server.get_clients())
+
+    def close(self) -> None:
+        """Stop serving. Harmless when repeated."""
+        if self._open:
+            self._open = False
+            self.server.flush()
+            with redirect_stdout(io.StringIO()):
+                self.server.stop()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _backdrop() -> NDArray[np.uint8]:
+    """A wall, lighter above: [H, W, 3]."""
+    shade = np.linspace(238, 205, 90).round().astype(np.uint8)
+    return np.repeat(np.repeat(shade[:, None, None], 160, axis=1), 3, axis=2)
+
+
+def _free_port(address: str, port: int) -> int:
+    """The port, which must be free (viser would silently take another); 0 is any."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise ConfigError(f"{address}:{port} cannot be served on ({error.strerror}); choose another --page-port.") from None
+        return int(probe.getsockname()[1])

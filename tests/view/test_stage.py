@@ -1,0 +1,221 @@
+"""The page's server side: it serves HTTP on loopback, its nodes follow the robot, and nothing of it stays."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+
+from strands_cosmos3.arm.panda import HOME_Q, T_hand_tcp
+from strands_cosmos3.cli import main
+from strands_cosmos3.datasets import DatasetWriter
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.view.geometry import body_meshes
+from strands_cosmos3.view.live import LiveView
+from strands_cosmos3.view.playback import play, recorded_episodes
+from strands_cosmos3.view.stage import Stage, Status
+
+
+@pytest.fixture(scope="module")
+def robot() -> Robot:
+    return Robot()
+
+
+@pytest.fixture
+def stage(robot: Robot) -> Iterator[Stage]:
+    with Stage(robot.scene.model, port=0) as stage:
+        yield stage
+
+
+def free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_meshes_lie_where_the_renderer_s_geoms_are(robot: Robot):
+    """Against MuJoCo's own bounding boxes, body by body."""
+    model, seen = robot.scene.model, set()
+    for mesh in body_meshes(model):
+        seen.add(model.body(mesh.body).name)
+        for geom in range(model.ngeom):
+            if model.geom_bodyid[geom] != mesh.body or model.geom_group[geom] == 3 or model.geom_type[geom] == 0:
+                continue
+            R = np.zeros(9)
+            mujoco.mju_quat2Mat(R, model.geom_quat[geom])
+            local = (mesh.vertices - model.geom_pos[geom]) @ R.reshape(3, 3)
+            center, half = model.geom_aabb[geom][:3], model.geom_aabb[geom][3:]
+            inside = local[(np.abs(local - center) <= half + 1e-6).all(axis=1)]
+            if (
+                len(inside) > 20
+                and model.geom_matid[geom] >= 0
+                and mesh.rgb == tuple(int(v) for v in np.round(model.mat_rgba[model.geom_matid[geom]][:3] * 255))
+            ):
+                np.testing.assert_allclose(inside.min(axis=0), center - half, atol=2e-3)
+                np.testing.assert_allclose(inside.max(axis=0), center + half, atol=2e-3)
+    links = {f"link{k}" for k in range(8)}
+    assert links | {"hand", "left_finger", "right_finger", "cube_red", "cube_green", "cube_blue", "bin", "world"} <= seen
+
+
+def test_it_serves_loopback_and_leaves_nothing(robot: Robot):
+    before = set(threading.enumerate())
+    with Stage(robot.scene.model, port=0) as stage:
+        port = int(stage.url.rsplit(":", 1)[1])
+        with urllib.request.urlopen(stage.url, timeout=30) as answer:
+            assert answer.status == 200
+            assert b"<html" in answer.read().lower()
+        assert stage.server.get_host() == "127.0.0.1"
+        with pytest.raises(ConfigError, match="page-port"):
+            Stage(robot.scene.model, port=port)
+    assert free(port)
+    deadline = time.monotonic() + 10
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    stage.close()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::", "example.org", ""])
+def test_other_interfaces_must_be_asked_for(robot: Robot, address: str):
+    with pytest.raises(ConfigError, match=r"--expose"):
+        Stage(robot.scene.model, address, port=0)
+    assert main(["view", "--page-address", address or "x", "--episodes", "1"]) == 2
+
+
+def test_bodies_and_paths_follow(robot: Robot, stage: Stage):
+    robot.reset(1)
+    stage.pose(robot.data)
+    hand, cube = (stage._bodies[robot.scene.model.body(name).id] for name in ("hand", "cube_red"))
+    np.testing.assert_allclose(hand.position, robot.data.body("hand").xpos)
+    np.testing.assert_allclose(np.abs(hand.wxyz @ robot.data.body("hand").xquat), 1.0)
+    before = np.array(cube.position)
+    robot.reset(2)
+    stage.pose(robot.data)
+    assert np.linalg.norm(cube.position - before) > 0.01
+    line = np.array([[0.3, 0, 0.3], [0.4, 0, 0.3], [0.4, 0.1, 0.3]])
+    stage.path(line, line[:2])
+    assert stage._lines["commanded"].points.shape == (2, 2, 3)
+    stage.path(None, line)
+    assert set(stage._lines) == {"achieved"}
+
+
+def test_the_panel_says_what_is(stage: Stage):
+    status = Status("HOLD", "pick <b>up</b>", "native", 1.234, "", 12.5, {"deadline_misses": 3})
+    stage.status(status)
+    text = stage._status.content
+    assert "HOLD" in text
+    assert "pick &lt;b&gt;up&lt;/b&gt;" in text  # the instruction is text, not markup
+    assert "1.23 s" in text
+    assert "12.5 ms" in text
+    assert "deadline misses" in text
+    assert stage._world_note.content == "this backend predicts no world"
+    stage.world(np.zeros((4, 6, 3), np.uint8))
+    assert "imagined" in stage._world_note.content
+    stage.world(None)
+    assert stage._world_note.content == "this backend predicts no world"
+    assert stage._world is None
+
+
+def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    states: list[str] = []
+    hands: list[Any] = []
+    with LiveView(robot, stage, "scripted", cameras=False) as live:
+        live.begin("reach the red cube")
+
+        def on_tick(robot: Robot) -> None:
+            live.on_tick(robot)
+            states.append(stage._status.content)
+            hands.append(np.array(stage._bodies[robot.scene.hand_body].position))
+
+        rollout = robot.run_policy(
+            policy_config={"backend": "scripted"},
+            instruction="reach the red cube",
+            duration=1.0,
+            on_tick=on_tick,
+            audience=live,
+        )
+        live.end(rollout)
+    assert live.inference_ms is not None
+    assert live.inference_ms > 0
+    assert "RUNNING" in states[-1]
+    assert len(set(states)) > 5  # the clock goes
+    assert np.linalg.norm(hands[-1] - hands[0]) > 0.02
+    commanded, trail = stage._lines["commanded"].points, stage._lines["achieved"].points
+    assert len(trail) > 10
+    off = np.linalg.norm(commanded[:, None, 0] - trail[None, -1, 1], axis=2).min()
+    assert off < 0.03  # the arm is on the path that it is given
+    assert "completed" in stage._status.content
+
+
+def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
+    robot.reset(0)
+    with LiveView(robot, stage, "native", cameras=False) as live:
+        video = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+        live.show_prediction(video)
+        assert live._predicted(0.0)[0, 0, 0] == 0  # type: ignore[index]
+        assert live._predicted(0.21)[0, 0, 0] == 3  # type: ignore[index]
+        assert live._predicted(9.0)[0, 0, 0] == 4  # type: ignore[index]
+        live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
+        assert live.inference_ms == 3.0
+
+
+def test_the_command_runs_and_ends(capsys: pytest.CaptureFixture[str]):
+    arguments = [
+        "view",
+        "--task",
+        "reach",
+        "--episodes",
+        "1",
+        "--duration",
+        "0.3",
+        "--page-port",
+        "0",
+        "--no-cameras",
+        "--leave",
+    ]
+    assert main(arguments) == 0
+    assert "open http://127.0.0.1:" in capsys.readouterr().out
+    assert main(["view", "--episodes", "-1"]) == 2
+
+
+def test_a_recorded_episode_is_played(robot: Robot, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with DatasetWriter(tmp_path / "set", rollout_spec()) as writer:
+        rollout = robot.run_policy(
+            policy_config={"backend": "scripted"},
+            instruction="reach the red cube",
+            duration=0.5,
+            recorder=RolloutRecorder(writer),
+        )
+    rollout.save_npz(str(tmp_path / "a.npz"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    shown: list[Any] = []
+    monkeypatch.setattr(stage, "cameras", lambda views: shown.append(set(views)))
+    tcp = rollout.arrays["T_base_hand_commanded"] @ T_hand_tcp
+    for path in (tmp_path / "set", tmp_path / "a.npz"):
+        (recorded,) = recorded_episodes(path)
+        play(stage, robot.scene, recorded)
+        assert stage._lines["achieved"].points.shape[0] == len(recorded.q_rad) - 1
+        off = np.linalg.norm(recorded.tcp_commanded_m[3] - tcp[:, :3, 3], axis=1).min()
+        assert off < 1e-4
+        assert "PLAYBACK" in stage._status.content
+        assert "recording" in stage._world_note.content
+        assert not stage._bodies[robot.scene.cube_body["cube_red"]].visible
+    assert len(shown) >= 7
+    assert shown[0] == {"wrist", "exterior_1", "exterior_2"}
+    short = ["--page-port", "0", "--leave"]
+    assert main(["view", "--play", str(tmp_path / "set"), *short]) == 0
+    assert main(["view", "--play", str(tmp_path / "set"), "--episode", "3", *short]) == 2
+    assert main(["view", "--play", str(tmp_path / "nothing.npz"), *short]) == 2
+    assert main(["view", "--play", str(tmp_path), *short]) == 1
