@@ -1,0 +1,182 @@
+"""Ray, started for one evaluation or joined where a cluster runs already, and ended without a trace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, WorkerCrashedError
+
+from strands_cosmos3.errors import ConfigError, EvaluationError
+
+ONE_THREAD: Mapping[str, str] = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS"), "1"
+)
+"""For every process that simulates or infers on the CPU: numpy, torch and software OpenGL would each take all cores."""
+DEATHS = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
+"""What Ray raises where a process, or the machine it ran on, is gone."""
+_PREFIX = "sc3-ray-"
+_HERE: Mapping[str, str] = {"RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}
+_OBJECT_STORE_BYTES = 128 * 2**20  # frames go in requests of some megabytes, and a film at a time
+_KNOCK_S = 10.0
+_LONGEST_FOLDER = 32  # Ray puts sockets some 70 characters below it, and a socket's path ends at 107
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a cluster has."""
+
+    cpus: int
+    gpus: int
+
+
+@contextmanager
+def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
+    """Ray, for as long as the evaluation runs.
+
+    Args:
+        address: Of a running cluster (``host:port`` or ``auto``); None starts Ray on this machine, without a dashboard or
+            usage reports, in a folder of its own that is removed afterwards.
+        cpus: For a Ray of our own: processes that may run at a time. It counts processes, not cores.
+
+    Raises:
+        EvaluationError: No cluster answers there, or Ray does not start.
+    """
+    if ray.is_initialized():
+        raise EvaluationError("Ray is already in use in this process; evaluate from a process of its own.")
+    if address is not None:
+        _require_somebody(address)
+        options: dict[str, Any] = {"address": address, "runtime_env": {"env_vars": dict(ONE_THREAD)}}
+        with _joined(options):
+            yield _resources()
+        return
+    _sweep()
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder())
+    options = {
+        "num_cpus": cpus,
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "_temp_dir": folder,
+        "_node_ip_address": "127.0.0.1",
+        "_system_config": {"worker_niceness": 0},  # what the user waits for is what the workers do
+    }
+    try:
+        with _environment({**ONE_THREAD, **_HERE, **_guarded()}), _joined(options):
+            yield _resources()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_somebody(address: str) -> None:
+    """Ray itself would knock for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto", or another form that Ray knows
+    try:
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+    except OSError as error:
+        raise EvaluationError(
+            f"nobody listens at --address {address} ({error.strerror or error}). Start a cluster there with "
+            "`ray start --head`, or leave the address out to run on this machine."
+        ) from None
+
+
+@contextmanager
+def _joined(options: dict[str, Any]) -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        _start(options)
+        yield
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _start(options: dict[str, Any]) -> None:
+    try:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # the seam: a Ray that does not start says so in a dozen ways, bare Exception among them
+        where = f"at {options['address']!r}" if "address" in options else "on this machine"
+        raise EvaluationError(f"Ray does not start {where}: {error}") from error
+
+
+def _resources() -> Resources:
+    found = ray.cluster_resources()
+    return Resources(int(found.get("CPU", 0)), int(found.get("GPU", 0)))
+
+
+@cache
+def _guarded() -> Mapping[str, str]:
+    """A password for a Ray of our own, which would else write one to the home folder. Ray remembers it, so it is made once."""
+    named = [name for name in os.environ if name.startswith("RAY_AUTH_")]
+    return {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that Ray's processes inherit. This process has loaded its libraries and is not changed by them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _short_folder() -> str:
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
+
+
+def _sweep() -> None:
+    """Remove what evaluations that were killed left behind; their Ray ended with them."""
+    for folder in Path(_short_folder()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_actor(actor: Any, pid: int, node: str) -> None:
+    """End an actor at once; calling it twice is harmless.
+
+    A stopped process does not hear Ray, so one on this machine is ended by its id.
+
+    Args:
+        actor: Its handle.
+        pid: Of its process; 0 where it is not known.
+        node: Ray's id of the machine that it runs on.
+    """
+    ray.kill(actor, no_restart=True)
+    if pid and node == ray.get_runtime_context().get_node_id():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def require_gpus(resources: Resources, wanted: int, where: str | None) -> None:
+    """Refuse more GPUs than there are.
+
+    Raises:
+        ConfigError: There are fewer.
+    """
+    if wanted > resources.gpus:
+        raise ConfigError(
+            f"num_gpus={wanted}, but Ray sees {resources.gpus or 'no'} GPU{'s' if resources.gpus > 1 else ''} "
+            f"{'on this machine' if where is None else f'in the cluster at {where}'}. Use num_gpus={resources.gpus}, or "
+            "--address of a cluster that has them."
+        )

@@ -1,0 +1,186 @@
+"""Conditions: what a policy is shown and told, beside what it is judged by. Each is a row of the report.
+
+A control changes one thing and leaves the scene, the seed and the judge as they are, so rows can be compared episode by
+episode:
+
+- ``blank``: every picture is black. A policy that uses its eyes falls to chance.
+- ``swapped``: it is told another colour than it is judged by. A policy that reads does the other thing.
+- ``shuffled``: it is told a colour drawn at random. A policy that reads falls to chance, one that ignores the text does not.
+- ``paraphrased``: it is told the same in words that are in no template of this package's demonstrations.
+- ``steps=N``, ``replan=N``: other denoising steps, or a new chunk after N rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
+
+Text = Literal["asked", "swapped", "shuffled", "paraphrased"]
+Images = Literal["seen", "blank"]
+TEXTS = ("asked", "swapped", "shuffled", "paraphrased")
+IMAGES = ("seen", "blank")
+CONTROLS = ("plain", "blank", "swapped", "shuffled", "paraphrased")
+
+PARAPHRASES: Mapping[Verb, tuple[str, ...]] = {
+    Verb.REACH: (
+        "hover over the {a} block",
+        "approach the {a} one with the gripper",
+        "touch that {a} block over there",
+        "go to where the {a} cube lies",
+    ),
+    Verb.PICK: (
+        "grab the {a} block",
+        "take the {a} cube off the table",
+        "lift that {a} block into the air",
+        "fetch me the {a} one",
+    ),
+    Verb.PLACE: (
+        "put the {a} block into the box",
+        "drop the {a} cube inside the bin",
+        "the {a} block belongs in the tray",
+        "get rid of the {a} one: in the bin with it",
+    ),
+    Verb.STACK: (
+        "put the {a} block on top of the {b} one",
+        "set the {a} cube down on the {b} cube",
+        "the {a} block goes onto the {b} block",
+        "build a tower: the {a} cube on top of the {b} cube",
+    ),
+}
+"""Held out: demonstrations must not use these, or ``paraphrased`` shows nothing."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._=+-]*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One row of an evaluation.
+
+    Args:
+        name: Of the row, and of its folder.
+        images: ``seen``, or ``blank``: black pictures of the same size.
+        text: What the policy is told: the instruction that is ``asked`` (and judged by), or one of the other three.
+        num_steps: Denoising steps; None is the evaluation's own.
+        replan_rows: Rows before the next chunk; None is the evaluation's own.
+
+    Raises:
+        ConfigError: The name is no file's name, or a number is below 1.
+        UnknownNameError: No such picture or text.
+    """
+
+    name: str = "plain"
+    images: Images = "seen"
+    text: Text = "asked"
+    num_steps: int | None = None
+    replan_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ConfigError(f"condition {self.name!r}: a name is made of a-z, 0-9 and . _ = + -, for it names a folder.")
+        if self.images not in IMAGES:
+            raise UnknownNameError("images of a condition", self.images, IMAGES)
+        if self.text not in TEXTS:
+            raise UnknownNameError("text of a condition", self.text, TEXTS)
+        for name, value in (("num_steps", self.num_steps), ("replan_rows", self.replan_rows)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"condition {self.name!r}: {name} must be a whole number of at least 1, got {value!r}.")
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """A condition from its short form: names and settings joined by ``+``, e.g. ``swapped+replan=8``.
+
+        Raises:
+            UnknownNameError, ConfigError: It cannot be read, or sets the same thing twice.
+        """
+        condition = cls(text)
+        taken: set[str] = set()
+        for part in text.split("+"):
+            name, _, number = part.partition("=")
+            if number:
+                key = {"steps": "num_steps", "replan": "replan_rows"}.get(name)
+                if key is None or not number.isdigit():
+                    raise UnknownNameError("condition", part, (*CONTROLS, "steps=N", "replan=N"))
+                change: dict[str, Any] = {key: int(number)}
+            elif part in CONTROLS:
+                key = "images" if part == "blank" else "text"
+                change = {} if part == "plain" else {key: part}
+            else:
+                raise UnknownNameError("condition", part, (*CONTROLS, "steps=N", "replan=N"))
+            if taken & set(change):
+                raise ConfigError(f"condition {text!r} sets {', '.join(change)} twice.")
+            taken |= set(change)
+            condition = replace(condition, **change)
+        return condition
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Condition:
+        """A condition from a table of a TOML file.
+
+        Raises:
+            UnknownNameError: A key that there is not.
+            ConfigError: It has no name, or a value cannot be used.
+        """
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise UnknownNameError("key of a condition", key, known)
+        if "name" not in values:
+            raise ConfigError(f"a condition needs a name, got {dict(values)}.")
+        return cls(**values)
+
+    def told(self, asked: str, rng: np.random.Generator) -> str:
+        """What the policy is told where the instruction is ``asked``.
+
+        Args:
+            asked: The instruction that the episode is judged by.
+            rng: The episode's own.
+
+        Raises:
+            InputError: The instruction names no verb or colour.
+        """
+        if self.text == "asked":
+            return asked
+        goal = parse_instruction(asked)
+        if self.text == "paraphrased":
+            return _worded(rng.choice(PARAPHRASES[goal.verb]), goal)
+        below = None if goal.onto is None else _colour(goal.onto)
+        free = [colour for colour in COLOURS if colour != below]
+        if self.text == "swapped":
+            free.remove(_colour(goal.cube))
+        return _worded(TEMPLATES[goal.verb], replace(goal, cube=f"cube_{rng.choice(free)}"))
+
+
+def _colour(cube: str) -> str:
+    return cube.removeprefix("cube_")
+
+
+def _worded(template: str, goal: Goal) -> str:
+    return template.format(a=_colour(goal.cube), b="" if goal.onto is None else _colour(goal.onto))
+
+
+def parse_conditions(texts: list[str] | tuple[str, ...]) -> tuple[Condition, ...]:
+    """Conditions from their short forms.
+
+    Raises:
+        ConfigError: Two have the same name, or there is none.
+    """
+    return distinct(tuple(Condition.parse(text) for text in texts))
+
+
+def distinct(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """The conditions, if there is at least one and each has a name of its own.
+
+    Raises:
+        ConfigError: Otherwise.
+    """
+    names = [condition.name for condition in conditions]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"an evaluation needs at least one condition, each with its own name; got {names}.")
+    return conditions

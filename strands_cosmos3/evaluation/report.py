@@ -1,0 +1,132 @@
+"""The report: figures of every row, and the failures that one can look at."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.evaluation.driver import failures_to_film
+from strands_cosmos3.evaluation.folder import Record, RunFolder
+from strands_cosmos3.evaluation.page import page
+from strands_cosmos3.evaluation.plan import Assignment
+from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.evaluation.statistics import summarise
+
+Report = dict[str, Any]
+_EMBED_BYTES = 32 * 2**20  # films beyond this are linked: the page stays light enough to open
+
+
+def make_report(
+    folder: RunFolder, records: dict[tuple[str, str, int], Record], about: Mapping[str, Any], lost: list[str]
+) -> Report:
+    """The figures of an evaluation.
+
+    Args:
+        folder: Where it lies.
+        records: Its episodes.
+        about: Of this run: versions, machine, times.
+        lost: Episodes that were given up.
+    """
+    settings = folder.settings
+    plan = settings.plan()
+    digest = next((record["model_sha256"] for record in records.values() if record.get("model_sha256")), None)
+    return {
+        "complete": len(records) == len(plan),
+        "episodes": len(records),
+        "planned": len(plan),
+        "rows": summarise(plan, records),
+        "loop_latency": _loop_latency(records.values()),
+        "failures": [_failure(folder, a, records[a.key]) for a in failures_to_film(plan, records, settings)],
+        "given_up": lost,
+        "hung": [a.label for a in plan if a.key in records and "hung" in records[a.key]["times"]],
+        "model_sha256": digest,
+        "model_label": _label(settings),
+        "settings": settings.to_dict(),
+        **about,
+    }
+
+
+def write_report(folder: RunFolder, report: Report) -> None:
+    """Write ``report.json`` and the self-contained ``report.html``."""
+    folder.write_file("report.json", lambda hidden: hidden.write_text(json.dumps(report, indent=1) + "\n"))
+    films: dict[str, str] = {}
+    room = _EMBED_BYTES
+    for failure in report["failures"]:
+        film = failure["film"]
+        if film is None:
+            continue
+        data = (folder.path / film).read_bytes()
+        room -= len(data)
+        films[film] = f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if room >= 0 else film
+    folder.write_file("report.html", lambda hidden: hidden.write_text(page(report, films), encoding="utf-8"))
+
+
+def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
+    """The most that an episode's loop experienced, and on which clock. The rows' ``answer_ms`` is on the wall's."""
+    known = [record for record in records if "latency_clock" in record]
+    if not known:
+        return None
+    return {"max_ms": max(record["latency_ms"]["max"] for record in known), "clock": known[0]["latency_clock"]}
+
+
+def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[str, Any]:
+    film = folder.film_of(assignment)
+    return {
+        "condition": assignment.condition.name,
+        "task": assignment.task,
+        "index": assignment.index,
+        "seed": assignment.seed,
+        "asked": assignment.asked,
+        "told": assignment.told,
+        "outcome": record["outcome"],
+        "duration_s": record["duration_s"],
+        "fault": record.get("fault"),
+        "film": None if film is None else str(film[0].relative_to(folder.path)),
+        "film_is_same": None if film is None else film[1],
+        "repeat": _repeat(folder.settings, assignment),
+    }
+
+
+def _repeat(settings: Settings, assignment: Assignment) -> str | None:
+    """The command that runs the same episode again, where one exists: rollout knows no conditions of seeing and telling."""
+    condition, policy, topology = assignment.condition, settings.policy, settings.topology
+    if condition.images != "seen" or assignment.asked != assignment.told:
+        return None
+    options: dict[str, Any] = {
+        "task": assignment.task,
+        "instruction": assignment.asked,
+        "seed": assignment.seed,
+        "duration": settings.duration,
+        "control-frequency": settings.control_frequency,
+        "backend": "distributed" if topology.gang_size > 1 else policy.backend,
+        "tp": topology.tp_size if topology.gang_size > 1 else None,
+        "cfg": topology.cfg_size if topology.gang_size > 1 else None,
+        "model": policy.model,
+        "num-steps": condition.num_steps or policy.num_steps,
+        "guidance-scale": policy.guidance_scale,
+        "device": policy.device,
+        "replan-rows": condition.replan_rows or policy.replan_rows,
+        "host": policy.host,
+        "port": policy.port,
+        "action-space": policy.action_space,
+        "dialect": policy.dialect,
+        "video": "again.mp4",
+    }
+    given = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+    return f"strands-cosmos3 rollout {' '.join(given)}"
+
+
+def _label(settings: Settings) -> str | None:
+    """What a checkpoint says about itself, e.g. that its weights are random."""
+    if settings.policy.model is None:
+        return None
+    about = Path(settings.policy.model) / "checkpoint.json"
+    try:
+        label = json.loads(about.read_text()).get("strands_cosmos3", {}).get("label")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return label if isinstance(label, str) else None

@@ -1,0 +1,74 @@
+"""Where a condition touches a request: between the policy and its backend, so that scene and judge know nothing of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkError
+from strands_cosmos3.evaluation.conditions import Condition
+from strands_cosmos3.types import ActionChunk, Mode, Request
+
+
+class ConditionedBackend:
+    """A backend that is shown and told what the condition says, and whose answers are timed.
+
+    Args:
+        inner: The backend; it is not closed with this.
+        condition: What it is shown.
+        told: What it is told.
+
+    Attributes:
+        answer_ms: Wall time of every answer so far; where a replica is shared, waiting for it is included.
+        lost: What broke while it was asked, where that was not the policy's own doing: a server or a replica that is gone.
+    """
+
+    modes = (Mode.POLICY,)
+
+    def __init__(self, inner: Backend, condition: Condition, told: str):
+        self._inner, self._condition, self._told = inner, condition, told
+        self.name = inner.name
+        self.needs_privileged = inner.needs_privileged
+        self.requires_images = inner.requires_images
+        self.model_sha256 = inner.model_sha256
+        self.action_space: str | None = getattr(inner, "action_space", None)
+        self.takes_views: bool = getattr(inner, "takes_views", False)
+        self.answer_ms: list[float] = []
+        self.lost: BackendError | EvaluationError | None = None
+
+    def infer(self, request: Request) -> ActionChunk:
+        """The inner backend's answer to the request that the condition makes of this one."""
+        request = self.shown(request)
+        started = time.perf_counter()
+        try:
+            chunk = self._inner.infer(request)
+        except ServiceChunkError:
+            raise
+        except (BackendError, EvaluationError) as error:
+            self.lost = error
+            raise
+        self.answer_ms.append((time.perf_counter() - started) * 1e3)
+        return chunk
+
+    def shown(self, request: Request) -> Request:
+        """The request as the policy gets it."""
+        request = replace(request, instruction=self._told)
+        if self._condition.images == "seen":
+            return request
+        composite = None if request.composite is None else _black(request.composite)
+        return replace(request, composite=composite, images={name: _black(view) for name, view in request.images.items()})
+
+    def reset(self, seed: int | None = None) -> None:
+        """Pass it on."""
+        self._inner.reset(seed)
+
+    def close(self) -> None:
+        """Nothing: the inner backend outlives the episode."""
+
+
+def _black(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.zeros_like(image)

@@ -1,0 +1,276 @@
+"""Everything that an evaluation is, from options or from TOML; and the part of it that decides an episode's result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
+from strands_cosmos3.evaluation.conditions import Condition, distinct, parse_conditions
+from strands_cosmos3.evaluation.plan import Assignment, asked_instruction, make_plan
+from strands_cosmos3.evaluation.topology import Topology
+from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.sim.episode import physics_steps_per_tick
+from strands_cosmos3.sim.tasks import TASKS, get_task
+
+BACKENDS = ("scripted", "native", "diffusers", "service")
+MODEL_BACKENDS = ("native", "diffusers")
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """Which policy is evaluated.
+
+    Args:
+        backend: One of :data:`BACKENDS`.
+        model: For ``native`` and ``diffusers``: a checkpoint's folder or hub repository.
+        num_steps, guidance_scale, device, dtype: Of the model; None is its preset.
+        replan_rows: Rows before the next chunk is asked for; None executes whole chunks.
+        host, port, action_space, dialect, token: Of ``service``.
+
+    Raises:
+        ConfigError, UnknownNameError: Options that contradict each other.
+    """
+
+    backend: str = "scripted"
+    model: str | None = None
+    num_steps: int | None = None
+    guidance_scale: float | None = None
+    device: str | None = None
+    dtype: str | None = None
+    replan_rows: int | None = None
+    host: str | None = None
+    port: int | None = None
+    action_space: str | None = None
+    dialect: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UnknownNameError("backend", self.backend, BACKENDS)
+        if (self.backend in MODEL_BACKENDS) != (self.model is not None):
+            raise ConfigError(
+                f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or hub repository belongs to "
+                f"{' and '.join(MODEL_BACKENDS)}, which need one."
+            )
+        self._refuse(("num_steps", "guidance_scale", "device", "dtype"), MODEL_BACKENDS)
+        self._refuse(("host", "port", "action_space", "dialect"), ("service",))
+
+    def _refuse(self, names: tuple[str, ...], backends: tuple[str, ...]) -> None:
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and self.backend not in backends:
+            raise ConfigError(f"{', '.join(given)} belong to backend {' or '.join(backends)}, not to {self.backend!r}.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An evaluation.
+
+    Args:
+        policy: Who is evaluated.
+        tasks: What is judged.
+        seeds: Episodes of each task, in each condition.
+        seed: From which every episode's own seed follows.
+        conditions: The rows.
+        topology: GPUs and replicas.
+        instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty is each task's own.
+        duration: Longest duration of an episode in simulated seconds.
+        control_frequency: Ticks a second; it must divide 600.
+        workers: Simulators; None is as many as there are cores left.
+        episode_timeout: Longest time in seconds on the wall that an episode may take, waiting for a gang that starts again
+            included; then its simulator is taken for hung.
+        films: Failures of each row that are filmed.
+
+    Raises:
+        ConfigError, UnknownNameError, InputError: It cannot be run; nothing was started or written.
+    """
+
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    tasks: tuple[str, ...] = ("reach", "pick", "place", "stack")
+    seeds: int = 100
+    seed: int = 0
+    conditions: tuple[Condition, ...] = (Condition(),)
+    topology: Topology = field(default_factory=Topology)
+    instruction: str = ""
+    duration: float = 20.0
+    control_frequency: float = 50.0
+    workers: int | None = None
+    episode_timeout: float = 1800.0
+    films: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(TASKS)}, each once.")
+        for task in self.tasks:
+            get_task(task)
+        distinct(self.conditions)
+        for name, least in (("seeds", 1), ("seed", 0), ("films", 0), ("workers", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        for name in ("duration", "episode_timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value!r}; it must be a finite number of seconds above zero.")
+        physics_steps_per_tick(self.control_frequency)
+        self._check_instruction()
+        self._check_policy()
+
+    def _check_instruction(self) -> None:
+        if not self.instruction:
+            return
+        if len(self.tasks) > 1:
+            raise ConfigError(f"one instruction cannot ask for {', '.join(self.tasks)}; name one task, or leave it out.")
+        try:
+            for task in self.tasks:
+                parse_instruction(asked_instruction(task, 0, self.instruction))
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"instruction {self.instruction!r} cannot be judged ({error}); write e.g. 'pick up the {{a}} cube', where "
+                "{a} and {b} are colours."
+            ) from None
+
+    def _check_policy(self) -> None:
+        policy, sharded = self.policy, self.topology.replicas > 0
+        if sharded and policy.backend != "native":
+            raise ConfigError(
+                f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in every worker, so leave num_gpus, "
+                "tp_size, cfg_size and total_shard out."
+            )
+        if sharded and policy.device is not None:
+            raise ConfigError(f"device {policy.device!r}: num_gpus says where replicas run; leave the device out.")
+        if self.topology.cfg_size > 1 and policy.guidance_scale == 1:
+            raise ConfigError("cfg_size=2 with guidance_scale=1: there is no second pass to compute; use cfg_size=1.")
+        for condition in self.conditions:
+            if condition.images == "blank" and policy.backend == "scripted":
+                raise ConfigError(
+                    f"condition {condition.name!r}: the scripted expert has no eyes; blank pictures change nothing."
+                )
+            if condition.num_steps is not None and policy.backend not in MODEL_BACKENDS:
+                raise ConfigError(f"condition {condition.name!r}: {policy.backend!r} has no denoising steps to set.")
+
+    def plan(self) -> tuple[Assignment, ...]:
+        """Every episode, in the order of the report."""
+        return make_plan(self.tasks, self.seeds, self.seed, self.conditions, self.instruction)
+
+    def identity(self, assignment: Assignment) -> dict[str, Any]:
+        """What decides an episode's result, and nothing else: a stored episode counts if this is equal.
+
+        How many GPUs, replicas and workers there are, and how many episodes, tasks and conditions besides, does not.
+        """
+        policy = {name: value for name, value in vars(self.policy).items() if name != "token"}
+        condition = vars(assignment.condition)
+        return {
+            "policy": policy,
+            "tp_size": self.topology.tp_size,
+            "cfg_size": self.topology.cfg_size,
+            "on_gpu": self.topology.num_gpus > 0,
+            "condition": dict(condition),
+            "task": assignment.task,
+            "index": assignment.index,
+            "seed": assignment.seed,
+            "asked": assignment.asked,
+            "told": assignment.told,
+            "duration": self.duration,
+            "control_frequency": self.control_frequency,
+        }
+
+    def digest(self, assignment: Assignment) -> str:
+        """:meth:`identity`, in 16 characters."""
+        text = json.dumps(self.identity(assignment), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON-ready values, without the token."""
+        values = {**vars(self), "tasks": list(self.tasks), "conditions": [vars(c) for c in self.conditions]}
+        policy = {name: value for name, value in vars(self.policy).items() if name != "token"}
+        topology = {**vars(self.topology), "replicas": self.topology.replicas}
+        return {**values, "policy": policy, "topology": topology}
+
+
+_TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
+_POLICY = tuple(name for name in PolicySettings.__dataclass_fields__ if name != "token")
+_EPISODES = ("tasks", "seeds", "seed", "conditions", "instruction", "duration", "control_frequency")
+_RUN = (*_EPISODES, "workers", "episode_timeout", "films")
+_PLACE = ("out", "address")
+OPTIONS = (*_RUN, *_POLICY, *_TOPOLOGY, *_PLACE)
+"""Every option by name, the same in TOML and (with dashes) on the command line."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The options of a TOML file: at its top, in ``[model]`` (where ``path`` or ``name`` is the checkpoint), and
+    ``[[conditions]]``.
+
+    Raises:
+        ResourceNotFoundError: No such file.
+        ConfigError: No TOML, or an option twice.
+        UnknownNameError: An option that there is not.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ResourceNotFoundError(f"no configuration can be read from {str(path)!r} ({error.strerror}).") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}.") from None
+    section = values.pop("model", {})
+    if isinstance(section, str):
+        section = {"path": section}
+    in_model = (*_POLICY, "tp_size", "cfg_size", "path")
+    for key in section:
+        if key not in in_model:
+            raise UnknownNameError(f"option of [model] in {path}", key, in_model)
+    if "path" in section:
+        section["model"] = section.pop("path")
+    for key in values:
+        if key not in OPTIONS or key == "model":
+            raise UnknownNameError(f"option in {path}", key, OPTIONS)
+    if twice := sorted(set(values) & set(section)):
+        raise ConfigError(f"{path} gives {', '.join(twice)} at its top and again in [model]; give it once.")
+    return values | section
+
+
+def make_settings(options: Mapping[str, Any], token: str | None = None) -> Settings:
+    """Settings from options by name; those that are None take their defaults.
+
+    Args:
+        options: Some of :data:`OPTIONS` (``out`` and ``address`` are not looked at). Conditions may be short forms,
+            tables, or both.
+        token: Of a service.
+
+    Raises:
+        ConfigError, UnknownNameError, InputError: As :class:`Settings`.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    run = {name: given[name] for name in _RUN if name in given}
+    if "tasks" in run:
+        run["tasks"] = _names(run["tasks"], "tasks")
+    if "conditions" in run:
+        run["conditions"] = _conditions(run["conditions"])
+    policy = {name: given[name] for name in _POLICY if name in given}
+    if "backend" not in policy and "model" in policy:
+        policy["backend"] = "native"
+    if "replan_rows" in policy:
+        Condition(replan_rows=policy["replan_rows"])  # the same rule
+    topology = Topology(**{name: given[name] for name in _TOPOLOGY if name in given})
+    return Settings(PolicySettings(**policy, token=token), topology=topology, **run)
+
+
+def _names(value: Any, option: str) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{option} are names, separated by commas on the command line and a list in TOML; got {value!r}.")
+    return tuple(name.strip() for name in names)
+
+
+def _conditions(value: Any) -> tuple[Condition, ...]:
+    if isinstance(value, str):
+        return parse_conditions(_names(value, "conditions"))
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"conditions are short forms or tables, got {value!r}.")
+    made = [Condition.from_dict(one) if isinstance(one, Mapping) else Condition.parse(str(one)) for one in value]
+    return distinct(tuple(made))

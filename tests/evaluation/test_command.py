@@ -1,0 +1,221 @@
+"""The command as users run it: killed, interrupted, resumed; and nothing left behind."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.evaluation.cluster import _guarded
+
+OPTIONS = [
+    "--tasks",
+    "reach",
+    "--seeds",
+    "12",
+    "--conditions",
+    "plain,swapped",
+    "--duration",
+    "6",
+    "--films",
+    "0",
+    "--workers",
+    "2",
+]
+
+
+@pytest.fixture
+def start():
+    """Starts the command; what still runs at the end of a test is ended with it."""
+    started = []
+
+    def go(out, *more):
+        command = [sys.executable, "-m", "strands_cosmos3.cli", "evaluate", *OPTIONS, "--out", str(out), *more]
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        )
+        return started[-1]
+
+    yield go
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def stored(out):
+    return sorted(Path(out).glob("episodes/*/*/*.json"))
+
+
+def wait_for(process, condition, within_s=90.0):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate()[0])
+        time.sleep(0.02)
+
+
+def rays_of(pid):
+    """Processes of the Ray that a driver started, wherever they hang in the tree, and its folder."""
+    mark = f"sc3-ray-{pid}-"
+    found = [p for p in psutil.process_iter(["cmdline"]) if any(mark in word for word in p.info["cmdline"] or [])]
+    return found, list(Path("/tmp").glob(f"{mark}*"))
+
+
+def workers_of(pid):
+    """Its simulators: Ray names a process after the class or the method that it runs."""
+    family = {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    found = psutil.process_iter(["pid", "cmdline"])
+    return [p.info["pid"] for p in found if p.info["pid"] in family and "ray::Worker" in " ".join(p.info["cmdline"] or [])]
+
+
+def settle(pid, within_s=30.0):
+    deadline = time.monotonic() + within_s
+    while rays_of(pid)[0]:
+        assert time.monotonic() < deadline, rays_of(pid)[0]
+        time.sleep(0.1)
+
+
+def test_kill_9_of_the_driver_and_resume(tmp_path, start):
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for(process, lambda: len(stored(out)) >= 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    settle(process.pid)
+    before = {path: path.read_bytes() for path in stored(out)}
+    assert 3 <= len(before) < 24
+
+    again = start(out, "--resume")
+    said = again.communicate(timeout=120)[0]
+    assert again.returncode == 0, said
+    assert len(stored(out)) == 24
+    assert {path: path.read_bytes() for path in before} == before, "what was finished was not run again"
+    report = json.loads((out / "report.json").read_text())
+    assert report["complete"] is True
+    assert report["run"]["new_episodes"] == 24 - len(before)
+    assert not any(rays_of(process.pid)), "what the killed one left was removed"
+    assert not any(rays_of(again.pid))
+
+
+def test_ctrl_c_leaves_a_report_and_nothing_else(tmp_path, start):
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for(process, lambda: len(stored(out)) >= 3)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground hears it
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    assert "--resume goes on" in said
+    assert not any(rays_of(process.pid))
+    report = json.loads((out / "report.json").read_text())
+    assert report["complete"] is False
+    assert report["episodes"] == len(stored(out)) >= 3
+    assert "Not finished" in (out / "report.html").read_text()
+    assert not [path for path in out.rglob(".*") if path.name != ".lock"]
+
+
+@pytest.mark.slow
+def test_a_ray_that_dies_is_told_and_not_waited_for(tmp_path, start):
+    out = tmp_path / "run"
+    process = start(out)
+
+    def raylets():
+        return [child for child in psutil.Process(process.pid).children() if child.name() == "raylet"]
+
+    wait_for(process, raylets)
+    time.sleep(1.5)  # workers are not there yet; later ones would finish their episodes without it
+    raylets()[0].kill()
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 1, said
+    assert "Ray" in said
+    settle(process.pid)
+    again = start(out, "--resume")
+    assert again.communicate(timeout=120) is not None
+    assert again.returncode == 0
+    assert len(stored(out)) == 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_at_random_points(tmp_path, start, seed):
+    """Driver and workers, at any moment from the start on, until it is through: every episode once, and the right ones."""
+    out, rng = tmp_path / "run", random.Random(seed)
+    finished = {}
+    process = start(out)
+    for _ in range(6):
+        time.sleep(rng.uniform(0, 12))
+        if process.poll() is not None:
+            break
+        victim = rng.choice([process.pid, *workers_of(process.pid)])
+        os.kill(victim, signal.SIGKILL)
+        if victim == process.pid:
+            process.communicate()
+            settle(process.pid)
+            finished |= {path: path.read_bytes() for path in stored(out)}
+            process = start(out, "--resume")
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert {path: path.read_bytes() for path in finished} == finished, "what was finished was not run again"
+    assert json.loads((out / "report.json").read_text())["complete"] is True
+    records = [json.loads(path.read_text()) for path in stored(out)]
+    keys = Counter((r["condition"], r["task"], r["index"]) for r in records)
+    assert len(keys) == 24
+    assert set(keys.values()) == {1}
+    assert len({r["digest"] for r in records}) == 24
+    assert all(r["success"] == (r["condition"] == "plain") for r in records)
+
+
+def test_a_full_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "episodes/plain/reach").mkdir(parents=True)
+    (tmp_path / "episodes/plain/reach/00000.json").write_text("{}")
+    assert main(["evaluate", *OPTIONS, "--out", str(tmp_path)]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_bad_usage_is_told_before_ray_starts(tmp_path, capsys):
+    for options in (["--num-gpus", "7", "--tp-size", "2", "--model", "c"], ["--tasks", "juggle"], ["--conditions", "blind"]):
+        assert main(["evaluate", "--out", str(tmp_path / "run"), *options]) == 2
+    assert main(["evaluate", "--tasks", "reach"]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_and_the_command_line_together(tmp_path, capsys):
+    file = tmp_path / "e.toml"
+    file.write_text(f'num_gpus = 8\nout = "{tmp_path / "run"}"\n[model]\npath = "nowhere"\ntp_size = 2\n')
+    assert main(["evaluate", "--config", str(file), "--total-shard", "3"]) == 2
+    assert "total_shard=3 contradicts num_gpus=8" in capsys.readouterr().err
+    assert main(["evaluate", "--config", str(file), "--tp-size", "3"]) == 2, "the command line wins"
+    assert "tp_size=3" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_running_cluster_is_joined_and_left_running(local_ray, tmp_path, start, monkeypatch):
+    for name, value in _guarded().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    process = start(tmp_path / "run", "--address", ray.get_runtime_context().gcs_address)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert len(stored(tmp_path / "run")) == 24
+    assert not any(rays_of(process.pid))
+    assert ray.cluster_resources()["CPU"] == local_ray.cpus
+
+
+def test_no_cluster_answers(tmp_path, start):
+    process = start(tmp_path / "run", "--address", "127.0.0.1:1")
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, said
+    assert "nobody listens at --address 127.0.0.1:1" in said
+    assert stored(tmp_path / "run") == []

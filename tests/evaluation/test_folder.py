@@ -1,0 +1,105 @@
+"""run/: whole files, known by what they are."""
+
+import json
+
+import pytest
+
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.evaluation.folder import RunFolder, without_times
+from strands_cosmos3.evaluation.settings import make_settings
+
+SETTINGS = make_settings({"tasks": "reach,pick", "seeds": 3, "conditions": "plain,swapped"})
+PLAN = SETTINGS.plan()
+
+
+def record(a):
+    return {"asked": a.asked, "told": a.told, "seed": a.seed, "task": a.task, "success": True, "times": {"wall_s": 1.0}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder(tmp_path / "run", SETTINGS, resume=False) as made:
+        yield made
+
+
+def test_episodes_come_back_by_what_they_are(folder):
+    for a in PLAN[::2]:
+        folder.write(a, record(a))
+    assert set(folder.read_all(PLAN)) == {a.key for a in PLAN[::2]}
+    assert folder.read(PLAN[0])["seed"] == PLAN[0].seed
+    assert folder.read(PLAN[1]) is None
+    assert len({folder.episode_path(a) for a in PLAN}) == len(PLAN)
+
+
+def test_a_write_that_fails_leaves_what_was_there(folder):
+    folder.write(PLAN[0], record(PLAN[0]))
+    with pytest.raises(TypeError):
+        folder.write(PLAN[0], {**record(PLAN[0]), "success": object()})
+    assert folder.read(PLAN[0])["success"] is True
+    assert [p.name for p in folder.episode_path(PLAN[0]).parent.iterdir()] == ["00000.json"]
+
+
+def test_what_a_killed_process_left_is_removed_and_run_again(tmp_path):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write(PLAN[0], record(PLAN[0]))
+        folder.write(PLAN[1], record(PLAN[1]))
+        path = folder.episode_path(PLAN[1])
+    half = path.with_name(".00002.4711.json")
+    half.write_text('{"succ')
+    path.write_text(path.read_text()[:100])
+    with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
+        assert not half.exists()
+        assert set(folder.read_all(PLAN)) == {PLAN[0].key}
+
+
+def test_a_full_folder_wants_resume(tmp_path):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write(PLAN[0], record(PLAN[0]))
+    with pytest.raises(ConfigError, match="holds 1 episode already; add --resume"):
+        RunFolder(tmp_path, SETTINGS, resume=False)
+    RunFolder(tmp_path, SETTINGS, resume=True).close()
+
+
+def test_episodes_of_other_settings_are_refused_and_the_difference_is_named(tmp_path):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write(PLAN[0], record(PLAN[0]))
+    other = make_settings({"tasks": "reach,pick", "seeds": 3, "duration": 5.0})
+    with (
+        RunFolder(tmp_path, other, resume=True) as folder,
+        pytest.raises(ConfigError, match=r"duration was 20\.0 and is 5\.0"),
+    ):
+        folder.read_all(other.plan())
+
+
+def test_more_seeds_and_rows_go_on_in_the_same_folder(tmp_path):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        for a in PLAN:
+            folder.write(a, record(a))
+    more = make_settings({"tasks": "reach,pick,place", "seeds": 5, "conditions": "plain,swapped,shuffled"})
+    with RunFolder(tmp_path, more, resume=True) as folder:
+        assert set(folder.read_all(more.plan())) == {a.key for a in PLAN}
+
+
+def test_one_evaluation_at_a_time(folder):
+    with pytest.raises(ConfigError, match="another evaluation is writing"):
+        RunFolder(folder.path, SETTINGS, resume=True)
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="choose another place"):
+        RunFolder(tmp_path / "file", SETTINGS, resume=False)
+
+
+def test_films_say_whether_they_show_the_same(folder):
+    assert folder.film_of(PLAN[0]) is None
+    folder.write_film(PLAN[0], b"film", same=True)
+    folder.write_film(PLAN[1], b"film", same=False)
+    assert folder.film_of(PLAN[0]) == (folder.path / "films/plain/reach-00000.mp4", True)
+    assert folder.film_of(PLAN[1])[1] is False
+
+
+def test_only_times_are_left_out_of_a_comparison(folder):
+    stored = folder.write(PLAN[0], record(PLAN[0]))
+    assert stored == json.loads(folder.episode_path(PLAN[0]).read_text())
+    assert set(stored) - set(without_times(stored)) == {"times"}

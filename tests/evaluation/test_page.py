@@ -1,0 +1,104 @@
+"""The HTML page: everything in it, nothing from elsewhere, nothing unescaped."""
+
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.evaluation.folder import RunFolder
+from strands_cosmos3.evaluation.report import make_report, write_report
+from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.evaluation.simulator import Simulator
+from strands_cosmos3.evaluation.statistics import wilson
+
+VOID = {"meta", "line", "circle", "rect", "link", "br", "img"}
+
+
+class Balance(HTMLParser):
+    """Counts tags, and remembers what would be loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.loads += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def made(tmp_path, instruction="reach the {a} cube"):
+    settings = make_settings(
+        {"tasks": "reach", "seeds": 4, "conditions": "plain,swapped", "instruction": instruction, "films": 1}
+    )
+    plan = settings.plan()
+    with RunFolder(tmp_path, settings, resume=False) as folder:
+        records = {}
+        for a in plan[:-1]:
+            good = a.condition.name == "plain" and a.index > 0
+            tracking = {"mean_mm": 0.1, "max_mm": 1.0}
+            times = {"answer_ms": [5.0, 6.0], "cpu_s": 0.2}
+            outcome = "success" if good else "timeout"
+            figures = {"seed": a.seed, "duration_s": 3.0, "tracking": tracking, "outcome": outcome, "times": times}
+            figures |= {"success": good, "success_told": good or a.condition.name == "swapped"}
+            records[a.key] = folder.write(a, figures)
+        folder.write_film(plan[0], b"\0\0\0\x18ftypmp42", same=True)
+        report = make_report(folder, records, {"versions": {"a": "<1>"}, "command": "x --out <run>"}, [])
+        write_report(folder, report)
+    return report, (tmp_path / "report.html").read_text()
+
+
+def test_the_page_stands_alone_and_is_whole(tmp_path):
+    report, page = made(tmp_path)
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+    assert len(parser.loads) == 1
+    assert parser.loads[0].startswith("data:video/mp4;base64,")
+    assert "http" not in page
+    assert "<script" not in page
+    assert "&lt;run&gt;" in page
+    assert "<run>" not in page
+    assert report["complete"] is False
+    assert "1 episodes are missing" in page
+
+
+def test_the_page_and_the_json_say_the_same(tmp_path):
+    report, page = made(tmp_path)
+    low, high = wilson(3, 4)
+    assert report["rows"][0]["success"] == {"successes": 3, "of": 4, "rate": 0.75, "low": low, "high": high}
+    assert f"{100 * low:.1f} .. {100 * high:.1f}" in page
+    assert "3 / 4" in page
+    assert re.search(r"0 / 3", page), "swapped: judged by what was asked"
+
+
+def test_failures_are_named_with_the_command_that_repeats_them(tmp_path):
+    report, page = made(tmp_path)
+    (failure,) = report["failures"]
+    assert (failure["condition"], failure["index"]) == ("plain", 0), "doing what was told is no failure"
+    assert failure["film"] == "films/plain/reach-00000.mp4"
+    assert f"--seed {failure['seed']}" in failure["repeat"]
+    assert failure["repeat"] in page.replace("&#x27;", "'").replace("&quot;", '"')
+
+
+def test_the_command_repeats_the_very_episode(tmp_path):
+    settings = make_settings({"tasks": "pick", "seeds": 2, "duration": 0.8, "replan_rows": 8})
+    assignment = settings.plan()[1]
+    record = Simulator(settings).run(assignment)
+    with RunFolder(tmp_path / "run", settings, resume=False) as folder:
+        stored = folder.write(assignment, record)
+        (failure,) = make_report(folder, {assignment.key: stored}, {}, [])["failures"]
+    program, *options = shlex.split(failure["repeat"])
+    at = options.index("--video")
+    assert program == "strands-cosmos3"
+    assert main([*options[:at], *options[at + 2 :], "--json", str(tmp_path / "again.json")]) == 1
+    (again,) = json.loads((tmp_path / "again.json").read_text())["episodes"]
+    for name in ("seed", "task", "outcome", "duration_s", "ik", "path", "tracking", "steps", "counters"):
+        assert again[name] == record[name], name

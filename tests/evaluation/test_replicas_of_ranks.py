@@ -1,0 +1,144 @@
+"""A model split over two processes (random weights), asked by simulators through Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+import ray  # noqa: E402
+
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint  # noqa: E402
+from strands_cosmos3.errors import CheckpointError, ConfigError  # noqa: E402
+from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
+from strands_cosmos3.evaluation.folder import RunFolder, without_times  # noqa: E402
+from strands_cosmos3.evaluation.replica import Replicas, check_model  # noqa: E402
+from strands_cosmos3.evaluation.settings import make_settings  # noqa: E402
+from strands_cosmos3.evaluation.simulator import Simulator  # noqa: E402
+
+OPTIONS = {"tasks": "reach", "seeds": 2, "num_steps": 1, "duration": 1.5, "replan_rows": 8, "films": 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small checkpoint of random weights that two ranks can split, saying that it was trained on small pictures."""
+    sizes = FactorySizes(64, 2, heads=4, kv_heads=2, head_dim=16, intermediate=128)
+    folder = write_checkpoint(tmp_path_factory.mktemp("gang") / "random", sizes=sizes)
+    about = json.loads((folder / "checkpoint.json").read_text())
+    about["strands_cosmos3"]["resolution_tier"] = 256
+    (folder / "checkpoint.json").write_text(json.dumps(about))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def gang(local_ray, model):
+    settings = make_settings({**OPTIONS, "model": model, "tp_size": 2})
+    replicas = Replicas(settings)
+    yield settings, replicas
+    replicas.close()
+
+
+def run(path, gang, each=lambda driver: None):
+    settings, replicas = gang
+    with RunFolder(path, settings, resume=False) as folder:
+        driver = Driver(folder, 1, report=lambda progress: each(driver))
+        driver.share(replicas)
+        try:
+            driver.run()
+        finally:
+            driver.close()
+        return driver.progress, {key: without_times(record) for key, record in folder.read_all(driver.plan).items()}
+
+
+def test_a_dead_rank_restarts_its_gang_and_changes_nothing(gang, model, tmp_path):
+    killed = []
+
+    def kill_a_rank(driver):
+        if not killed and driver.busy:
+            ranks = ray.get(gang[1].handle(0).ranks.remote())
+            assert len(ranks) == 2
+            groups = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
+            assert [(g["strategy"], len(g["bundles"])) for g in groups] == [("STRICT_PACK", 2)], "both on one machine"
+            os.kill(ranks[1], signal.SIGKILL)
+            killed.extend(ranks)
+
+    progress, found = run(tmp_path / "killed", gang, kill_a_rank)
+    assert len(found) == 2
+    ranks = ray.get(gang[1].handle(0).ranks.remote())
+    assert not set(ranks) & set(killed), "the whole gang is new"
+    assert ray.get(gang[1].handle(0).restarts.remote()) == 1
+    assert (progress.deaths, progress.requeued) == (0, 0), "simulators see nothing but a long wait"
+
+    _, again = run(tmp_path / "again", gang)
+    assert again == found
+
+    alone = Simulator(make_settings({**OPTIONS, "model": model, "device": "cpu"}))
+    for assignment in gang[0].plan():
+        one, two = alone.run(assignment), found[assignment.key]
+        assert one["model_sha256"] == two["model_sha256"]
+        assert (one["outcome"], one["steps"]["total"]) == (two["outcome"], two["steps"]["total"])
+        assert one["path"]["max_mm"] == pytest.approx(two["path"]["max_mm"], rel=1e-2), "the same motion, to rounding"
+
+
+def ranks_below(process):
+    """Processes of a command's ranks; Ray names a process after the class or the method that it runs."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in family if child.is_running() and "ray::RankHost" in " ".join(child.cmdline())]
+
+
+def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
+    """`evaluate --tp-size 2` as users run it; a rank is killed between two questions or in one."""
+    out = tmp_path / "run"
+    options = {"model": model, "tp-size": 2, "tasks": "reach", "seeds": 4, "num-steps": 1, "duration": 1.5, "replan-rows": 8}
+    command = [sys.executable, "-m", "strands_cosmos3", "evaluate", "--out", str(out), "--films", "0", "--workers", "1"]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 300
+            while not list(out.glob("episodes/*/*/*.json")):
+                assert time.monotonic() < deadline
+                assert process.poll() is None, process.communicate()[0]
+                time.sleep(0.02)
+            ranks = ranks_below(process)
+            assert len(ranks) == 2
+            ranks[1].send_signal(signal.SIGKILL)
+            said = process.communicate(timeout=300)[0]
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    report = json.loads((out / "report.json").read_text())
+    assert (report["complete"], report["episodes"], report["run"]["gangs_restarted"]) == (True, 4, 1)
+    assert (report["run"]["workers_died"], report["run"]["requeued"]) == (0, 0)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(gang, tmp_path):
+    before, wanted = run(tmp_path / "plain", gang)
+    killed = []
+
+    def kill_the_front(driver):
+        if not killed and driver.busy:
+            killed.append(ray.kill(gang[1]._actors[0], no_restart=True))
+
+    progress, found = run(tmp_path / "killed", gang, kill_the_front)
+    assert found == wanted
+    assert progress.requeued == 1
+    assert progress.deaths == 0
+    assert progress.restarts == before.restarts + 1
+
+
+def test_a_model_that_cannot_be_split_is_refused_before_anything_starts(model, tmp_path):
+    with pytest.raises(ConfigError, match="3"):
+        check_model(make_settings({**OPTIONS, "model": model, "tp_size": 3}))
+    with pytest.raises(CheckpointError):
+        check_model(make_settings({**OPTIONS, "model": str(tmp_path), "tp_size": 2}))

@@ -1,0 +1,106 @@
+"""Figures of the report, against figures published by others and against counting by hand."""
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.evaluation.conditions import parse_conditions
+from strands_cosmos3.evaluation.plan import make_plan
+from strands_cosmos3.evaluation.statistics import Rate, percentiles, summarise, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "of", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_intervals_are_those_published(successes, of, low, high):
+    """R. G. Newcombe 1998, Statistics in Medicine 17, 857-872, table I, method 3."""
+    assert wilson(successes, of) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_wilson_at_the_ends():
+    assert wilson(0, 0) == (0.0, 1.0)
+    low, high = wilson(20, 20)
+    assert high == 1.0
+    assert 0.8 < low < 0.9
+    assert Rate(0, 0).rate is None
+
+
+def record(success, told=None, ms=(10.0,), duration=2.0):
+    tracking = {"mean_mm": 0.1, "max_mm": 1.0, "mean_deg": 0.0, "max_deg": 0.0}
+    return {
+        "success": success,
+        "success_told": success if told is None else told,
+        "outcome": "success" if success else "timeout",
+        "duration_s": duration,
+        "tracking": tracking,
+        "times": {"answer_ms": list(ms), "cpu_s": 0.5},
+    }
+
+
+def rows_of(conditions, tasks, seeds, outcome):
+    plan = make_plan(tasks, seeds, 0, parse_conditions(conditions))
+    records = {a.key: outcome(a) for a in plan if outcome(a) is not None}
+    return {(row["condition"], row["task"]): row for row in summarise(plan, records)}
+
+
+def test_success_is_judged_by_what_was_asked():
+    """A policy that reads: swapped, it never does what is judged, and always what it was told."""
+    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(a.told == a.asked, told=True))
+    assert rows["plain", "reach"]["success"]["successes"] == 30
+    swapped = rows["swapped", "reach"]
+    assert swapped["success"]["successes"] == 0
+    assert swapped["told"]["rate"] == 1.0
+    assert swapped["reads"]["rate"] == 1.0
+    assert swapped["chance"] == 0.0
+    assert swapped["delta_points"] == -100.0
+
+
+def test_a_policy_that_ignores_the_text_is_seen():
+    """It does what was asked, by habit, whatever it is told: of its successes none is the told one."""
+    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(True, told=a.told == a.asked))
+    assert rows["swapped", "reach"]["success"]["rate"] == 1.0
+    assert rows["swapped", "reach"]["reads"]["rate"] == 0.0
+    assert rows["swapped", "reach"]["reads"]["of"] == 30
+
+
+def test_shuffled_tells_how_much_is_chance():
+    rows = rows_of(["shuffled"], ["reach"], 60, lambda a: record(a.told == a.asked, told=True))
+    row = rows["shuffled", "reach"]
+    assert row["chance"] == row["success"]["rate"]
+    assert 0.15 < row["chance"] < 0.55
+    assert row["reads"]["of"] == 60 - row["success"]["successes"], "only where both differ"
+
+
+def test_missing_episodes_are_missing_and_not_failures():
+    rows = rows_of(["plain"], ["reach"], 10, lambda a: record(True) if a.index < 4 else None)
+    row = rows["plain", "reach"]
+    assert (row["episodes"], row["missing"], row["success"]["of"], row["success"]["rate"]) == (4, 6, 4, 1.0)
+
+
+def test_a_row_for_all_tasks_counts_every_episode_once():
+    rows = rows_of(["plain"], ["reach", "pick"], 10, lambda a: record(a.task == "reach"))
+    assert rows["plain", None]["success"]["of"] == 20
+    assert rows["plain", None]["success"]["successes"] == 10
+    assert (("plain", None) in rows_of(["plain"], ["reach"], 2, lambda a: record(True))) is False
+
+
+def test_differences_compare_the_same_episodes():
+    """Five points of difference where only common episodes are counted, not where each side brings its own."""
+
+    def outcome(a):
+        if a.condition.name == "plain":
+            return record(a.index < 10)
+        return record(a.index < 9) if a.index < 20 else None
+
+    row = rows_of(["plain", "paraphrased"], ["reach"], 40, outcome)["paraphrased", "reach"]
+    assert row["delta_points"] == pytest.approx(-5.0)
+
+
+def test_latency_is_over_every_chunk_of_every_episode():
+    rows = rows_of(["plain"], ["reach"], 2, lambda a: record(True, ms=np.arange(50.0) + 50 * a.index))
+    answer = rows["plain", "reach"]["answer_ms"]
+    assert answer["of"] == 100
+    assert answer["p50"] == pytest.approx(49.5)
+    assert answer["p99"] == pytest.approx(98.01)
+    assert answer["p50"] < answer["p95"] < answer["p99"] < answer["max"] == 99.0
+    assert percentiles(np.array([])) is None
