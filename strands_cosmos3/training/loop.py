@@ -1,0 +1,225 @@
+"""A training loop that may be killed at any moment and goes on to the same weights, to the bit.
+
+What a step draws follows from (seed, step) and from nothing that happened before, so that a state is the weights, their
+average, the optimiser's moments and a number. States are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from strands_cosmos3.checks import positive, whole_number
+from strands_cosmos3.errors import ConfigError, TrainingError
+
+Parts = Mapping[str, float]
+M = TypeVar("M", bound=nn.Module)
+STATE = "state.pt"
+CURVE = "curve.jsonl"
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How weights are optimised.
+
+    Args:
+        steps: Optimiser steps in all.
+        lr: Learning rate after the warm-up.
+        warmup: Steps of linear warm-up.
+        decay: Share of the steps, at the end, over which the rate falls to zero along a cosine.
+        weight_decay: Of matrices; vectors and embeddings have none.
+        clip: Largest norm of the gradient.
+        ema: Decay of the average of the weights.
+        seed: Of everything that is drawn.
+        save_s: Seconds between states.
+        log_every: Steps between points of the curve.
+
+    Raises:
+        InputError: A number is outside its range.
+    """
+
+    steps: int
+    lr: float = 2e-3
+    warmup: int = 100
+    decay: float = 0.4
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema: float = 0.999
+    seed: int = 0
+    save_s: float = 120.0
+    log_every: int = 20
+
+    def __post_init__(self) -> None:
+        whole_number(self.steps, "steps", 1)
+        positive(self.lr, "lr")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        up = min(1.0, (step + 1) / max(1, self.warmup))
+        fall_from = self.steps * (1 - self.decay)
+        if step < fall_from:
+            return self.lr * up
+        return self.lr * up * 0.5 * (1 + math.cos(math.pi * (step - fall_from) / max(1.0, self.steps - fall_from)))
+
+
+class Loop:
+    """Optimises some parameters of a model against a loss.
+
+    Args:
+        model: Whose parameters that require a gradient are optimised.
+        loss: Step -> loss and its parts as numbers, for the curve.
+        config: How.
+        folder: Where state and curve are kept; what is there is gone on from.
+
+    Attributes:
+        step: Steps done.
+        ema: Name -> averaged parameter.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, Parts]], config: LoopConfig, folder: Path):
+        self.model, self.config, self.folder, self.step = model, config, folder, 0
+        self._consistent = True
+        self._loss = loss
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._trained:
+            raise ConfigError("nothing is to be trained: every parameter is frozen.")
+        matrices = [p for p in self._trained.values() if p.ndim > 1]
+        others = [p for p in self._trained.values() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8)
+        self.ema = {name: p.detach().clone() for name, p in self._trained.items()}
+        self._writes = not dist.is_initialized() or dist.get_rank() == 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / STATE).exists():
+            self._load(folder / STATE)
+
+    def run(self, until: int | None = None, on_step: Callable[[int, Parts], None] | None = None) -> None:
+        """Train until the last step, or until some step.
+
+        Args:
+            until: Stop after as many steps in all; None is the configuration's.
+            on_step: Called with the steps done and the loss's parts.
+
+        Raises:
+            TrainingError: The loss is no longer finite; the last state is kept.
+        """
+        last = min(self.config.steps, self.config.steps if until is None else until)
+        saved, sums, count = time.monotonic(), {}, 0
+        try:
+            while self.step < last:
+                parts = self._one()
+                sums = {name: sums.get(name, 0.0) + value for name, value in parts.items()}
+                count += 1
+                if self.step % self.config.log_every == 0 or self.step == last:
+                    self._note({name: value / count for name, value in sums.items()})
+                    sums, count = {}, 0
+                if on_step is not None:
+                    on_step(self.step, parts)
+                if time.monotonic() - saved > self.config.save_s:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            if self._consistent:  # Ctrl-C may have come in the middle of a step
+                self.save()
+
+    def _one(self) -> Parts:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(self.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, parts = self._loss(self.step)
+        if not math.isfinite(value := loss.item()):
+            raise TrainingError(f"the loss is {value} at step {self.step}; go on from the last state with a lower rate.")
+        loss.backward()
+        self._consistent = False
+        nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip)
+        self.optimizer.step()
+        keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, p in self._trained.items():
+                self.ema[name].lerp_(p.detach(), 1 - keep)
+        self.step += 1
+        self._consistent = True
+        return parts
+
+    def _note(self, parts: Parts) -> None:
+        if not self._writes:
+            return
+        line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in parts.items()}}
+        with (self.folder / CURVE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save(self) -> None:
+        """Write the state, whole or not at all. Among several processes all must call it, and the first writes.
+
+        Tensors are written as if there were one process: a run may go on with another number of them.
+        """
+        moments = {name: self.optimizer.state.get(p, {}) for name, p in self._trained.items()}
+        state = {
+            "step": self.step,
+            "model": {name: whole(p.detach()) for name, p in self._trained.items()},
+            "ema": {name: whole(t) for name, t in self.ema.items()},
+            "moments": {name: {key: whole(t) for key, t in kept.items()} for name, kept in moments.items()},
+        }
+        if not self._writes:
+            return
+        hidden = self.folder / f".{STATE}.{os.getpid()}"
+        try:
+            torch.save(state, hidden)
+            os.replace(hidden, self.folder / STATE)
+        finally:
+            hidden.unlink(missing_ok=True)
+
+    def _load(self, path: Path) -> None:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if set(state["model"]) != set(self._trained):
+            raise ConfigError(f"{path} is the state of another model, or of other trained modules; choose another folder.")
+        with torch.no_grad():
+            for name, p in self._trained.items():
+                p.copy_(spread_like(state["model"][name], p))
+                self.ema[name].copy_(spread_like(state["ema"][name], p))
+                kept = state["moments"][name]
+                if kept:
+                    self.optimizer.state[p] = {
+                        key: t.clone() if key == "step" else spread_like(t, p).clone() for key, t in kept.items()
+                    }
+        self.step = int(state["step"])
+
+    def averaged(self, model: M) -> M:
+        """A copy of the model with the averaged weights."""
+        copy = deepcopy(model)
+        with torch.no_grad():
+            for name, p in copy.named_parameters():
+                if name in self.ema:
+                    p.copy_(self.ema[name])
+        return copy
+
+    def take_average(self) -> None:
+        """Put the averaged weights into the model: what is evaluated and exported."""
+        with torch.no_grad():
+            for name, p in self._trained.items():
+                p.copy_(self.ema[name])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as one process has it; a spread one is gathered from all, each of which must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole tensor on the device of another, spread over the processes as that one is."""
+    tensor = tensor.to(like.device, like.dtype)
+    if isinstance(like, DTensor):
+        return distribute_tensor(tensor, like.device_mesh, like.placements)
+    return tensor

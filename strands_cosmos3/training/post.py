@@ -1,0 +1,201 @@
+"""Post-training: a released checkpoint, an arm's episodes, a few trained modules, and a checkpoint in the same layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from strands_cosmos3.actions.normalization import ActionStats
+from strands_cosmos3.backends.own_scale import STATISTICS
+from strands_cosmos3.datasets import Dataset
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.engine.checkpoint import METADATA, Checkpoint, locate
+from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.engine.transformer import ActionHead
+from strands_cosmos3.engine.vae import WanVae
+from strands_cosmos3.engine.weight_files import sha256
+from strands_cosmos3.errors import ConfigError, VariantError
+from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
+from strands_cosmos3.training.arm_windows import ArmKeys, ArmWindows, dataset_statistics, write_statistics
+from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.loop import Loop, LoopConfig, Parts
+from strands_cosmos3.training.matching import FlowConfig, flow_loss
+
+
+@dataclass(frozen=True)
+class PostConfig:
+    """How a checkpoint is post-trained.
+
+    Args:
+        train: Patterns of the released layout's keys that are trained; everything else is frozen.
+        lora_rank: Rank of adapters beside the generation tower's projections; 0 is none. lora_targets: Which projections.
+        stats: ``dataset`` computes the statistics of the rows, ``packaged`` keeps the embodiment's.
+        embodiment: Whose rows; None is the checkpoint's, else droid.
+        steps, batch, lr, every, seed: Of the loop and of the windows.
+    """
+
+    train: tuple[str, ...] = HEADS
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ("q", "k", "v", "out")
+    stats: str = "dataset"
+    embodiment: str | None = None
+    steps: int = 1000
+    batch: int = 8
+    lr: float = 1e-4
+    every: int = 4
+    seed: int = 0
+
+
+class PostTraining:
+    """One post-training.
+
+    Args:
+        checkpoint: Folder or hub repository.
+        dataset: A LeRobot v3 dataset.
+        folder: Where state, curve and the new checkpoint go.
+        config: How.
+        keys: Which features of the dataset are meant.
+        on_step: Called with what is being done, steps done, in all, and the loss's parts.
+
+    Raises:
+        CheckpointError, DatasetError, ConfigError: One of them cannot be used.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        dataset: Path,
+        folder: Path,
+        config: PostConfig | None = None,
+        keys: ArmKeys | None = None,
+        on_step: Callable[[str, int, int, Parts], None] | None = None,
+    ):
+        self.config, self.folder = config or PostConfig(), folder
+        self._on_step = on_step or (lambda *_: None)
+        self.checkpoint = Checkpoint.open(locate(checkpoint))
+        if self.checkpoint.action_space is None:
+            raise VariantError("nothing says what this checkpoint's actions mean; record it in checkpoint.json.")
+        if folder.resolve() == self.checkpoint.root.resolve():
+            raise ConfigError("--out is the checkpoint itself; choose another folder.")
+        named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
+        self.embodiment: Embodiment = get_embodiment(named)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.policy = load_policy(self.checkpoint, self.embodiment.domain_id)
+        self.trained = train_only(self.policy, self.config.train)
+        if self.config.lora_rank:
+            add_lora(self.policy, self.config.lora_rank, self.config.lora_targets)
+        with Dataset(dataset) as data:
+            keys = keys or ArmKeys()
+            self.stats = self._statistics(data, keys)
+            self.windows = self._windows(data, keys)
+
+    def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
+        if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
+            return None
+        if self.config.stats != "dataset":
+            raise ConfigError(f"--stats is 'dataset' or 'packaged', got {self.config.stats!r}.")
+        return dataset_statistics(data, self.embodiment, keys)
+
+    def _windows(self, data: Dataset, keys: ArmKeys) -> ArmWindows:
+        found, space = self.checkpoint, self.checkpoint.action_space
+        assert space is not None
+        vae = WanVae(found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False)
+        rows = self.embodiment.chunk_rows(space)
+        processor = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name=self.embodiment.name, action_chunk_size=rows)
+        return ArmWindows(
+            data,
+            processor,
+            vae.encode,
+            self.embodiment,
+            space,
+            keys,
+            self.stats,
+            found.state_row is not None,
+            found.policy_frames,
+            rows,
+            self.config.every,
+            self.folder,
+            self.config.batch,
+            self.config.seed,
+            lambda done, of: self._on_step("latents", done, of, {}),
+        )
+
+    def run(self, until: int | None = None) -> Path:
+        """Train (or go on training) and write the checkpoint."""
+        config = self.config
+
+        def loss(step: int) -> tuple[torch.Tensor, Parts]:
+            noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+            return flow_loss(self.policy, self.windows.batch(step), FlowConfig(), noise)
+
+        warmup = min(100, max(1, config.steps // 10))
+        how = LoopConfig(steps=config.steps, lr=config.lr, warmup=warmup, ema=0.99, seed=config.seed)
+        loop = Loop(self.policy, loss, how, self.folder)
+        loop.run(until, lambda step, parts: self._on_step("post-training", step, config.steps, parts))
+        return self.export(loop.averaged(self.policy))
+
+    def export(self, policy: TrainedPolicy) -> Path:
+        """The source checkpoint with what was trained in its place, in ``checkpoint/``; types stay as they were."""
+        target, source = self.folder / "checkpoint", self.checkpoint.root
+        if target.exists():
+            shutil.rmtree(target)
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), symlinks=False)
+        shutil.copytree(source / "vae", target / "vae", dirs_exist_ok=True)
+        changed = self._changed(merged_state(policy))
+        for file in self.checkpoint.weights.files:
+            save_file(_replaced(load_file(file), changed), target / "transformer" / file.name, metadata={"format": "pt"})
+        if self.stats is not None:
+            write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
+        self._describe(target)
+        return target
+
+    def _changed(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int | None, torch.Tensor]]:
+        """Released key -> (row of the domain, or None; tensor) of what training may have changed."""
+        heads = ("w_in", "b_in", "w_out", "b_out")
+        found: dict[str, tuple[int | None, torch.Tensor]] = {}
+        for name, tensor in state.items():
+            row = self.embodiment.domain_id if name in heads else None
+            found[released_key(name)] = row, (tensor.reshape(-1) if row is not None else tensor)
+        return found
+
+    def _describe(self, target: Path) -> None:
+        path = target / METADATA
+        data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        ours = dict(data.get("strands_cosmos3", {}))
+        ours |= {"variant": self.checkpoint.variant.name, "action_space": self.checkpoint.action_space}
+        ours |= {"domain": self.embodiment.name, "post_training": {**asdict(self.config), "trained": self.trained}}
+        files = sorted(target.glob("*/*.safetensors"))
+        ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
+        path.write_text(json.dumps({**data, "strands_cosmos3": ours}, indent=2) + "\n", encoding="utf-8")
+
+
+def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
+    """A released checkpoint's transformer and one domain's head, in float32, ready to be trained."""
+    transformer = checkpoint.load_transformer(torch.device("cpu"), torch.float32)
+    A, D = checkpoint.config.action_dim, checkpoint.config.hidden_size
+    shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
+    made = {name: torch.empty(shape) for name, shape in shapes.items()}
+    checkpoint.weights.read_into({f"action_proj_{name}.weight#{domain}": tensor for name, tensor in made.items()})
+    return TrainedPolicy(transformer, ActionHead(*made.values()))
+
+
+def _replaced(
+    tensors: Mapping[str, torch.Tensor], changed: Mapping[str, tuple[int | None, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    out = dict(tensors)
+    for key, (row, tensor) in changed.items():
+        if key not in out:
+            continue
+        if row is None:
+            out[key] = tensor.to(out[key].dtype).reshape(out[key].shape).contiguous()
+        else:
+            out[key] = out[key].clone()
+            out[key][row] = tensor.to(out[key].dtype)
+    return out

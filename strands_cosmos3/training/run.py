@@ -1,0 +1,440 @@
+"""A small policy from demonstrations, stage by stage; each stage's results lie in the run's folder and are gone on from.
+
+::
+
+    vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
+    latents/    every picture and clip, encoded once     frame0.npy, clips.npy
+    policy/     frame 0 and actions                      state.pt, held_out.jsonl, checkpoint/
+    joint/      with the future, and both dynamics       state.pt, held_out.jsonl, checkpoint/
+
+What a run was started with is kept in ``settings.json``; going on with other settings is refused, but for the numbers of steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.views import TIERS
+from strands_cosmos3.resources import write_whole
+from strands_cosmos3.training.dynamics import judge_dynamics
+from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.held_out import chunk_errors, predict_rows
+from strands_cosmos3.training.loop import Loop, LoopConfig, Parts, whole
+from strands_cosmos3.training.matching import ALONE, FlowConfig, Share, flow_loss
+from strands_cosmos3.training.phrases import GOALS
+from strands_cosmos3.training.release import (
+    export,
+    fresh_policy,
+    fresh_tokenizer,
+    new_config,
+    policy_sizes,
+    read_captions,
+    with_statistics,
+)
+from strands_cosmos3.training.sharding import averaged, spread
+from strands_cosmos3.training.shards import Demos
+from strands_cosmos3.training.vae import (
+    VaeLoss,
+    VaeSizes,
+    clip_batch,
+    colour_gate,
+    flat_first_frames,
+    keep_first_frames,
+    make_vae,
+    picture_batch,
+    reconstruction_loss,
+    to_pixels,
+)
+from strands_cosmos3.training.windows import ROWS, Batch, Captions, ClipWindows, PictureWindows, cached_latents, state_row_of
+
+OnStep = Callable[[str, int, int, Parts], None]
+LossOf = Callable[[int], tuple[torch.Tensor, Parts]]
+_VAE_FILES = ("gate.json", "latent_stats.json", "final.pt")
+_RELEASE_EVERY = 500
+_JUDGED_CLIPS = 64
+_GATE_PICTURES = 160
+_HELD_OUT_WINDOWS = 384
+_HELD_OUT_SHARE = 0.04
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What is trained, and for how long.
+
+    Args:
+        hidden, layers: Of both towers. latent_channels: z. vae_base: Base width of the VAE.
+        tier: Resolution tier of the demonstrations.
+        vae_steps, vae_clip_steps: Steps of the VAE on pictures, and on clips after them (0 where no video is wanted).
+        policy_steps, joint_steps: Steps on frame 0 and actions, and with the future after them.
+        vae_batch, vae_clip_batch, policy_batch, joint_batch: Windows a step.
+        vae_lr, policy_lr, joint_lr: Learning rates.
+        clip_every: Ticks between the beginnings of the clips that are encoded.
+        seed: Of weights, order and noise.
+    """
+
+    hidden: int = 128
+    layers: int = 4
+    latent_channels: int = 48
+    vae_base: int = 12
+    tier: int = 128
+    vae_steps: int = 4000
+    vae_clip_steps: int = 1500
+    policy_steps: int = 16000
+    joint_steps: int = 12000
+    vae_batch: int = 8
+    vae_clip_batch: int = 1
+    policy_batch: int = 64
+    joint_batch: int = 32
+    vae_lr: float = 2e-3
+    policy_lr: float = 2e-3
+    joint_lr: float = 1e-3
+    clip_every: int = 4
+    seed: int = 0
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Settings that a run keeps from its start to its end."""
+        return {name: value for name, value in asdict(self).items() if not name.endswith("_steps")}
+
+
+class SmallRun:
+    """One run.
+
+    Args:
+        folder: Where everything of it lies.
+        demos: Folder of the demonstrations, unpacked.
+        config: What is trained.
+        on_step: Called with the stage, its steps done and in all, and the loss's parts.
+        share: Of several processes; the VAE and the latents must be there before there are several.
+
+    Raises:
+        ConfigError: The folder holds a run with other settings, or there are no demonstrations.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        demos: Path,
+        config: RunConfig | None = None,
+        on_step: OnStep | None = None,
+        share: Share = ALONE,
+    ):
+        self.folder, self.config, self.share = folder, config or RunConfig(), share
+        self._on_step = on_step or (lambda *_: None)
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep(folder / "settings.json", self.config.fixed)
+        there = sorted(int(path.stem.removeprefix("shard-")) for path in demos.glob("shard-*.npz"))
+        shards = _keep(folder / "shards.json", there, same=False)  # what is recorded later belongs to a later run
+        self.demos = Demos.open(demos, shards)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def canvas_hw(self) -> tuple[int, int]:
+        """The pictures' height and width."""
+        height, width = self.demos.frame(0).shape[:2]
+        if (height, width) not in TIERS.get(self.config.tier, ()):
+            raise ConfigError(f"demonstrations are {height} x {width}, which is no canvas of tier {self.config.tier}.")
+        return height, width
+
+    @cached_property
+    def columns(self) -> int:
+        """Latent columns that the picture's content reaches; DROID's composite is 640 x 540."""
+        height, width = self.canvas_hw
+        return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
+
+    @property
+    def seen_width(self) -> int:
+        """Pixel columns that the VAE is trained on: the content and one latent column of the padding that touches it."""
+        return 16 * (self.columns + 1)
+
+    def train_vae(self) -> Any:
+        """The VAE: pictures, the gate, then clips with everything frozen that frame 0 depends on.
+
+        Raises:
+            TrainingError: Colours do not survive.
+        """
+        final = self.folder / "vae/final.pt"
+        sizes = VaeSizes(self.config.latent_channels, self.config.vae_base, self.config.vae_base)
+        vae: Any = flat_first_frames(make_vae(sizes))
+        vae.to(self.device)
+        if final.exists():
+            vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
+        else:
+            self._fit_vae(vae)
+            write_whole(final, partial(torch.save, vae.state_dict()))
+        vae.eval().requires_grad_(False)
+        return self._normalised(vae)
+
+    def take_vae(self, run: Path) -> Any:
+        """The VAE of another run, with the figures of its latents; nothing is trained.
+
+        Raises:
+            ConfigError: There is no finished VAE, or it has other sizes.
+        """
+        if not (run / "vae/final.pt").exists():
+            raise ConfigError(f"{run} has no finished VAE (vae/final.pt); train it: strands-cosmos3 train --until vae.")
+        theirs = json.loads((run / "settings.json").read_text(encoding="utf-8"))
+        sizes = {name: getattr(self.config, name) for name in ("latent_channels", "vae_base", "tier")}
+        other = [f"{name} {theirs.get(name)} (here {value})" for name, value in sizes.items() if theirs.get(name) != value]
+        if other:
+            raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
+        for name in _VAE_FILES:
+            taken, content = self.folder / "vae" / name, (run / "vae" / name).read_bytes()
+            taken.parent.mkdir(exist_ok=True)
+            if taken.exists() and taken.read_bytes() != content:
+                raise ConfigError(f"{taken} is not that of {run}; choose another folder.")
+            write_whole(taken, partial(Path.write_bytes, data=content))
+        return self.train_vae()
+
+    def _fit_vae(self, vae: Any) -> None:
+        config, how = self.config, VaeLoss()
+
+        def pictures(step: int) -> tuple[torch.Tensor, Parts]:
+            pixels = picture_batch(self.demos, config.vae_batch, config.seed, step)[..., : self.seen_width].to(self.device)
+            with lower_precision(self.device):
+                return reconstruction_loss(vae, pixels, _noise(config.seed, step), how)
+
+        loop = self._loop(vae, pictures, config.vae_steps, config.vae_lr, "vae", ema=0.995, weight_decay=0.0, decay=0.5)
+        loop.run(on_step=self._said("vae", config.vae_steps))
+        loop.take_average()
+        gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
+        _write(self.folder / "vae/gate.json", asdict(gate))
+        gate.require()
+        if config.vae_clip_steps:
+            self._fit_motion(vae, how)
+
+    def _fit_motion(self, vae: Any, how: VaeLoss) -> None:
+        config, starts = self.config, self.demos.clips(ROWS)
+        keep_first_frames(vae)
+
+        def clips(step: int) -> tuple[torch.Tensor, Parts]:
+            frames = (5, 9, 17)[step % 3]
+            pixels = clip_batch(self.demos, starts, frames, config.vae_clip_batch, config.seed + 1, step)
+            pixels = pixels[..., : self.seen_width].to(self.device)
+            with lower_precision(self.device):
+                return reconstruction_loss(vae, pixels, _noise(config.seed + 1, step), how)
+
+        loop = self._loop(vae, clips, config.vae_clip_steps, config.vae_lr / 2, "vae_clips", ema=0.99, weight_decay=0.0)
+        loop.run(on_step=self._said("vae_clips", config.vae_clip_steps))
+        loop.take_average()
+
+    def _normalised(self, vae: Any) -> Any:
+        """The VAE with the mean and spread of its own latents recorded."""
+        path = self.folder / "vae/latent_stats.json"
+        if not path.exists():
+            ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
+            with torch.no_grad():
+                parts = (to_pixels(self.demos.frames(part)).to(self.device) for part in np.array_split(ticks, 8) if len(part))
+                raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
+            latents = torch.cat(raw)[..., : self.columns]
+            _write(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
+        figures = json.loads(path.read_text())
+        return with_statistics(vae, figures["mean"], figures["std"])
+
+    def train_policy(self, vae: Any) -> Path:
+        """Frame 0 and actions; returns the checkpoint."""
+        config, encode = self.config, encoder_of(vae)
+        latents = cached_latents(
+            lambda ticks: encode(to_pixels(self.demos.frames(ticks))),
+            self.demos.label_ticks,
+            self.folder / "latents/frame0.npy",
+            self.columns,
+            lambda done, of: self._on_step("latents", done, of, {}),
+        )
+        n_train = self._trained_on(self.demos.label_ticks)
+        windows = PictureWindows(
+            self.demos, latents[:, :, 0], self.state, self.captions, config.policy_batch, seed=config.seed, among=range(n_train)
+        )
+        held_out = self._held_out(windows, n_train)
+        policy = spread(fresh_policy(self.transformer_config, config.seed).to(self.device), self.share)
+        loss = self._flow(policy, windows, config.seed)
+
+        loop = self._loop(policy, loss, config.policy_steps, config.policy_lr, "policy")
+        return self._fit_policy(policy, loop, vae, "policy", config.policy_steps, 1, held_out)
+
+    def train_joint(self, vae: Any) -> Path:
+        """On from the policy, with the future and both dynamics; returns the checkpoint."""
+        config, encode = self.config, encoder_of(vae)
+        ticks = self.demos.clips(ROWS)[:: config.clip_every]
+        latents = cached_latents(
+            lambda some: encode(to_pixels(np.stack([self.demos.frames(range(t, t + ROWS + 1)) for t in some]))),
+            ticks,
+            self.folder / "latents/clips.npy",
+            self.columns,
+            lambda done, of: self._on_step("latents", done, of, {}),
+            batch=4,
+        )
+        n_train = self._trained_on(ticks)
+        windows = ClipWindows(
+            self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch, seed=config.seed
+        )
+        policy = fresh_policy(self.transformer_config, config.seed)
+        before = torch.load(self.folder / "policy/state.pt", weights_only=True)["ema"]
+        policy.load_state_dict(before)
+        policy = spread(policy.to(self.device), self.share)
+        loss = self._flow(policy, windows, config.seed + 1)
+
+        loop = self._loop(policy, loss, config.joint_steps, config.joint_lr, "joint")
+        checkpoint = self._fit_policy(policy, loop, vae, "joint", config.joint_steps, 1 + ROWS // 4, None)
+        if not self.share.rank:
+            held_out = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
+            report = judge_dynamics(
+                checkpoint, self.demos, held_out, on_clip=lambda done, of: self._on_step("dynamics", done, of, {})
+            )
+            _write(self.folder / "joint/dynamics.json", asdict(report))
+        return checkpoint
+
+    def _trained_on(self, ticks: NDArray[np.int64]) -> int:
+        """How many of the windows, which begin at these ticks, are trained on; the last episodes are held out, whole."""
+        ends = self.demos.last[ticks]
+        n = int(len(ticks) * (1 - _HELD_OUT_SHARE))
+        while n > 0 and ends[n] == ends[n - 1]:
+            n -= 1
+        if n == 0:
+            raise ConfigError("too few demonstrations to hold an episode out; record more.")
+        return n
+
+    def _flow(self, policy: TrainedPolicy, windows: PictureWindows | ClipWindows, seed: int) -> LossOf:
+        def loss(step: int) -> tuple[torch.Tensor, Parts]:
+            batch, noise = windows.batch(step), _noise(seed, step)
+            with lower_precision(self.device):
+                value, parts = policy(lambda whole_policy: flow_loss(whole_policy, batch, FlowConfig(), noise, self.share))
+            return value, averaged(parts, self.share)
+
+        return loss
+
+    def _fit_policy(
+        self, policy: TrainedPolicy, loop: Loop, vae: Any, stage: str, steps: int, frames: int, held_out: Batch | None
+    ) -> Path:
+        windows = self.config.policy_batch if stage == "policy" else self.config.joint_batch
+
+        def release(average: dict[str, torch.Tensor]) -> Path:
+            label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
+            return export(
+                self.folder / stage / "checkpoint",
+                self.config_json,
+                average,
+                vae,
+                self.tokenizer,
+                self.state,
+                self.config.tier,
+                frames=(frames - 1) * 4 + 1,
+                label=label,
+            )
+
+        def said(step: int, parts: Parts) -> None:
+            self._on_step(stage, step, steps, parts)
+            if step % _RELEASE_EVERY == 0 or step == steps:
+                average = {name: whole(tensor).cpu() for name, tensor in loop.ema.items()}
+                if self.share.rank:
+                    return
+                if held_out is not None:
+                    judged = fresh_policy(self.transformer_config)
+                    judged.load_state_dict(average)
+                    errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
+                    with (self.folder / stage / "held_out.jsonl").open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
+                release(average)
+
+        loop.run(on_step=said)
+        return self.folder / stage / "checkpoint"
+
+    def _held_out(self, windows: PictureWindows, first: int) -> Batch:
+        rng = np.random.default_rng(5)
+        chosen = rng.integers(first, len(windows), size=_HELD_OUT_WINDOWS)
+        goal = np.where(
+            np.arange(_HELD_OUT_WINDOWS) % 2 == 0, windows.pursued[chosen], rng.integers(len(GOALS), size=len(chosen))
+        )
+        prompts = tuple(sentences[0] for sentences in self.captions.by_goal)
+        return windows.pick(chosen, goal, prompts, goal)
+
+    @cached_property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer."""
+        folder = self.folder / "tokenizer"
+        if not (folder / "tokenizer.json").exists():
+            fresh_tokenizer(folder, self.canvas_hw)
+        return folder
+
+    @cached_property
+    def captions(self) -> Captions:
+        """Token ids of what is said."""
+        return read_captions(self.tokenizer, self.canvas_hw)
+
+    @cached_property
+    def config_json(self) -> dict[str, Any]:
+        """``transformer/config.json``."""
+        vocabulary = len(json.loads((self.tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
+        added = json.loads((self.tokenizer / "tokenizer.json").read_text())["added_tokens"]
+        size = max(vocabulary, 1 + max(int(token["id"]) for token in added))
+        return new_config(policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels), size)
+
+    @property
+    def transformer_config(self) -> TransformerConfig:
+        """The same, typed."""
+        return TransformerConfig.from_dict(self.config_json)
+
+    @cached_property
+    def state(self) -> StateRow:
+        """How state rows are scaled."""
+        path = self.folder / "state_row.json"
+        if not path.exists():
+            _write(path, state_row_of(self.demos).to_metadata())
+        figures = StateRow.from_metadata({"state": json.loads(path.read_text())})
+        assert figures is not None
+        return figures
+
+    def _loop(self, model: torch.nn.Module, loss: Any, steps: int, lr: float, stage: str, **how: Any) -> Loop:
+        return Loop(model, loss, LoopConfig(steps=steps, lr=lr, seed=self.config.seed, **how), self.folder / stage)
+
+    def _said(self, stage: str, steps: int) -> Callable[[int, Parts], None]:
+        return lambda step, parts: self._on_step(stage, step, steps, parts)
+
+
+def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Pixels -> latents, normalised by the figures that the VAE records."""
+    mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
+    device = next(vae.parameters()).device
+    return lambda pixels: (vae.encode(pixels.to(device)).latent_dist.mode().cpu() - mean) / std
+
+
+def lower_precision(device: torch.device) -> torch.autocast:
+    """bfloat16 for what tolerates it on a GPU; on a CPU nothing changes (bfloat16 gains nothing there)."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def _noise(seed: int, step: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) * 7919 + 3)
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _keep(path: Path, value: Any, same: bool = True) -> Any:
+    """What a run was started with: written once, then read.
+
+    Raises:
+        ConfigError: Something else is asked for now.
+    """
+    if not path.exists():
+        _write(path, value)
+        return value
+    known = json.loads(path.read_text(encoding="utf-8"))
+    if same and known != json.loads(json.dumps(value)):
+        other = [f"{name} {known.get(name)} (now {value[name]})" for name in value if known.get(name) != value[name]]
+        raise ConfigError(f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its settings.")
+    return known

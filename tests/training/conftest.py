@@ -1,0 +1,70 @@
+"""One small collection of demonstrations and one untrained checkpoint, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from training_kit import CANVAS, EPISODES, TICKS
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import FactorySizes
+from strands_cosmos3.training.demos import DemoConfig, DemoStudio
+from strands_cosmos3.training.release import fresh_policy, fresh_tokenizer, new_config, read_captions
+from strands_cosmos3.training.shards import Demos, pack, shard_path, write_shard
+from strands_cosmos3.training.vae import VaeSizes, flat_first_frames, make_vae
+
+SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
+
+
+@pytest.fixture(scope="session")
+def records():
+    """Two episodes."""
+    with DemoStudio(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
+        return [studio.record(3, episode) for episode in EPISODES]
+
+
+@pytest.fixture(scope="session")
+def demos(records, tmp_path_factory) -> Demos:
+    folder = tmp_path_factory.mktemp("demos")
+    write_shard(shard_path(folder, 0), pack(records))
+    return Demos.open(folder)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    fresh_tokenizer(folder, CANVAS)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def captions(tokenizer):
+    return read_captions(tokenizer, CANVAS)
+
+
+@pytest.fixture(scope="session")
+def config_json(tokenizer):
+    from transformers import AutoTokenizer
+
+    return new_config(SIZES, len(AutoTokenizer.from_pretrained(tokenizer)))
+
+
+@pytest.fixture
+def policy(config_json):
+    """A policy with something to say: heads that a fresh one leaves at zero are filled."""
+    made = fresh_policy(TransformerConfig.from_dict(config_json), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in (made.w_out, made.transformer.proj_out.weight):
+            weight.normal_(0, 0.05, generator=generator)
+        for name, weight in made.named_parameters():
+            if "norm" in name:
+                weight.copy_(1 + 0.2 * torch.randn(weight.shape, generator=generator))
+    return made
+
+
+@pytest.fixture(scope="session")
+def vae():
+    return flat_first_frames(make_vae(VaeSizes(16, 8, 8))).eval().requires_grad_(False)

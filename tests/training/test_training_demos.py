@@ -1,0 +1,159 @@
+"""Demonstrations: what is seen, what is done and what is labelled agree, and follow from seed and episode alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from training_kit import EPISODES, TICKS
+
+from strands_cosmos3.actions.decode import encode_chunk
+from strands_cosmos3.arm.panda import dh_forward
+from strands_cosmos3.commands.demos import Demos as DemosCommand
+from strands_cosmos3.commands.demos import record_part
+from strands_cosmos3.datasets import Dataset
+from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.evaluation.conditions import PARAPHRASES
+from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.observe.views import compose, to_canvas
+from strands_cosmos3.training.demos import DemoConfig, DemoStudio
+from strands_cosmos3.training.eyes import QuickComposite
+from strands_cosmos3.training.held_out import chunk_errors
+from strands_cosmos3.training.lerobot import VIDEO, add_record, demo_spec, unpack
+from strands_cosmos3.training.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
+from strands_cosmos3.training.shards import Demos
+from strands_cosmos3.training.windows import executed_rows
+
+
+def test_the_quick_composite_is_the_policys_picture():
+    rng = np.random.default_rng(0)
+    views = {name: rng.integers(0, 256, (180, 320, 3)).astype(np.uint8) for name in DROID_RIG.views}
+    quick = QuickComposite(DROID_RIG, (180, 320), 128)
+    exact = (to_canvas(compose(views, DROID_RIG)[None], (128, 160)).frames[0] + 1) * 127.5
+    assert quick.content_hw == (128, 152)
+    assert np.abs(np.clip(exact, 0, 255) - quick(views)).max() < 1.5
+
+
+def test_an_episode_follows_from_seed_and_number(records):
+    with DemoStudio(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
+        again = studio.record(3, EPISODES[1])  # without having recorded the other before it
+    for name, value in vars(records[1]).items():
+        np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
+    assert not np.array_equal(records[0].frames[0], records[1].frames[0])
+
+
+def test_poses_are_of_the_cosmos_frame(records):
+    record = records[0]
+    expected = dh_forward(record.q_rad) @ get_embodiment("droid").tool_frame.T_parent_cosmos
+    np.testing.assert_allclose(record.T_base_cosmos, expected, atol=1e-6)
+
+
+def test_undisturbed_rows_are_the_experts_labels(demos):
+    """What was measured and ordered after a tick is what the expert said there, in the model's scale."""
+    ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
+    span = ticks[:, None] + np.arange(16)
+    calm = ~demos.bent[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
+    ticks = ticks[calm]
+    assert len(ticks) >= 2
+    which = np.searchsorted(demos.label_ticks, ticks)
+    labels = demos.labels[which, demos.goal[ticks]]
+    done = executed_rows(demos, ticks)
+    errors = chunk_errors(torch.from_numpy(done), torch.from_numpy(labels))
+    assert errors.moved_mm > 20
+    assert errors.end_mm < 4
+    assert errors.grasp > 0.9
+
+
+def test_fingers_move_after_they_are_told(demos):
+    """The order beside a tick is for the row that follows it, not for the one that led there."""
+    closes = np.flatnonzero(np.diff(demos.opening) < -0.05)
+    closes = closes[closes + 1 <= demos.last[closes]]
+    assert len(closes) >= 2
+    assert (demos.told[closes] < 0.5).all()
+
+
+def test_executed_rows_decode_to_the_measured_poses(demos):
+    ticks = np.array([0, 4])
+    for tick, rows in zip(ticks, executed_rows(demos, ticks), strict=True):
+        poses = demos.T_base_cosmos[tick : tick + 17]
+        np.testing.assert_allclose(rows, encode_chunk(poses, demos.told[tick : tick + 16], "droid"), atol=1e-5)
+
+
+def test_goals_differ_in_their_labels(demos):
+    """From one picture, three colours: the language must matter. (Reach and pick part only beside the cube.)"""
+    apart = np.abs(demos.labels[:, :, None] - demos.labels[:, None]).max((0, 3, 4))
+    colours = np.array([colour for _, colour in GOALS])
+    assert (apart[colours[:, None] != colours] > 0.1).all()
+
+
+def test_every_sentence_is_understood_and_none_is_both_trained_and_held_out():
+    rng = np.random.default_rng(0)
+    for templates in (TRAINED, HELD_OUT):
+        for i, (verb, colour) in enumerate(GOALS):
+            for _ in range(12):
+                goal = parse_instruction(sentence(i, rng, templates))
+                assert (goal.verb, goal.cube) == (verb, f"cube_{colour}")
+    for verb in TRAINED:
+        assert not set(TRAINED[verb]) & set(HELD_OUT[verb])
+    assert plain(3) == "pick up the red cube"
+
+
+def test_no_demonstration_is_told_what_the_evaluation_holds_out():
+    for verb in TRAINED:
+        held_out = {template.format(a="{}", b="{}") for template in PARAPHRASES[verb]}
+        assert not held_out & set(TRAINED[verb])
+
+
+def test_there_and_back_through_lerobot(records, tmp_path):
+    from strands_cosmos3.datasets import DatasetWriter
+
+    with DatasetWriter(tmp_path / "set", demo_spec((128, 160)), commit_every=2, video=VIDEO) as writer:
+        for i, record in enumerate(records):
+            add_record(writer, record, 3, i)
+    unpack(tmp_path / "set", tmp_path / "shards")
+    back = Demos.open(tmp_path / "shards")
+    for name in ("T_base_cosmos", "opening", "told", "goal", "bent"):
+        there = np.concatenate([getattr(record, name) for record in records])
+        np.testing.assert_allclose(getattr(back, name), there, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(back.labels, np.concatenate([record.labels for record in records]), atol=1e-6)
+    off = back.frames(range(len(back))).astype(int) - np.concatenate([record.frames for record in records])
+    assert np.abs(off).mean() < 2.0
+
+
+def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkeypatch):
+    class Studio:
+        def __init__(self, config):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def record(self, seed, episode):
+            return records[episode % len(records)]
+
+    def killed(writer, record, seed, episode):
+        if episode == 1:
+            raise KeyboardInterrupt
+        add_record(writer, record, seed, episode)
+
+    monkeypatch.setattr("strands_cosmos3.training.demos.DemoStudio", Studio)
+    monkeypatch.setattr("strands_cosmos3.training.lerobot.add_record", killed)
+    options = DemosCommand(tmp_path / "demos", episodes=2)
+    with pytest.raises(KeyboardInterrupt):
+        record_part(options, tmp_path / "000000", 0)
+    assert not (tmp_path / "000000").exists()
+    monkeypatch.setattr("strands_cosmos3.training.lerobot.add_record", add_record)
+    for _ in range(2):  # the second time it is there
+        record_part(options, tmp_path / "000000", 0)
+    with Dataset(tmp_path / "000000") as dataset:
+        assert len(dataset) == 2
+
+
+@pytest.mark.slow
+def test_wide_starts_are_taken(tmp_path):
+    with DemoStudio(DemoConfig(ticks=6, home=0.0)) as studio:
+        taken = [studio.record(11, episode) for episode in range(40)]
+    assert sum(record is not None for record in taken) >= 36

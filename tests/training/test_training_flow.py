@@ -1,0 +1,134 @@
+"""The batched forward is the engine's, and the loss means what the sampler does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from training_kit import latents_like
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import FactorySizes, transformer_config
+from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
+from strands_cosmos3.engine.sequence import generation_positions, rope_tables, text_positions
+from strands_cosmos3.training.flow import read_prompts, rope_of, velocity
+from strands_cosmos3.training.matching import FlowConfig, Share, add_noise, draw_sigma, flow_loss, told_timestep
+from strands_cosmos3.training.release import fresh_policy
+from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
+
+PROMPTS = ((5, 9, 2), (7, 1, 4, 30, 8, 2, 11), (3,))
+
+
+def batch_of(n: int = 6, frames: int = 2, mode: torch.Tensor | None = None) -> Batch:
+    rng = torch.Generator().manual_seed(4)
+    prompt = torch.arange(n) % len(PROMPTS)
+    state, rows = torch.randn(n, 10, generator=rng), torch.randn(n, 16, 10, generator=rng)
+    return Batch(latents_like(n, frames), state, rows, PROMPTS, prompt, mode)
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_the_batched_velocity_is_the_engines(kind):
+    config = TransformerConfig.from_dict(transformer_config(FactorySizes(64, 3, 4, 2, 32, 96, 16), kind, 64))
+    policy = fresh_policy(config, seed=3)
+    with torch.no_grad():
+        policy.w_out.normal_()
+        policy.transformer.proj_out.weight.normal_()
+    layout = layout_of((8, 9), 2, (0,), 1)
+    V, N, first = layout.vision_tokens, layout.tokens, 20
+    generator = torch.Generator().manual_seed(0)
+    vision, action = torch.randn(4, V, config.patch_dim, generator=generator), torch.randn(4, 17, 64, generator=generator)
+    noisy, told = (torch.rand(4, N, 1, generator=generator) > 0.4).float(), torch.tensor([999.0, 3.0, 500.0, 0.0])
+    which = torch.tensor([1, 0, 2, 1])
+    memory = read_prompts(policy.transformer, PROMPTS).of(which)
+    rope = rope_of(layout, config, memory.lengths, vision)
+    of_vision, of_action = velocity(policy, vision, action, told, noisy, rope, memory, first)
+    with torch.inference_mode():
+        for i, prompt in enumerate(which.tolist()):
+            ids = torch.tensor(PROMPTS[prompt])
+            text = policy.transformer.text(ids, rope_tables(text_positions(len(ids)), config, ids.device, torch.float32))
+            cos, sin = rope_tables(generation_positions(layout, config, len(ids)), config, ids.device, torch.float32)
+            time = policy.transformer.time_embedder(told[i : i + 1])[0]
+            groups = slice(first, V), slice(V, N)
+            args = (vision[i], action[i], time, noisy[i], (cos[None], sin[None]), [text], policy.head, *groups)
+            expected = policy.transformer.velocity(*args)
+            torch.testing.assert_close(of_vision[i], expected[0][0], rtol=0, atol=2e-4)
+            torch.testing.assert_close(of_action[i], expected[1][0], rtol=0, atol=2e-4)
+
+
+def test_a_gradient_reaches_every_module_of_the_engine(policy):
+    loss, _ = flow_loss(policy, batch_of(), FlowConfig(), torch.Generator().manual_seed(0))
+    loss.backward()
+    silent = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not silent
+
+
+def test_the_target_takes_the_engines_sampler_to_the_clean_rows(policy):
+    """A model that answers the target exactly is sampled, with the engine's own coefficients, to what was clean."""
+    batch = batch_of(frames=1)
+    steps = unipc_coefficients(SchedulerConfig(False).schedule(4, 5.0, False))
+    noised = add_noise(batch, policy.transformer.config, FlowConfig(pure=1.0), torch.Generator().manual_seed(1))
+    state = UniPC(noised.action.clone(), steps)
+    for _ in steps:
+        state.step(noised.action_target)
+    torch.testing.assert_close(state.sample[:, 1:, :10], batch.rows, rtol=0, atol=5e-3)  # the schedule starts at 0.9998
+
+
+def test_what_is_told_is_what_the_sampler_tells():
+    schedule = SchedulerConfig(False).schedule(4, 5.0, False)
+    assert told_timestep(torch.tensor(schedule.sigmas[:-1])).int().tolist() == list(schedule.timesteps)
+    assert told_timestep(torch.ones(1)).item() == 999
+
+
+def test_noise_levels_are_shifted_and_half_of_them_pure():
+    sigma = draw_sigma(20_000, FlowConfig(), torch.Generator().manual_seed(0))
+    assert abs((sigma == 1).float().mean().item() - 0.5) < 0.02
+    rest = sigma[sigma < 1]
+    assert abs(rest.median().item() - 5 / 6) < 0.02  # shift 5 sends one half to five sixths
+    assert 0 < rest.min().item() < 0.02
+
+
+def test_each_mode_is_given_what_the_engine_gives_it(policy):
+    mode = torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, INVERSE])
+    batch = batch_of(frames=3, mode=mode)
+    noised = add_noise(batch, policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0))
+    V, per_frame = noised.layout.vision_tokens, noised.layout.vision_tokens // 3
+    told = noised.noisy[..., 0]
+    assert not told[:, :per_frame].any()  # frame 0
+    assert not told[:, V].any()  # the state
+    assert told[mode == POLICY][:, per_frame:V].all()
+    assert told[mode == POLICY][:, V + 1 :].all()
+    assert not told[mode == FORWARD][:, V:].any()
+    assert told[mode == FORWARD][:, per_frame:V].all()
+    assert not told[mode == INVERSE][:, :V].any()
+    assert told[mode == INVERSE][:, V + 1 :].all()
+    chunk = noised.action[:, 1:, :10]
+    torch.testing.assert_close(chunk[mode == FORWARD], batch.rows[mode == FORWARD])
+    assert not torch.isclose(chunk[mode == POLICY], batch.rows[mode == POLICY]).all()
+    assert not noised.action[..., 10:].any()
+
+
+def test_video_and_actions_of_a_window_share_one_noise_level(policy):
+    """Their noise levels must not be mixed up among windows: the sampler takes both through the same steps."""
+    batch = batch_of(frames=2)
+    zero = Batch(batch.latents * 0, batch.state, batch.rows * 0, batch.prompts, batch.prompt)
+    noised = add_noise(zero, policy.transformer.config, FlowConfig(pure=0.0), torch.Generator().manual_seed(3))
+    V = noised.layout.vision_tokens
+    of_vision = (noised.vision[:, V // 2 :].std((1, 2)) / noised.vision_target[:, V // 2 :].std((1, 2))).numpy()
+    of_action = (noised.action[:, 1:, :10].std((1, 2)) / noised.action_target[:, 1:, :10].std((1, 2))).numpy()
+    np.testing.assert_allclose(of_vision, noised.sigma, rtol=1e-5)
+    np.testing.assert_allclose(of_action, noised.sigma, rtol=1e-5)
+
+
+def test_shares_of_several_processes_add_up(policy):
+    mode = torch.tensor([POLICY, FORWARD, INVERSE, POLICY, POLICY, INVERSE])
+    batch = batch_of(frames=2, mode=mode)
+
+    def grads(share: Share):
+        policy.zero_grad()
+        loss, _ = flow_loss(policy, batch, FlowConfig(), torch.Generator().manual_seed(0), share)
+        loss.backward()
+        return loss.item(), policy.w_in.grad.clone()
+
+    whole, parts = grads(Share()), [grads(Share(rank, 2)) for rank in (0, 1)]
+    assert np.mean([loss for loss, _ in parts]) == pytest.approx(whole[0], rel=1e-5)
+    torch.testing.assert_close((parts[0][1] + parts[1][1]) / 2, whole[1], rtol=1e-4, atol=1e-6)

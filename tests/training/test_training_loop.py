@@ -1,0 +1,103 @@
+"""The loop: what was killed goes on to the same weights, and what is exported is the average."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from strands_cosmos3.errors import ConfigError, InputError, TrainingError
+from strands_cosmos3.training.loop import Loop, LoopConfig
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 3))
+
+
+def loss_of(net: nn.Module):
+    def loss(step: int):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(8, 6, generator=generator)
+        value = (net(x) - x[:, :3].sin()).square().mean()
+        return value, {"loss": value.item()}
+
+    return loss
+
+
+def test_resume_gives_the_same_weights_to_the_bit(tmp_path):
+    config = LoopConfig(steps=40, warmup=5, ema=0.9, save_s=1e9)
+    whole = Loop(net := model(), loss_of(net), config, tmp_path / "whole")
+    whole.run()
+    for stop in (13, 27, 40):  # three processes, each of which is stopped
+        part = Loop(again := model(), loss_of(again), config, tmp_path / "parts")
+        part.run(until=stop)
+    assert part.step == 40
+    for name, p in net.named_parameters():
+        assert torch.equal(p, dict(again.named_parameters())[name])
+        assert torch.equal(whole.ema[name], part.ema[name])
+
+
+def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch):
+    config = LoopConfig(steps=10, warmup=1, save_s=1e9)
+    loop = Loop(net := model(), loss_of(net), config, tmp_path)
+    loop.run(until=4)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.optimizer, "step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    again = model()
+    assert Loop(again, loss_of(again), config, tmp_path).step == 4
+
+
+def test_the_average_is_not_the_last_weights(tmp_path):
+    loop = Loop(net := model(), loss_of(net), LoopConfig(steps=30, lr=0.05, warmup=1, ema=0.95), tmp_path)
+    loop.run()
+    averaged = loop.averaged(net)
+    apart = [(a - b).abs().max().item() for a, b in zip(averaged.parameters(), net.parameters(), strict=True)]
+    assert max(apart) > 1e-3
+    for name, p in averaged.named_parameters():
+        assert torch.equal(p, loop.ema[name])
+
+
+def test_the_rate_rises_holds_and_falls_to_nothing():
+    config = LoopConfig(steps=100, lr=1.0, warmup=10, decay=0.4)
+    assert config.rate(0) == pytest.approx(0.1)
+    assert config.rate(30) == config.rate(59) == 1.0
+    assert config.rate(80) == pytest.approx(0.5)
+    assert config.rate(99) < 0.01
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path):
+    net = model()
+
+    def loss(step: int):
+        value, parts = loss_of(net)(step)
+        return (value * float("nan") if step == 3 else value), parts
+
+    with pytest.raises(TrainingError, match="step 3"):
+        Loop(net, loss, LoopConfig(steps=9), tmp_path).run()
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3
+
+
+def test_another_models_state_is_refused(tmp_path):
+    Loop(net := model(), loss_of(net), LoopConfig(steps=2), tmp_path).run()
+    other = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="another model"):
+        Loop(other, loss_of(other), LoopConfig(steps=2), tmp_path)
+    with pytest.raises(ConfigError, match="frozen"):
+        Loop(other.requires_grad_(False), loss_of(other), LoopConfig(steps=2), tmp_path / "x")
+    with pytest.raises(InputError, match="steps"):
+        LoopConfig(steps=0)
+
+
+def test_the_curve_has_a_point_every_so_often(tmp_path):
+    Loop(net := model(), loss_of(net), LoopConfig(steps=25, log_every=10), tmp_path).run()
+    points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [point["step"] for point in points] == [10, 20, 25]
+    assert points[-1]["loss"] < points[0]["loss"]

@@ -1,0 +1,168 @@
+"""Post-training: only what was named changes, the dataset's figures travel along, and the engine loads what comes out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from strands_cosmos3.actions.rotations import so3_exp
+from strands_cosmos3.actions.stats import denormalize_chunk, load_action_stats
+from strands_cosmos3.backends.own_scale import OwnScale
+from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetSpec, DatasetWriter, Feature, arm_spec, camera_key
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
+from strands_cosmos3.training.arm_windows import ArmKeys
+from strands_cosmos3.training.flow import read_prompts
+from strands_cosmos3.training.lerobot import pose7, raw_rows
+from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
+
+SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
+
+
+@pytest.fixture(scope="module", params=["midtrain", "joint_pos"])
+def space(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, space):
+    return write_checkpoint(tmp_path_factory.mktemp("post") / "source", action_space=space, sizes=SMALL, seed=4)
+
+
+@pytest.fixture(scope="module")
+def arm_set(tmp_path_factory):
+    """Two episodes of a made-up arm with one small camera."""
+    root, rng = tmp_path_factory.mktemp("arm") / "set", np.random.default_rng(0)
+    full = arm_spec({"composite": (32, 48)})
+    keys = (STATE, EE_POSE, ACTION, camera_key("composite"))
+    spec = DatasetSpec(15, {key: full.features[key] for key in keys}, "panda")
+    with DatasetWriter(root, spec) as writer:
+        for task in ("open the drawer", "close the drawer"):
+            poses = np.tile(np.eye(4), (36, 1, 1))
+            poses[:, :3, 3] = np.cumsum(rng.normal(0.004, 0.002, (36, 3)), 0)
+            poses[:, :3, :3] = so3_exp(np.cumsum(rng.normal(0, 0.01, (36, 3)), 0))
+            orders = (np.arange(36) < 20).astype(float)
+            state = np.concatenate([rng.normal(0, 0.3, (36, 7)), orders[:, None]], 1)
+            columns = {STATE: state.astype(np.float32), EE_POSE: pose7(poses).astype(np.float32)}
+            columns[ACTION] = raw_rows(poses, orders).astype(np.float32)
+            writer.add_episode(columns, {camera_key("composite"): rng.integers(0, 255, (36, 32, 48, 3)).astype(np.uint8)}, task)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def small_canvas(monkeypatch):
+    """A canvas as small as the pictures; the released tiers would take minutes here."""
+    from strands_cosmos3.observe import views
+
+    monkeypatch.setattr(views, "TIERS", {480: ((32, 48),)})
+
+
+def released(folder):
+    found = {}
+    for file in sorted((folder / "transformer").glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def test_only_the_heads_of_the_domain_change(source, arm_set, tmp_path, space):
+    post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=3, batch=2, lr=1e-2, every=2))
+    out = post.run()
+    before, after = released(source), released(out)
+    assert set(before) == set(after)
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert (
+        {"action_proj_in.fc.weight", "action_proj_out.fc.weight"}
+        <= changed
+        <= {
+            *(f"action_proj_{n}.weight" for n in ("in.fc", "in.bias", "out.fc", "out.bias")),
+            "action_modality_embed",
+        }
+    )
+    rows = (before["action_proj_in.fc.weight"] != after["action_proj_in.fc.weight"]).any(1)
+    assert rows.nonzero().flatten().tolist() == [8]  # droid's slot and no other's
+    described = json.loads((out / "checkpoint.json").read_text())["strands_cosmos3"]
+    assert described["action_space"] == space
+    assert "proj_out.weight" not in described["post_training"]["trained"]
+    with Cosmos3Engine.from_pretrained(out, dtype=torch.float32) as engine:  # digests are compared on the way
+        assert engine.action_space == space
+    assert (out / STATISTICS).exists() == (space == "midtrain")
+
+
+def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
+    if space == "joint_pos":
+        post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8))
+        assert post.stats is None
+        batch = post.windows.batch(0)
+        assert batch.rows.shape[1:] == (32, 8)
+        torch.testing.assert_close(batch.state, batch.rows[:, 0])  # row 0 is the command for now
+        return
+    post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8))
+    with Dataset(arm_set) as data:
+        raw = np.concatenate([episode[ACTION][:-1] for episode in data])
+    np.testing.assert_allclose(post.stats.q99, np.quantile(raw, 0.99, axis=0), atol=1e-4)
+    batch = post.windows.batch(0)
+    assert batch.state is None
+    assert batch.rows.abs().max() <= 1  # clamped, as the released checkpoints were trained
+    assert batch.latents.shape[2] == 5
+    folder = post.export(post.policy)
+    assert load_action_stats(folder / STATISTICS).q01[0] == pytest.approx(float(post.stats.q01[0]))
+    own, droid = OwnScale(Checkpoint.open(folder)), get_embodiment("droid")
+    with Dataset(arm_set) as data:
+        raw = np.asarray(data[0][ACTION][:5], np.float64)
+    spoken = post.stats.normalizer("quantile")(raw)  # what the checkpoint was taught
+    heard = own.outward(spoken, droid)  # what a policy decodes with the packaged statistics
+    np.testing.assert_allclose(denormalize_chunk(heard, "droid"), raw, atol=1e-7)
+    np.testing.assert_allclose(own.inward(heard, droid), spoken, atol=1e-6)
+
+
+def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
+    config = PostConfig(
+        train=("action_modality_embed",), lora_rank=2, lora_targets=("q", "v"), steps=3, batch=2, lr=3e-2, every=4
+    )
+    post = PostTraining(source, arm_set, tmp_path / "out", config)
+    trained = {name for name, p in post.policy.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or name.endswith("action_modality_embed") for name in trained)
+    assert any("lora_A" in name for name in trained)
+    before = released(source)
+    untouched = merged_state(post.policy)
+    torch.testing.assert_close(
+        untouched["transformer.generation.layers.0.q.weight"], before["layers.0.self_attn.add_q_proj.weight"]
+    )
+    after = released(post.run())
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    adapted = {f"layers.{i}.self_attn.add_{n}_proj.weight" for i in (0, 1) for n in ("q", "v")}
+    assert changed <= adapted | {"action_modality_embed"}
+    assert adapted & changed
+
+
+def test_patterns_speak_the_released_layout(policy):
+    assert train_only(policy, HEADS)
+    assert {n for n, p in policy.named_parameters() if p.requires_grad} == {
+        *("w_in", "b_in", "w_out", "b_out"),
+        "transformer.action_modality_embed",
+    }
+    assert train_only(policy, ("layers.*.mlp_moe_gen.*",)) == [
+        released_key(n) for n, _ in policy.named_parameters() if ".generation." in n and ".mlp." in n
+    ]
+    with pytest.raises(ConfigError, match=r"nothing\.\*.*there are e\.g\."):
+        train_only(policy, ("nothing.*",))
+    with pytest.raises(ConfigError, match="projections are"):
+        add_lora(policy, 2, ("nope",))
+    assert read_prompts(policy.transformer, ((1, 2),)).lengths == (2,)
+
+
+def test_a_dataset_without_poses_is_refused(source, tmp_path):
+    spec = DatasetSpec(15, {"observation.state": Feature("float32", (8,))}, "panda")
+    with DatasetWriter(tmp_path / "bare", spec) as writer:
+        writer.add_episode({"observation.state": np.zeros((3, 8), np.float32)}, {}, "wait")
+    with pytest.raises(ConfigError, match=r"the dataset has observation\.state"):
+        PostTraining(source, tmp_path / "bare", tmp_path / "out")
+    assert ArmKeys().pose == EE_POSE

@@ -1,0 +1,156 @@
+"""What training leaves is what the engine runs: one layout, one state row, one answer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from training_kit import CANVAS
+
+from strands_cosmos3.actions.rotations import matrix_to_rot6d
+from strands_cosmos3.backends.model_input import ModelInput
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.inputs import Sampling
+from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.errors import InputError, LayoutError, ShapeError, VariantError
+from strands_cosmos3.training.adapters import released_key
+from strands_cosmos3.training.held_out import predict_rows
+from strands_cosmos3.training.release import caption, export
+from strands_cosmos3.training.run import encoder_of
+from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.windows import PictureWindows, state_columns, state_row_of
+from strands_cosmos3.types import Request
+
+
+@pytest.fixture
+def released(policy, vae, tokenizer, config_json, demos, tmp_path):
+    vae.register_to_config(latents_mean=[0.1] * 16, latents_std=[0.7] * 16)
+    state = state_row_of(demos)
+    args = (tmp_path / "checkpoint", config_json, dict(policy.named_parameters()), vae, tokenizer, state, 128)
+    return export(*args, frames=1, label="untrained, for a test", dtype=torch.float32)
+
+
+def ask(folder, request: Request, frame) -> torch.Tensor:
+    """The engine's answer in one step from pure noise, through the very processor that serves a robot."""
+    with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32) as engine:
+        processed = ModelInput(engine.checkpoint, InferenceOptions())(request, "native")
+        assert tuple(processed.pixel_values.shape) == (1, 3, 1, *CANVAS)
+        pixels = to_pixels(frame[None]).contiguous()  # the demonstration's own canvas, not one composed anew
+        processed = type(processed)(**{**vars(processed), "pixel_values": pixels})
+        result = engine.step(processed.request(Sampling(1, 1.0, None, 5.0, False, seed=5)))
+    return result["action"][0]
+
+
+def request_at(demos, tick: int, instruction: str) -> Request:
+    droid = get_embodiment("droid")
+    return Request(
+        embodiment=droid,
+        action_space=droid.action_space("midtrain"),
+        instruction=instruction,
+        n_rows=16,
+        q_rad=None,
+        gripper=float(np.clip(demos.opening[tick], 0, 1)),
+        T_base_cosmos=demos.T_base_cosmos[tick],
+        composite=np.zeros((540, 640, 3), np.uint8),
+    )
+
+
+def test_the_engine_answers_what_training_computed(released, policy, vae, demos, captions):
+    """Picture, caption, state row, clock, head, order of rows: all of it, from the demonstration to the engine's answer."""
+    label, goal, sentence = 4, 4, 1
+    tick = int(demos.label_ticks[label])
+    latents = encoder_of(vae)(to_pixels(demos.frames(demos.label_ticks)))[:, :, 0, :, :9].numpy()
+    windows = PictureWindows(demos, latents, state_row_of(demos), captions)
+    prompts = tuple(sentences[sentence] for sentences in captions.by_goal)
+    batch = windows.pick(np.array([label]), np.array([goal]), prompts, np.array([goal]))
+    noise = torch.from_numpy(np.random.RandomState(5).standard_normal((17, 64)).astype(np.float32))[1:, :10]
+    trained = predict_rows(policy, batch, noise[None])[0]
+    answered = ask(released, request_at(demos, tick, "pick the green cube up"), demos.frame(tick))
+    torch.testing.assert_close(answered, trained, rtol=0, atol=2e-3)  # the sampler starts at 0.9998, training at 1
+    other = ask(released, request_at(demos, tick, "pick the blue cube up"), demos.frame(tick))
+    assert (other - answered).abs().max() > 0.02  # and it reads
+
+
+def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
+    found = Checkpoint.open(released)
+    assert found.state_row == state_row_of(demos)
+    processed = ModelInput(found, InferenceOptions())(request_at(demos, 7, "reach the red cube"), "native")
+    assert processed.action_prefix is not None
+    pose = demos.T_base_cosmos[7]
+    raw = np.array([*pose[:3, 3], *matrix_to_rot6d(pose[:3, :3]), np.clip(demos.opening[7], 0, 1)])
+    mean, std = np.array(found.state_row.mean), np.array(found.state_row.std)
+    np.testing.assert_allclose(processed.action_prefix[0, :10], (raw - mean) / std, atol=1e-6)
+    np.testing.assert_allclose(state_columns(pose[None], np.array([raw[9]]))[0], raw)
+    assert processed.request().video_shape == (1, 8, 9)
+
+
+def test_an_engine_without_a_state_is_refused(released, demos):
+    with Cosmos3Engine.from_pretrained(released, dtype=torch.float32) as engine:
+        processed = ModelInput(engine.checkpoint, InferenceOptions())(request_at(demos, 0, "reach the red cube"), "native")
+        without = type(processed)(**{**vars(processed), "action_prefix": None})
+        with pytest.raises(InputError, match="state row"):
+            engine.step(without.request())
+
+
+def test_diffusers_classes_load_the_folder_with_every_trained_weight(released, policy):
+    """Their velocities with a state row are held to the engine's in tests/engine; here it is what they loaded."""
+    from diffusers import AutoencoderKLWan, Cosmos3OmniTransformer
+
+    stock = Cosmos3OmniTransformer.from_pretrained(released, subfolder="transformer").state_dict()
+    for name, weight in policy.named_parameters():
+        loaded = stock[released_key(name)]
+        loaded = loaded[8].view_as(weight) if released_key(name).startswith("action_proj") else loaded
+        assert torch.equal(loaded, weight), name
+    vae = AutoencoderKLWan.from_pretrained(released, subfolder="vae")
+    assert vae.config["latents_std"][0] == pytest.approx(0.7)
+
+
+def test_what_is_exported_loads_in_half_precision(policy, vae, tokenizer, config_json, demos, tmp_path):
+    args = (tmp_path / "half", config_json, dict(policy.named_parameters()), vae, tokenizer, state_row_of(demos), 128)
+    folder = export(*args, frames=17, label="x")
+    assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 6e6
+    metadata = json.loads((folder / "checkpoint.json").read_text())["strands_cosmos3"]
+    assert metadata["policy_frames"] == 17
+    found = Checkpoint.open(folder)
+    assert (found.sampling.num_steps, found.sampling.flow_shift) == (4, 5.0)
+    found.verify()
+
+
+def test_diffusers_backend_refuses_a_state_row(released):
+    from strands_cosmos3.backends.diffusers import DiffusersBackend
+
+    with pytest.raises(VariantError, match="state row"):
+        DiffusersBackend(released)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"columns": "joints"},
+        {"columns": "pose9_opening", "mean": [0.0] * 9, "std": [1.0] * 10},
+        "pose",
+        {"columns": "pose9_opening"},
+    ],
+)
+def test_a_state_that_is_not_understood_is_refused(state):
+    with pytest.raises(LayoutError, match="state"):
+        StateRow.from_metadata({"state": state})
+
+
+def test_a_state_of_another_width_is_refused():
+    with pytest.raises(ShapeError, match="10 columns"):
+        StateRow((0.0,) * 10, (1.0,) * 10).scaled(np.zeros(8))
+
+
+def test_captions_are_short_and_keep_their_words(tokenizer, captions):
+    assert max(len(ids) for sentences in captions.by_goal for ids in sentences) < 40
+    assert len({ids for sentences in captions.by_goal for ids in sentences}) == 60
+    from transformers import AutoTokenizer
+
+    known = AutoTokenizer.from_pretrained(tokenizer)
+    assert caption("pick up the red cube", CANVAS) in known.decode(captions.by_goal[3][0])

@@ -1,0 +1,175 @@
+"""A whole run on a handful of pictures: stages, gate, going on, and that the averaged weights are what is released."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.commands.train import plot
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.training import run as run_module
+from strands_cosmos3.training.phrases import GOALS
+from strands_cosmos3.training.run import RunConfig, SmallRun
+from strands_cosmos3.training.shards import pack, shard_path, write_shard
+from strands_cosmos3.training.vae import ColourGate
+from strands_cosmos3.training.windows import PictureWindows
+
+TINY = RunConfig(
+    hidden=64,
+    layers=2,
+    latent_channels=16,
+    vae_base=8,
+    vae_steps=1,
+    vae_clip_steps=1,
+    policy_steps=4,
+    joint_steps=2,
+    vae_batch=1,
+    policy_batch=8,
+    joint_batch=2,
+    clip_every=12,
+)
+
+
+@pytest.fixture(scope="module")
+def shards(records, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for i in range(2):
+        write_shard(shard_path(folder, i), pack(records))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch):
+    monkeypatch.setattr(run_module, "_GATE_PICTURES", 8)
+    monkeypatch.setattr(run_module, "_HELD_OUT_WINDOWS", 16)
+    monkeypatch.setattr(run_module, "_JUDGED_CLIPS", 1)
+
+
+@pytest.fixture
+def passing_gate(monkeypatch):
+    monkeypatch.setattr(run_module, "colour_gate", lambda *_: ColourGate(1.0, {"red": 1.0, "green": 1.0, "blue": 1.0}, 30.0))
+
+
+def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
+    with pytest.raises(TrainingError, match="does not keep colours apart"):
+        SmallRun(tmp_path, shards, TINY).train_vae()
+    assert json.loads((tmp_path / "vae/gate.json").read_text())["psnr"] < 25
+    assert not (tmp_path / "vae/final.pt").exists()
+    assert not (tmp_path / "policy").exists()
+
+
+def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards, tmp_path, passing_gate, capsys):
+    small = ["--demos", str(shards), "--until", "policy", "--hidden", "64", "--layers", "2"]
+    small += ["--vae-steps", "1", "--vae-clip-steps", "0", "--policy-steps", "2", "--policy-batch", "4"]
+    assert main(["train", "--out", str(tmp_path / "one"), *small]) == 0
+    assert "one/policy/checkpoint" in capsys.readouterr().out.replace("\n", "")
+    second = ["train", "--out", str(tmp_path / "two"), *small, "--vae", str(tmp_path / "one"), "--seed", "1"]
+    assert main(second) == 0
+    vae = "vae/diffusion_pytorch_model.safetensors"
+    transformer = "transformer/diffusion_pytorch_model.safetensors"
+    one, two = (tmp_path / name / "policy/checkpoint" for name in ("one", "two"))
+    assert (one / vae).read_bytes() == (two / vae).read_bytes()
+    assert (one / transformer).read_bytes() != (two / transformer).read_bytes()
+    assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
+    with pytest.raises(ConfigError, match="no finished VAE"):
+        SmallRun(tmp_path / "three", shards, TINY).take_vae(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"vae_base 12 \(here 8\)"):
+        SmallRun(tmp_path / "three", shards, TINY).take_vae(tmp_path / "one")
+
+
+def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate):
+    stages = []
+    run = SmallRun(tmp_path, shards, TINY, lambda stage, done, of, parts: stages.append((stage, done, of)))
+    vae = run.train_vae()
+    checkpoint = run.train_policy(vae)
+    assert ("policy", 4, 4) in stages
+    state = torch.load(tmp_path / "policy/state.pt", weights_only=True)
+    released = load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
+    key, name = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp.up.weight"
+    assert torch.equal(released[key], state["ema"][name].half())  # the average, not the last weights
+    assert not torch.equal(released[key], state["model"][name].half())
+    errors = json.loads((tmp_path / "policy/held_out.jsonl").read_text().splitlines()[-1])
+    assert (errors["step"], errors["windows"]) == (4, 32)
+    assert errors["end_mm"] > 0
+
+    again = SmallRun(tmp_path, shards, TINY)
+    first = (tmp_path / "vae/final.pt").read_bytes()
+    assert again.train_policy(again.train_vae()) == checkpoint  # nothing is left to be done
+    assert (tmp_path / "vae/final.pt").read_bytes() == first
+
+    joint = again.train_joint(again.train_vae())
+    with Cosmos3Engine.from_pretrained(joint, dtype=torch.float32, decode_video=True) as engine:
+        assert engine.checkpoint.policy_frames == 17
+        assert "joint" in engine.checkpoint.metadata["label"]
+    dynamics = json.loads((tmp_path / "joint/dynamics.json").read_text())
+    assert dynamics["clips"] >= 1
+    assert dynamics["still_db"] > dynamics["forward_db"]  # nothing was learnt, and the figures say so
+    assert dynamics["inverse_mm"] > 10
+    curve = [json.loads(line) for line in (tmp_path / "joint/curve.jsonl").read_text().splitlines()]
+    assert {"action", "video"} <= set(curve[-1])
+    assert plot(tmp_path).stat().st_size > 5_000
+
+    with pytest.raises(ConfigError, match="hidden 64 "):
+        SmallRun(tmp_path, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
+
+
+def test_windows_drop_prompts_as_often_as_they_should(demos, captions):
+    latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
+    windows = PictureWindows(demos, latents, _state(), captions, batch=4000, dropout=0.08)
+    batch = windows.batch(0)
+    dropped = batch.prompt == len(GOALS)
+    assert dropped.float().mean().item() == pytest.approx(0.08, abs=0.015)
+    assert batch.prompts[-1] == captions.empty
+    assert torch.equal(windows.batch(0).prompt, batch.prompt)
+    assert not torch.equal(windows.batch(1).prompt, batch.prompt)
+
+
+def test_a_window_is_labelled_for_the_sentence_it_reads(demos, captions):
+    latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
+    windows = PictureWindows(demos, latents, _state(), captions, batch=64, dropout=0.0)
+    rng, batch = np.random.default_rng([0, 0]), windows.batch(0)
+    chosen = rng.integers(len(windows), size=64)
+    for i in range(64):
+        label = demos.labels[chosen[i], int(batch.prompt[i])]
+        np.testing.assert_allclose(batch.rows[i], np.clip(label, -3, 3), atol=1e-6)
+        assert batch.prompts[int(batch.prompt[i])] in captions.by_goal[int(batch.prompt[i])]
+
+
+def _state():
+    from strands_cosmos3.engine.state import StateRow
+
+    return StateRow((0.0,) * 10, (1.0,) * 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "--out", "x"], "give --demos"),
+        (["train", "--out", "x", "--demos", "d", "--dataset", "e"], "belong together"),
+        (["train", "--out", "x", "--demos", "d", "--policy-batch", "0"], "--policy-batch"),
+        (["demos", "--out", "x", "--episodes", "0"], "--episodes"),
+        (["demos", "--out", "x", "--bend", "2"], "--bend is a share"),
+    ],
+)
+def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
+    demos, out = tmp_path / "demos", tmp_path / "run"
+    assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
+    few = ["--vae-steps", "1", "--vae-clip-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
+    assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
+    assert (out / "joint/checkpoint/checkpoint.json").exists()
+    assert (out / "curves.png").exists()

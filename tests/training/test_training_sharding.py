@@ -1,0 +1,38 @@
+"""Two processes train as one does: the same loss at every step, the same weights, and a run may change their number."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import training_gang
+
+HERE = Path(__file__).parent
+
+
+def two_processes(folder: Path, until: int) -> list[float]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(HERE / "training_gang.py"), str(folder), str(until)]
+    paths = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / f"losses-{until}.json").read_text())
+
+
+def test_two_processes_have_the_loss_and_the_weights_of_one(tmp_path):
+    training_gang.main(tmp_path / "one", 8)
+    alone = json.loads((tmp_path / "one/losses-8.json").read_text())
+    first = two_processes(tmp_path / "two", 5)
+    assert first == pytest.approx(alone[:5], rel=1e-4)
+    training_gang.main(tmp_path / "two", 8)  # and on with a single process
+    rest = json.loads((tmp_path / "two/losses-8.json").read_text())
+    assert rest == pytest.approx(alone[5:], rel=1e-4)
+    states = [torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two")]
+    for name, weight in states[0]["ema"].items():
+        torch.testing.assert_close(states[1]["ema"][name], weight, rtol=0, atol=2e-4)

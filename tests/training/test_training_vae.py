@@ -1,0 +1,106 @@
+"""The VAE stage: the gate sees what would break the language, and motion is learnt without moving first frames."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from strands_cosmos3.errors import TrainingError
+from strands_cosmos3.training.release import plain_state
+from strands_cosmos3.training.vae import (
+    ColourGate,
+    VaeLoss,
+    VaeSizes,
+    _weighted_error,
+    colour_gate,
+    flat_first_frames,
+    keep_first_frames,
+    make_vae,
+    reconstruction_loss,
+    to_pixels,
+)
+
+
+class Through:
+    """Stands in for a VAE: answers its input, changed."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def encode(self, pixels):
+        latents = type("L", (), {"mode": lambda _: self.change(pixels)})()
+        return type("E", (), {"latent_dist": latents})()
+
+    def decode(self, latents):
+        return type("D", (), {"sample": latents})()
+
+
+def picture() -> np.ndarray:
+    frame = np.full((1, 64, 64, 3), (204, 176, 140), np.uint8)
+    for i, rgb in enumerate(((212, 31, 28), (33, 148, 56), (26, 82, 209))):
+        frame[0, 10:16, 10 + 18 * i : 16 + 18 * i] = rgb
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        (lambda x: x, True),
+        (lambda x: 0.9 * x + 0.02, True),
+        (lambda x: x.mean(1, keepdim=True).expand_as(x), False),  # no colour at all
+        (lambda x: x[:, [0, 2, 1]], False),  # blue and green exchanged
+        (lambda x: torch.cat([x[:, :1], x[:, 1:].mean(1, keepdim=True).expand(-1, 2, -1, -1, -1)], 1), False),  # alike
+    ],
+)
+def test_the_gate_passes_what_keeps_colours_apart_and_nothing_else(change, passes):
+    gate = colour_gate(Through(change), picture())
+    assert gate.passed == passes
+    if not passes:
+        with pytest.raises(TrainingError, match="blue"):
+            gate.require()
+
+
+def test_one_lost_colour_is_enough_to_fail():
+    assert not ColourGate(0.97, {"red": 1.0, "green": 1.0, "blue": 0.85}, 30.0).passed
+
+
+def test_a_cube_weighs_more_than_the_table():
+    pixels = to_pixels(picture())
+    on_cube, on_table = pixels.clone(), pixels.clone()
+    on_cube[:, :, :, 10:16, 10:16] += 0.2
+    on_table[:, :, :, 30:36, 10:16] += 0.2
+    of_cube, of_table = (float(_weighted_error(x, pixels, VaeLoss())) for x in (on_cube, on_table))
+    nothing = float(_weighted_error(pixels, pixels, VaeLoss()))
+    assert of_cube - nothing > 5 * (of_table - nothing)
+
+
+def test_motion_is_learnt_without_moving_a_first_frame():
+    vae = flat_first_frames(make_vae(VaeSizes(16, 8, 8), seed=2))
+    clip = torch.rand(1, 3, 5, 32, 48) * 2 - 1
+    with torch.no_grad():
+        before = vae.encode(clip).latent_dist.mode()
+    keep_first_frames(vae)
+    optimizer = torch.optim.AdamW([p for p in vae.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss, _ = reconstruction_loss(vae, clip, torch.Generator().manual_seed(step), VaeLoss())
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        after = vae.encode(clip).latent_dist.mode()
+        alone = vae.encode(clip[:, :, :1]).latent_dist.mode()
+    assert torch.equal(alone[:, :, 0], before[:, :, 0]) or torch.allclose(alone[:, :, 0], before[:, :, 0], atol=1e-6)
+    assert (after[:, :, 1] - before[:, :, 1]).abs().max() > 1e-3
+
+
+def test_flat_first_frames_are_the_stock_vaes():
+    from diffusers import AutoencoderKLWan
+
+    vae = make_vae(VaeSizes(16, 8, 8), seed=1)
+    stock = AutoencoderKLWan.from_config(vae.config)
+    flat = flat_first_frames(vae)
+    stock.load_state_dict(plain_state(flat))
+    x = torch.rand(2, 3, 1, 64, 96) * 2 - 1
+    with torch.no_grad():
+        torch.testing.assert_close(flat.encode(x).latent_dist.mode(), stock.encode(x).latent_dist.mode(), rtol=0, atol=1e-5)

@@ -1,0 +1,51 @@
+"""What each of two processes does in test_training_sharding: a few steps with spread weights, then the state."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import FactorySizes, transformer_config
+from strands_cosmos3.leaving import leave
+from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.loop import Loop, LoopConfig
+from strands_cosmos3.training.matching import FlowConfig, flow_loss
+from strands_cosmos3.training.release import fresh_policy
+from strands_cosmos3.training.sharding import averaged, processes, spread
+from strands_cosmos3.training.windows import Batch
+
+
+def main(folder: Path, until: int) -> None:
+    torch.set_num_threads(1)
+    config = TransformerConfig.from_dict(transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32))
+    with processes() as share:
+        policy = spread(fresh_policy(config, seed=1), share)
+        losses = []
+
+        def loss(step: int):
+            generator = torch.Generator().manual_seed(step)
+            shapes = (6, 8, 2, 4, 6), (6, 10), (6, 16, 10)
+            latents, state, rows = (torch.randn(shape, generator=generator) for shape in shapes)
+            mode = torch.tensor([0, 1, 2, 0, 0, 0])
+            batch = Batch(latents, state, rows, ((1, 2, 3), (4,)), torch.tensor([0, 1, 0, 1, 0, 1]), mode)
+            noise = torch.Generator().manual_seed(100 + step)
+
+            def job(mine: TrainedPolicy):
+                return flow_loss(mine, batch, FlowConfig(), noise, share)
+
+            value, parts = policy(job)
+            losses.append(averaged(parts, share)["loss"])
+            return value, parts
+
+        Loop(policy, loss, LoopConfig(steps=8, lr=1e-2, warmup=1, ema=0.9), folder).run(until)
+        if share.rank == 0:
+            (folder / f"losses-{until}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    leave(0)
