@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import time
+import traceback
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from strands_cosmos3 import __version__
-from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.errors import CheckpointError, ConfigError, Cosmos3Error, InputError
+from strands_cosmos3.leaving import leave
 
 COMMANDS = {
     "rollout": ("rollout", "Rollout"),
+    "view": ("view", "View"),
     "infer": ("infer", "Infer"),
     "serve": ("serve", "Serve"),
+    "evaluate": ("evaluate", "Evaluate"),
+    "demos": ("demos", "Demos"),
+    "train": ("train", "Train"),
     "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),
 }
 """Subcommand -> (module in ``commands``, class)."""
+
+_SPEAKING_S = 20.0
 
 _DESCRIPTION = f"""strands-cosmos3 {__version__}: run NVIDIA Cosmos 3 as a robot policy.
 
@@ -45,13 +56,42 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
-        return int(_with_environment(command).run())
+        with redirect_stdout(io.StringIO()) if _follows() else nullcontext():
+            return int(_with_environment(command).run())
     except Cosmos3Error as error:
-        print(f"strands-cosmos3: {error}", file=sys.stderr)
+        if _follows() and isinstance(error, InputError | ConfigError | CheckpointError):  # all ranks found it; rank 0 says it
+            time.sleep(_SPEAKING_S)  # torchrun ends all ranks when the first one ends, and rank 0 may come later
+        else:
+            print(f"strands-cosmos3: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
     except KeyboardInterrupt:
         print("strands-cosmos3: interrupted.", file=sys.stderr)
         return 130
+
+
+def program() -> NoReturn:
+    """What ``strands-cosmos3`` and ``python -m strands_cosmos3`` are: :func:`main`, and the end of the process."""
+    if not _launched():
+        sys.exit(main())
+    status = 1
+    try:
+        status = main()
+    except SystemExit as end:  # usage and help, which were printed
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # the seam: a rank that failed ends with its error's status, not with an abort on the way out
+        traceback.print_exc()
+    finally:  # even where nobody reads what is printed any more
+        leave(status)
+
+
+def _launched() -> bool:
+    """Whether torchrun started this process, as ``dist.is_torchelastic_launched`` says, without torch."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _follows() -> bool:
+    """Whether torchrun started this process, and another one is rank 0, which alone speaks."""
+    return _launched() and os.environ.get("RANK", "0") != "0"
 
 
 def _union(arguments: list[str]) -> Any:
@@ -83,4 +123,4 @@ class _Nothing:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -42,7 +42,7 @@ def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path,
     assert episode["instruction"] == "reach the green cube"
     assert set(episode["tracking"]) == {"mean_mm", "max_mm", "mean_deg", "max_deg"}
     assert set(episode["steps"]) == {"total", "clamped", "stretched", "unconverged"}
-    assert set(episode["latency_ms"]) == {"p50", "p95", "max"}
+    assert set(episode["latency_ms"]) == set(episode["inference_ms"]) == {"p50", "p95", "max"}
     with av.open(str(out["mp4"])) as film:
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
     assert len(frames) == pytest.approx(episode["duration_s"] * 20, abs=2)
@@ -129,6 +129,7 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--backend", "replay", "--trajectory", "/no/such.json"], "/no/such.json"),
         (["rollout", "--trajectory", "x.json"], "--backend replay"),
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
+        (["rollout", "--backend", "native", "--task", "place"], "the embedded checkpoint knows task 'reach' or 'pick'"),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),
         (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),
@@ -163,7 +164,7 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "default" in printed or command == "doctor"
-    needed = {"bench": 1, "infer": 1}  # which bench; which checkpoint
+    needed = {"bench": 1, "infer": 1, "demos": 1, "train": 1}  # which bench; which checkpoint; where to
     assert printed.count("(required)") == needed.get(command, 0)
 
 

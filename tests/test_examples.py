@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run as they stand; those for strands-robots in its own environment."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("[0-9]*.py"))
+from environments import ROOT, strands_robots
+
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(example: Path, tmp_path: Path):
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path)
+def test_example_runs(example: Path, tmp_path: Path, pytestconfig: pytest.Config):
+    python = strands_robots(pytestconfig) if "strands_robots" in example.read_text() else sys.executable
+    done = subprocess.run([python, str(example)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -7,14 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.instruction import COLOURS
-
-_INSTRUCTIONS = {
-    "reach": "reach the {a} cube",
-    "pick": "pick up the {a} cube",
-    "place": "place the {a} cube in the bin",
-    "stack": "stack the {a} cube on the {b} cube",
-}
+from strands_cosmos3.instruction import COLOURS, TEMPLATES
 
 
 def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -23,8 +16,8 @@ def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, 
 
     robot = Robot("panda")
     out: dict[str, Any] = {"backend": "scripted", "episodes": episodes, "seed": seed}
-    for task, template in _INSTRUCTIONS.items():
-        rollouts = []
+    for verb, template in TEMPLATES.items():
+        task, rollouts = str(verb), []
         for i in range(seed, seed + episodes):
             progress(f"tasks: {task}, seed {i}")
             instruction = template.format(a=COLOURS[i % 3], b=COLOURS[(i + 1) % 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.commands.files import require_writable, write_json
+from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import Cosmos3Error
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
@@ -199,6 +201,11 @@ def _hub_cache() -> tuple[str, str]:
     return f"{cache}: {', '.join(models)}", ""
 
 
+def _embedded() -> tuple[str, str]:
+    about = json.loads((embedded_checkpoint() / "checkpoint.json").read_text())
+    return about["strands_cosmos3"]["label"], ""
+
+
 def _menagerie() -> tuple[str, str]:
     cache = Path(os.environ.get("ROBOT_DESCRIPTIONS_CACHE") or Path("~/.cache/robot_descriptions").expanduser())
     found = cache / "mujoco_menagerie" / "franka_emika_panda"
@@ -214,8 +221,10 @@ _REMEDIES = {
     "films": "pip install 'strands-cosmos3[sim]'",
     "plots": "pip install 'strands-cosmos3[sim]'",
     "policy wire": "only serve and the service backend need it: pip install 'strands-cosmos3[serve]'",
+    "ray": "only evaluate needs it: pip install 'strands-cosmos3[scale]'",
     "packaged data": "reinstall strands-cosmos3",
-    "torch": "not needed for simulation; pip install torch",
+    "embedded policy": "reinstall strands-cosmos3; any other backend works without it",
+    "torch": "every Cosmos 3 checkpoint needs it, the embedded one too: pip install 'strands-cosmos3[engine]'",
     "GPUs": "not needed for simulation",
 }
 _CHECKS: tuple[tuple[str, bool, Callable[[], tuple[str, str]]], ...] = (
@@ -229,8 +238,10 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], tuple[str, str]]], ...] = (
     ("films", True, _film),
     ("plots", False, _package("matplotlib", "matplotlib")),
     ("policy wire", False, _wire),
+    ("ray", False, _package("ray", "ray")),
     ("display", False, _display),
     ("torch", False, _torch),
+    ("embedded policy", False, _embedded),
     ("GPUs", False, _gpus),
     ("hub cache", False, _hub_cache),
     ("Menagerie's models", False, _menagerie),

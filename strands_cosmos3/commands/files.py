@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_json, write_whole
 
-_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch")
+_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch", "ray")
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
@@ -32,21 +30,6 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
         raise ConfigError(f"{option} {str(path)!r} cannot be written there; choose another place.")
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a hidden file beside ``path``, then put it in its place."""
-    hidden = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        write(hidden)
-        os.replace(hidden, path)
-    finally:
-        hidden.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write JSON, whole or not at all."""
-    write_whole(path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n"))
-
-
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
     """The file for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
     return path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
@@ -61,3 +44,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+__all__ = ["numbered", "require_writable", "versions", "write_json", "write_whole"]

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from strands_cosmos3.commands.files import require_writable, write_json
 from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
+from strands_cosmos3.parallel.config import ParallelConfig
 
 _DEFAULT_DOMAIN = "droid_lerobot"
 
@@ -25,6 +26,8 @@ _DEFAULT_DOMAIN = "droid_lerobot"
 class Infer:
     """Ask a Cosmos 3 checkpoint once: what to do (policy), what would happen (forward_dynamics), what was done
     (inverse_dynamics).
+
+    On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --checkpoint ...
 
     Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. What is not set follows the
     checkpoint and the domain. A policy's answer can be given back as --action-file of forward_dynamics.
@@ -88,6 +91,12 @@ class Infer:
     """cpu, cuda or cuda:N. The default is cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type of weights. The default is bfloat16 on cuda, else float32."""
+    tp: int = 1
+    """Under torchrun: ranks that split every layer."""
+    cfg: int = 1
+    """Under torchrun: 2 computes guidance's two passes on two groups of ranks. tp x cfg must be the number of processes."""
+    vae_split: Literal["exact", "tiles", "off"] = "exact"
+    """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding only), or not at all."""
     out: Path = Path("cosmos3")
     """Beginning of the output files' names."""
 
@@ -107,6 +116,9 @@ class Infer:
             with _bar(console) as bar:
                 row = bar.add_task(f"{self.mode}, {engine.device}", total=sampling.num_inference_steps)
                 result = engine.step(processed.request(sampling), on_step=lambda done, _: bar.update(row, completed=done))
+            engine.spread.meet()
+            if engine.spread.rank > 0:  # rank 0 has the pixels, and it alone writes
+                return 0
             answer = processor.postprocess(result, processed)
         rows = answer["action"][0].numpy()
         scale = "model" if self.action_stats_path is None else "physical"
@@ -234,6 +246,7 @@ def _engine(options: Infer, decode: bool, console: Console) -> Iterator[Any]:
             options.checkpoint,
             device=device,
             dtype=getattr(torch, dtype),
+            parallel=ParallelConfig(options.tp, options.cfg, options.vae_split),
             decode_video=decode,
             action_space=options.action_space,
         )

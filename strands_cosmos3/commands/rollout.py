@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,37 +16,63 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from strands_cosmos3.commands.files import numbered, require_writable, versions, write_json, write_whole
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
-_MODELS = ("native", "diffusers")
+_MODELS = ("native", "distributed", "diffusers")
+_TROUBLES = ("deadline_misses", "idle_ticks", "stale", "refused", "failed", "reconnects", "restarts", "late_ticks", "abandoned")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who looks on while episodes run.
+
+    Args:
+        begin: Called with each episode's instruction before it starts.
+        on_tick: Called with the robot after every tick, or None.
+        audience: Is shown plans and predictions, or None.
+        end: Called with what came of the episode.
+    """
+
+    begin: Callable[[str], None] = field(default=lambda instruction: None)
+    on_tick: Callable[[Any], None] | None = None
+    audience: Any = None
+    end: Callable[[Episode], None] = field(default=lambda episode: None)
 
 
 @dataclass(frozen=True)
 class Rollout:
     """Run a policy in simulation: a Franka with real dynamics, in a closed loop, filmed if you like.
 
-    The scripted backend is an expert that sees the simulator's state and speaks the model's own action rows; replay follows
-    a recorded end-effector trajectory; service asks a policy server and shows it what the cameras see. Ctrl-C brings the arm
-    to rest and keeps everything; a second one stops at once.
+    The scripted backend is an expert that sees the simulator's state and speaks the model's own action rows; native is a
+    Cosmos 3 checkpoint that sees what the cameras see (without --model, the small one that comes with this package); replay
+    follows a recorded end-effector trajectory; service asks a policy server. Ctrl-C brings the arm to rest and keeps
+    everything; a second one stops at once.
     """
 
     task: Literal["reach", "pick", "place", "stack"] | None = None
     """What to judge success by. The default is pick, or nothing for replay."""
     instruction: str = ""
     """What the policy is told, e.g. "pick up the blue cube". The default is the task's own."""
-    backend: Literal["scripted", "replay", "native", "diffusers", "service"] = "scripted"
-    """Where actions come from: an expert, a recording, or a Cosmos 3 checkpoint run by this package, by
-    diffusers, or by a policy server."""
+    backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] = "scripted"
+    """Where actions come from: an expert, a recording, or a Cosmos 3 checkpoint run by this package in this process (native)
+    or on several (distributed), by diffusers, or by a policy server."""
     model: str | None = None
-    """For native and diffusers: a checkpoint's folder or hub repository."""
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two is the small
+    policy that comes with this package; it knows reach and pick on this table, and nothing else."""
     num_steps: int | None = None
-    """For native and diffusers: denoising steps. The default is the checkpoint's preset."""
+    """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
-    """For native and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
     device: str | None = None
-    """For native and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    tp: int = 1
+    """For distributed: ranks that split every layer."""
+    cfg: int = 1
+    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     host: str | None = None
@@ -67,6 +94,13 @@ class Rollout:
     """Rate of observation and state machine in Hz; it must divide 600."""
     replan_rows: int | None = None
     """Ask for a new chunk after this many rows; the default executes whole chunks."""
+    chunk_rows: int | None = None
+    """Rows that a chunk is asked to have; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15 Hz."""
+    latency: float = 0.0
+    """Simulated seconds that an inference takes: the arm goes on meanwhile, and the answer is joined that much later.
+    Chunks must last more than twice as long, or the arm has to wait. 0 stops the simulation for each inference."""
+    realtime: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run no faster than the clock on the wall and take each answer when it is there, as on a real arm."""
     feed_forward: Literal["velocity", "computed_torque", "none"] = "velocity"
     """What is added to the reference before it reaches the joint servos."""
     limits: Literal["fer", "fr3"] = "fer"
@@ -85,6 +119,8 @@ class Rollout:
     """Write a plot of commanded against achieved (.png, .pdf or .svg)."""
     npz: Path | None = None
     """Write the trajectories (.npz)."""
+    dataset: Path | None = None
+    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at 15 Hz."""
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Watch it live, where there is a display."""
     token: Annotated[str | None, tyro.conf.Suppress] = field(
@@ -93,50 +129,91 @@ class Rollout:
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
+        if (settled := self._settled()) != self:
+            return settled.run()
         self._check()
+        from strands_cosmos3.control.loop import LoopConfig
         from strands_cosmos3.instruction import parse_instruction
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.robot import ControlConfig, Robot
 
         physics_steps_per_tick(self.control_frequency)
+        LoopConfig(self.control_frequency, self.replan_rows, self.latency)
+        if self.latency and self.realtime:
+            raise ConfigError("--latency is simulated and --realtime takes inference's own; leave one out.")
         if self.instruction and self.backend == "scripted":
             parse_instruction(self.instruction)
         robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
         console = Console()
         episodes: list[Episode] = []
-        with _viewer(robot, self.view) as on_tick, _bar(console) as bar:
-            for seed in range(self.seed, self.seed + self.episodes):
-                episode = self._episode(robot, seed, bar, on_tick)
+        with recorder_for(self.dataset) as recorder, self._watched(robot, console) as watch, _bar(console) as bar:
+            for seed in self._seeds():
+                episode = self._episode(robot, seed, bar, watch, recorder)
                 episodes.append(episode)
                 self._keep(episode)
                 if episode.outcome is Outcome.INTERRUPTED:
                     break
         summary = _summary(episodes)
+        summary |= {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
         if self.json is not None:
             write_json(
                 self.json,
                 {"episodes": [e.to_dict() for e in episodes], "summary": summary, "versions": versions()},
             )
-        _print(console, episodes, summary, [p for p in (self.video, self.json, self.plot, self.npz) if p is not None])
+        _print(
+            console, episodes, summary, [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
+        )
         failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
         return int(failed)
+
+    def _settled(self) -> Rollout:
+        """The same with the embedded checkpoint named, where no other is."""
+        embedded = self.backend in ("native", "distributed") and self.model is None
+        return replace(self, model=str(embedded_checkpoint(task=self.task))) if embedded else self
+
+    def _seeds(self) -> Iterable[int]:
+        return range(self.seed, self.seed + self.episodes)
+
+    @contextmanager
+    def _watched(self, robot: Any, console: Console) -> Iterator[Watch]:
+        """Whoever looks on, for as long as the episodes last."""
+        with _viewer(robot, self.view) as on_tick:
+            yield Watch(on_tick=on_tick)
 
     @property
     def _task(self) -> str | None:
         return self.task if self.task is not None or self.backend == "replay" else "pick"
 
+    @property
+    def _wants_world(self) -> bool:
+        """Whether somebody looks at the world that a model predicts."""
+        return self.video is not None
+
+    @property
+    def _told(self) -> str:
+        """What the policy is told."""
+        from strands_cosmos3.sim.tasks import get_task
+
+        return self.instruction or ("" if self._task is None else get_task(self._task).instruction)
+
     def _check(self) -> None:
         if self.episodes < 1:
             raise ConfigError(f"--episodes must be at least 1, got {self.episodes}.")
+        self._check_options()
+
+    def _check_options(self) -> None:
         if self.backend == "replay" and self.trajectory is None:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
         if self.backend != "replay" and self.trajectory is not None:
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
         if (self.backend in _MODELS) != (self.model is not None):
             raise ConfigError(
-                "--model CHECKPOINT belongs to --backend native or diffusers, which need it: a folder in the released layout, "
-                "or a hub repository."
+                "--model CHECKPOINT belongs to --backend native, distributed or diffusers, which need it: a folder in the "
+                "released layout, or a hub repository."
             )
+        if self.backend != "distributed" and (self.tp, self.cfg) != (1, 1):
+            raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {self.backend}.")
+        ParallelConfig(self.tp, self.cfg)
         served = {"host": self.host, "port": self.port, "action-space": self.action_space, "dialect": self.dialect}
         given = [f"--{name}" for name, value in served.items() if value is not None]
         if self.backend != "service" and given:
@@ -148,35 +225,44 @@ class Rollout:
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
         require_writable(self.npz, (".npz",), "--npz")
 
-    def _episode(self, robot: Any, seed: int, bar: Progress, on_tick: Callable[[Any], None] | None) -> Episode:
+    def _episode(self, robot: Any, seed: int, bar: Progress, watch: Watch, recorder: Any) -> Episode:
         config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
         if self.backend in _MODELS:
             config |= {"model": self.model, "num_steps": self.num_steps, "guidance_scale": self.guidance_scale}
-            config |= {"device": self.device, "decode_video": self.video is not None}
+            config |= {"device": self.device, "decode_video": self._wants_world}
+        if self.backend == "distributed":
+            config["parallel"] = ParallelConfig(self.tp, self.cfg)
         if self.backend == "service":
             address = {"host": self.host, "port": self.port, "api_key": self.token}
             config |= {**address, "action_space": self.action_space, "dialect": self.dialect}
+        config["chunk_rows"] = self.chunk_rows
         label = f"{self._task or self.backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
+        watch.begin(self._told)
         episode = robot.run_policy(
             instruction=self.instruction,
             policy_config=config,
             duration=self.duration,
             control_frequency=self.control_frequency,
-            video=numbered(self.video, seed, self.episodes > 1),
+            video=numbered(self.video, seed, self.episodes != 1),
             film_layout=self.film,
             task=self._task,
             seed=seed,
+            latency=self.latency,
+            realtime=self.realtime,
             progress=lambda now, total: bar.update(row, completed=now, total=total),
-            on_tick=on_tick,
+            on_tick=watch.on_tick,
+            audience=watch.audience,
+            recorder=recorder,
         )
+        watch.end(episode)
         bar.update(row, description=f"{label}: {episode.outcome}", completed=episode.duration_s, total=episode.duration_s)
         return episode
 
     def _keep(self, episode: Episode) -> None:
-        many = self.episodes > 1
+        many = self.episodes != 1
         npz, plot = numbered(self.npz, episode.seed, many), numbered(self.plot, episode.seed, many)
         if npz is not None:
             write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
@@ -216,17 +302,24 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
             figures = (error.mean_mm, error.max_mm, error.mean_deg, error.max_deg)
             table.add_row(name, *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures), meaning)
     console.print(table)
-    steps, latency = last.steps, last.latency_ms
+    steps, latency, took = last.steps, last.latency_ms, last.inference_ms
     console.print(
         f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched {steps['stretched']}, unconverged "
-        f"{steps['unconverged']}); chunk latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms; "
+        f"{steps['unconverged']}); latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms (clock: "
+        f"{last.latency_clock}); inference took p50 {took['p50']:.1f} ms, max {took['max']:.1f} ms on the wall's clock; "
         f"{last.duration_s:.2f} s simulated at {last.realtime_factor:.1f} x real time"
     )
+    counters: Counter[str] = sum((Counter(dict(episode.counters)) for episode in episodes), Counter())
+    if troubles := [f"{name.replace('_', ' ')} {counters[name]}" for name in _TROUBLES if counters.get(name)]:
+        console.print(f"[yellow]{', '.join(troubles)}[/yellow]")
     console.print(f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message}" + (f" {last.fault}" if last.fault else ""))
+    if last.held and not last.fault:
+        console.print(f"[yellow]when the time was up {last.held}[/yellow]")
     if summary["success_rate"] is not None and len(episodes) > 1:
         console.print(f"success: {summary['successes']} of {len(episodes)}")
     for file in files:
-        console.print(f"wrote {file}" + (" (one for each seed)" if len(episodes) > 1 and file.suffix != ".json" else ""))
+        one_each = len(episodes) > 1 and file.suffix not in (".json", "")
+        console.print(f"wrote {file}" + (" (one for each seed)" if one_each else ""))
 
 
 def _bar(console: Console) -> Progress:
@@ -237,6 +330,21 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextmanager
+def recorder_for(folder: Path | None) -> Iterator[Any]:
+    """What records rollouts into a dataset, open for as long as it lasts; None without a folder."""
+    if folder is None:
+        yield None
+        return
+    try:
+        from strands_cosmos3.datasets.writer import DatasetWriter
+        from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
+    except ImportError as error:
+        raise MissingDependencyError("datasets need pyarrow and PyAV: pip install 'strands-cosmos3[data]'.") from error
+    with DatasetWriter(folder, rollout_spec()) as writer:
+        yield RolloutRecorder(writer)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
+from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, ResourceNotFoundError
+from strands_cosmos3.parallel.config import ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,22 @@ class Serve:
     Whoever reaches the port moves the robot: it listens on this machine only, unless you set a token.
     """
 
-    backend: Literal["native", "diffusers", "replay", "scripted"] | None = None
-    """Who infers. The default is native with --model, and replay with --trajectory. scripted needs the simulator's state,
-    which never leaves its process, and is refused."""
+    backend: Literal["native", "distributed", "diffusers", "replay", "scripted"] | None = None
+    """Who infers. The default is native (distributed with --tp or --cfg), and replay with --trajectory. scripted needs the
+    simulator's state, which never leaves its process, and is refused."""
     model: Annotated[str | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
-    """For native and diffusers: a checkpoint's folder or hub repository."""
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default is the small policy that
+    comes with this package, which knows one simulated table."""
     num_steps: int | None = None
-    """For native and diffusers: denoising steps. The default is the checkpoint's preset."""
+    """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
-    """For native and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
     device: str | None = None
-    """For native and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    tp: int = 1
+    """For distributed: ranks that split every layer."""
+    cfg: int = 1
+    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     embodiment: str = "droid"
@@ -69,14 +76,26 @@ class Serve:
         config = ServerConfig(self.host, self.port, self._token(), self.grace, self.max_clients)
         if self.model is not None and self.trajectory is not None:
             raise ConfigError("--model and --trajectory are two different things to serve; give one.")
-        name = self.backend or ("replay" if self.model is None else "native")
+        parallel = ParallelConfig(self.tp, self.cfg)
+        one = "native" if parallel.world_size == 1 else "distributed"
+        name = self.backend or (one if self.trajectory is None else "replay")
+        if name != "distributed" and parallel.world_size > 1:
+            raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {name}.")
         if self.trajectory is not None and name != "replay":
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {name}.")
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
-        options = InferenceOptions(device=self.device, num_steps=self.num_steps, guidance_scale=self.guidance_scale)
-        backend = make_backend(name, self.trajectory or self.model, options, self.action_space)
+        options = InferenceOptions(
+            device=self.device,
+            num_steps=self.num_steps,
+            guidance_scale=self.guidance_scale,
+            parallel=parallel if name == "distributed" else None,
+        )
+        model = self.trajectory or self.model
+        if model is None and name in ("native", "distributed"):
+            model = embedded_checkpoint(self.embodiment)
+        backend = make_backend(name, model, options, self.action_space)
         space = self.action_space or getattr(backend, "action_space", None) or ("midtrain" if name == "replay" else None)
         try:
             policy = ServedPolicy(backend, self.embodiment, space, self.seed, warm_up_message=_warm_up_message(backend))

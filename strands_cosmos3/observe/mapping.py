@@ -6,22 +6,38 @@ key of the robot stands behind each, and in what unit its gripper is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.embodiments import JOINT_POS, MODEL_GRIPPER, PANDA_FINGER, GripperConvention
-from strands_cosmos3.errors import ConfigError, InputError, ObservationError
+from strands_cosmos3.embodiments import (
+    JOINT_POS,
+    MODEL_GRIPPER,
+    PANDA_FINGER,
+    PANDA_TENDON,
+    WIRE_GRIPPER,
+    CameraRig,
+    GripperConvention,
+)
+from strands_cosmos3.errors import ConfigError, InputError, ObservationError, UnknownNameError
+from strands_cosmos3.observe.cameras import CameraMapping, cameras_of
 from strands_cosmos3.types import Observation
 
 CANONICAL = JOINT_POS.columns
 _JOINTS, _GRIPPER = CANONICAL[:-1], CANONICAL[-1]
 _PANDA_KEYS = {**{f"joint_{i}": f"joint{i + 1}" for i in range(7)}, "gripper": "finger_joint1"}
 _ROBOTS = {"panda": _PANDA_KEYS, "franka": _PANDA_KEYS}
-_GRIPPER_UNITS = {"finger_joint1": PANDA_FINGER, "finger_joint2": PANDA_FINGER}
+
+GRIPPER_UNITS: Mapping[str, GripperConvention] = MappingProxyType(
+    {"fraction": MODEL_GRIPPER, "closed_fraction": WIRE_GRIPPER, "finger_m": PANDA_FINGER, "tendon": PANDA_TENDON}
+)
+"""How a robot may count its gripper: 1 = open; 1 = closed; metres a Panda's finger is out; its tendon actuator's 0..255."""
+_PANDA_FINGERS = ("finger_joint1", "finger_joint2")
 
 
 @dataclass(frozen=True)
@@ -29,20 +45,26 @@ class RobotMapping:
     """Which keys of a robot stand behind the canonical names.
 
     Args:
-        observed: Canonical name (or view name) -> key of the observation.
+        observed: Canonical name -> key of the observation.
         commanded: Canonical name -> key of the action.
+        cameras: Where the views are.
+        observed_gripper: What the observation's gripper counts.
+        commanded_gripper: What the action's gripper counts.
     """
 
     observed: Mapping[str, str]
     commanded: Mapping[str, str]
+    cameras: CameraMapping
+    observed_gripper: GripperConvention = MODEL_GRIPPER
+    commanded_gripper: GripperConvention = MODEL_GRIPPER
 
-    def read(self, flat: Mapping[str, Any], t_capture_s: float, views: Sequence[str] = ()) -> Observation:
+    def read(self, flat: Mapping[str, Any], t_capture_s: float, images: bool = False) -> Observation:
         """The observation behind a flat dictionary.
 
         Args:
             flat: Joint angles [rad] and a gripper by key, ``<joint>.vel`` [rad/s] where known, cameras as uint8 [H, W, 3].
             t_capture_s: Its time stamp.
-            views: Cameras that must be there.
+            images: Whether the cameras must be there.
 
         Raises:
             ObservationError: A key is missing or holds something else; the message lists what there is.
@@ -51,24 +73,30 @@ class RobotMapping:
             raise ObservationError(f"an observation is a mapping from names to values, got {type(flat).__name__}.")
         q = [self._number(flat, self.observed[name]) for name in _JOINTS]
         qd = [self._number(flat, f"{self.observed[name]}.vel", default=0.0) for name in _JOINTS]
-        key = self.observed[_GRIPPER]
-        gripper = float(_unit(key).to_fraction(self._number(flat, key)))
-        images = {view: self._image(flat, self.observed.get(view, view)) for view in views}
-        return Observation(np.array(q), gripper, images, np.array(qd), t_capture_s)
+        gripper = float(self.observed_gripper.to_fraction(self._number(flat, self.observed[_GRIPPER])))
+        return Observation(np.array(q), gripper, self.cameras.read(flat) if images else {}, np.array(qd), t_capture_s)
 
     def write(self, q_rad: NDArray[np.float64], gripper: float | None) -> dict[str, float]:
         """One step of actions, as Python floats: joint angles [rad] and the gripper in the robot's own unit."""
         step = {self.commanded[name]: float(angle) for name, angle in zip(_JOINTS, q_rad, strict=True)}
         if gripper is not None:
-            key = self.commanded[_GRIPPER]
-            step[key] = float(_unit(key).from_fraction(gripper))
+            step[self.commanded[_GRIPPER]] = float(self.commanded_gripper.from_fraction(gripper))
         return step
+
+    def require_state(self, names: Set[str]) -> None:
+        """Refuse an observation of these names: a joint or the gripper is not among them.
+
+        Raises:
+            ObservationError: The message says what is missing and what there is.
+        """
+        if missing := [key for key in self.observed.values() if key not in names]:
+            raise _lacks_state(missing, sorted(names))
 
     def _number(self, flat: Mapping[str, Any], key: str, default: float | None = None) -> float:
         if key not in flat:
             if default is not None:
                 return default
-            raise ObservationError(f"the observation lacks {key!r}; it has: {', '.join(map(str, flat)) or 'nothing'}.")
+            raise _lacks_state([key], flat)
         try:
             value = np.asarray(flat[key])
             if value.size != 1 or value.dtype.kind not in "fiu":
@@ -77,14 +105,13 @@ class RobotMapping:
         except (TypeError, ValueError):
             raise ObservationError(f"observation {key!r} must be one number, got {flat[key]!r}.") from None
 
-    def _image(self, flat: Mapping[str, Any], key: str) -> Any:
-        if key not in flat:
-            cameras = [str(name) for name, value in flat.items() if getattr(value, "ndim", 0) == 3]
-            raise ObservationError(
-                f"the observation lacks camera {key!r}; it has: {', '.join(cameras) or 'no camera'}. Map another name to "
-                "it with observation_mapping={'<view>': '<key>'}."
-            )
-        return flat[key]
+
+def _lacks_state(keys: Sequence[str], names: Iterable[str]) -> ObservationError:
+    have = ", ".join(map(str, names)) or "nothing"
+    return ObservationError(
+        f"the observation lacks {', '.join(map(repr, keys))}; it has: {have}. Pass robot='panda' for a Panda's own names, or "
+        "observation_mapping={'joint_0': '<its key>', ...}."
+    )
 
 
 def resolve_mapping(
@@ -92,12 +119,28 @@ def resolve_mapping(
     state_keys: Sequence[str] | None = None,
     observation_mapping: Mapping[str, str] | None = None,
     action_mapping: Mapping[str, str] | None = None,
+    rig: CameraRig | None = None,
+    observed_gripper: str | GripperConvention | None = None,
+    commanded_gripper: str | GripperConvention | None = None,
 ) -> RobotMapping:
     """The mapping for a robot: its built-in one, or the user's state keys in order, with explicit entries winning.
 
+    Args:
+        robot: ``"panda"``, ``"franka"`` or None.
+        state_keys: Seven joints and a gripper, in order; a robot keeps its own.
+        observation_mapping: Canonical or view name -> key of the observation; for cameras also the other way round, as
+            strands-robots writes it: camera -> ``observation/wrist_image_left``.
+        action_mapping: Canonical name -> key of the action.
+        rig: The cameras of the embodiment.
+        observed_gripper: One of :data:`GRIPPER_UNITS` or a convention of your own. None is metres where the key is one of a
+            Panda's fingers, else the open fraction.
+        commanded_gripper: Likewise.
+
     Raises:
-        ConfigError: The robot has no built-in mapping; the message lists those that have.
+        ConfigError: The robot has no built-in mapping; the message lists those that have. An entry of a mapping stands for
+            nothing, or two stand for the same key.
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
+        UnknownNameError: No such gripper unit.
     """
     if robot is not None and robot not in _ROBOTS:
         raise ConfigError(f"robot {robot!r} has no built-in mapping; valid: {', '.join(_ROBOTS)}, or None with state keys.")
@@ -112,15 +155,89 @@ def resolve_mapping(
                 f"{len(state_keys)} state keys; without robot='panda' they must be eight, seven joints and a gripper, in order."
             )
         keys = dict(zip(CANONICAL, state_keys, strict=True))
-    return RobotMapping({**keys, **(observation_mapping or {})}, {**keys, **(action_mapping or {})})
+    states, views = split_observation_mapping(observation_mapping, cameras_of(rig))
+    observed = {**keys, **states}
+    commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in CANONICAL}}
+    for what, entries in (("observation_mapping", observed), ("action_mapping", commanded)):
+        _require_injective(what, entries)
+    return RobotMapping(
+        observed,
+        commanded,
+        cameras_of(rig).with_mapped(views),
+        _gripper(observed_gripper, observed[_GRIPPER]),
+        _gripper(commanded_gripper, commanded[_GRIPPER]),
+    )
+
+
+def split_observation_mapping(given: Mapping[str, str] | None, cameras: CameraMapping) -> tuple[dict[str, str], dict[str, str]]:
+    """An observation mapping's states (canonical name -> key) and views (view -> key).
+
+    Raises:
+        ConfigError: An entry names neither; the message lists the valid names.
+    """
+    states: dict[str, str] = {}
+    views: dict[str, str] = {}
+    for name, key in _entries("observation_mapping", given):
+        if name in CANONICAL:
+            states[name] = key
+        elif name in cameras.names:
+            views[cameras.names[name]] = key
+        elif key in cameras.names and key.startswith("observation/"):  # camera -> server key, as strands-robots has it
+            views[cameras.names[key]] = name
+        else:
+            raise ConfigError(
+                f"observation_mapping: {name!r} stands for nothing. It maps a canonical name to a key of the observation; "
+                f"valid names: {', '.join((*CANONICAL, *cameras.views))}."
+            )
+    _require_injective("observation_mapping", views)
+    return states, views
+
+
+def rename_columns(columns: Sequence[str], action_mapping: Mapping[str, str] | None) -> tuple[str, ...]:
+    """What an action's raw columns are called, where ``action_mapping`` names some of them.
+
+    Raises:
+        ConfigError: An entry names no column, or two columns would get one name.
+    """
+    given = dict(_entries("action_mapping", action_mapping))
+    if unknown := [name for name in given if name not in columns]:
+        raise ConfigError(
+            f"action_mapping: {', '.join(map(repr, unknown))} is no column of the action; valid: {', '.join(columns)}."
+        )
+    names = {column: given.get(column, column) for column in columns}
+    _require_injective("action_mapping", names)
+    return tuple(names.values())
+
+
+def _entries(what: str, given: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    if given is None:
+        return []
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) and text for item in given.items() for text in item):
+        raise ConfigError(f"{what} maps names to names, got {given!r}.")
+    return list(given.items())
+
+
+def _require_injective(what: str, entries: Mapping[str, str]) -> None:
+    twice = [key for key, n in Counter(entries.values()).items() if n > 1]
+    if twice:
+        names = [name for name, key in entries.items() if key == twice[0]]
+        raise ConfigError(
+            f"{what}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name needs its own key."
+        )
+
+
+def _gripper(given: str | GripperConvention | None, key: str) -> GripperConvention:
+    if given is None:
+        return PANDA_FINGER if key in _PANDA_FINGERS else MODEL_GRIPPER
+    if isinstance(given, GripperConvention):
+        return given
+    if given not in GRIPPER_UNITS:
+        raise UnknownNameError("gripper unit", given, GRIPPER_UNITS)
+    return GRIPPER_UNITS[given]
 
 
 def _require_keys(state_keys: Sequence[str]) -> None:
     if isinstance(state_keys, str) or not isinstance(state_keys, Sequence) or not state_keys:
         raise InputError(f"state keys are a non-empty list of names, got {state_keys!r}.")
-    if not all(isinstance(key, str) and key for key in state_keys) or len(set(state_keys)) != len(state_keys):
+    if not all(isinstance(key, str) and key.strip() for key in state_keys) or len(set(state_keys)) != len(state_keys):
         raise InputError(f"state keys must be non-empty strings, each once; got {list(state_keys)!r}.")
-
-
-def _unit(key: str) -> GripperConvention:
-    return _GRIPPER_UNITS.get(key, MODEL_GRIPPER)

@@ -25,13 +25,14 @@ F32 = NDArray[np.float32]
 
 TIERS: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
+        128: ((128, 160),),
         256: ((256, 256), (256, 320), (320, 256), (192, 320), (320, 192)),
         480: ((640, 640), (544, 736), (736, 544), (480, 832), (832, 480)),
         704: ((960, 960), (832, 1088), (1088, 832), (704, 1280), (1280, 704)),
         720: ((960, 960), (832, 1104), (1104, 832), (720, 1280), (1280, 720)),
     }
 )
-"""Canvases (height, width) by resolution tier."""
+"""Canvases (height, width) by resolution tier. 128 is no released tier: small checkpoints of this project's own use it."""
 
 DROID_COMPOSITE = (540, 640)
 """(height, width) of DROID's composite at its released resolution."""

@@ -80,12 +80,13 @@ def test_canvas(hw, tier, expected):
 def test_tiers_as_in_diffusers():
     pytest.importorskip("torch")
     module = pytest.importorskip("diffusers.pipelines.cosmos.pipeline_cosmos3_omni")
-    for tier, canvases in TIERS.items():
+    theirs = {tier: canvases for tier, canvases in TIERS.items() if tier != 128}  # ours alone, for small checkpoints
+    for tier, canvases in theirs.items():
         assert set(canvases) == set(module._ACTION_RESOLUTION_BINS[str(tier)].values())
     from diffusers.video_processor import VideoProcessor
 
     for height, width in ((540, 640), (100, 900), (333, 222), (128, 128), (240, 320)):
-        for tier in TIERS:
+        for tier in theirs:
             bins = module._ACTION_RESOLUTION_BINS[str(tier)]
             assert canvas_hw(height, width, tier) == VideoProcessor.classify_height_width_bin(height, width, bins)
 
