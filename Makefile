@@ -8,7 +8,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
 .PHONY: rollout view test test-slow test-strands test-browser test-lerobot check bench doctor clean system
 
-rollout: $(VENV)/.sim  ## a simulated Franka picks up a cube, filmed: out/rollout.mp4
+rollout: $(VENV)/.sim  ## the embedded policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
 	  --video $(OUT)/rollout.mp4 --plot $(OUT)/rollout.png --json $(OUT)/rollout.json
 
@@ -47,12 +47,12 @@ bench: $(VENV)/.sim  ## the figures in the README
 doctor: $(VENV)/.sim
 	$(BIN)/strands-cosmos3 doctor
 
-# make rollout needs the simulation alone; everything else the whole set, torch's CPU build first (constraints.txt says why).
+# make rollout needs the simulation and the engine, with torch's CPU build (constraints.txt says why); tests the whole set.
 $(VENV)/.sim: pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sim]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sim,engine]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.sim

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "sim": BASE | {"actions", "arm", "control", "datasets", "observe", "backends", "policy"},
     "view": SIMULATED,
     "evaluation": SIMULATED | {"engine", "parallel"},
-    "training": SIMULATED | {"engine", "parallel"},
+    "training": SIMULATED | {"engine", "parallel", "evaluation"},
     "bench": BASE | {"actions", "arm", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
     "commands": BASE
     | {

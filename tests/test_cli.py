@@ -16,6 +16,7 @@ import pytest
 from strands_cosmos3.cli import COMMANDS, main
 
 EPISODE = Path(__file__).resolve().parents[2] / "shared/data/droid_episode_48330.json"
+EXPERT = ["rollout", "--backend", "scripted"]
 
 
 def recording(path: Path) -> Path:
@@ -30,7 +31,7 @@ def recording(path: Path) -> Path:
 def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = {name: tmp_path / f"deep/er/a.{name}" for name in ("mp4", "json", "png", "npz")}
     files = ["--video", str(out["mp4"]), "--json", str(out["json"]), "--plot", str(out["png"]), "--npz", str(out["npz"])]
-    status = main(["rollout", "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files])
+    status = main([*EXPERT, "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files])
     assert status == 0
     printed = capsys.readouterr().out
     assert "success" in printed
@@ -59,7 +60,7 @@ def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path,
 
 
 def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
-    arguments = ["rollout", "--task", "reach", "--episodes", "2", "--seed", "7"]
+    arguments = [*EXPERT, "--task", "reach", "--episodes", "2", "--seed", "7"]
     status = main([*arguments, "--npz", str(tmp_path / "a.npz"), "--json", str(tmp_path / "a.json")])
     assert status == 0
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["a-seed7.npz", "a-seed8.npz"]
@@ -92,7 +93,7 @@ def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     film, report, npz = (tmp_path / f"a.{suffix}" for suffix in ("mp4", "json", "npz"))
     files = ["--json", str(report), "--npz", str(npz), "--video", str(film)]
-    arguments = ["rollout", "--task", "place", "--episodes", "3", *files]
+    arguments = [*EXPERT, "--task", "place", "--episodes", "3", *files]
     process = subprocess.Popen(
         [sys.executable, "-m", "strands_cosmos3.cli", *arguments],
         stdout=subprocess.PIPE,
@@ -119,7 +120,7 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
 
 
 def test_a_failed_task_is_status_one():
-    assert main(["rollout", "--task", "place", "--duration", "1"]) == 1
+    assert main([*EXPERT, "--task", "place", "--duration", "1"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--backend", "replay", "--trajectory", "/no/such.json"], "/no/such.json"),
         (["rollout", "--trajectory", "x.json"], "--backend replay"),
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
-        (["rollout", "--backend", "native", "--task", "place"], "the embedded checkpoint knows task 'reach' or 'pick'"),
+        (["rollout", "--task", "place"], "the embedded checkpoint knows task 'reach' or 'pick'"),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),
         (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),
@@ -195,5 +196,5 @@ def test_bench_measures_against_another_reference(tmp_path: Path):
 def test_view_without_a_display_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    assert main(["rollout", "--view"]) == 1
+    assert main([*EXPERT, "--view"]) == 1
     assert "--video" in capsys.readouterr().err

@@ -98,6 +98,7 @@ class ModelInput:
                 action_chunk_size=request.n_rows,
                 image_size=self._options.image_size,
                 prompt_format=self._options.prompt_format,
+                policy_frames=self._options.policy_frames,
             )
         return self._processors[key]
 

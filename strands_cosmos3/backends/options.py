@@ -24,6 +24,8 @@ class InferenceOptions:
         image_size: Resolution tier.
         prompt_format: ``plain`` or ``json``.
         decode_video: Whether the predicted world is decoded.
+        policy_frames: Frames of a policy's clip: 1 answers actions without a future, several times faster, where the checkpoint
+            was trained to. None is its own way.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`; None is one process.
     """
 
@@ -36,6 +38,7 @@ class InferenceOptions:
     image_size: int | None = None
     prompt_format: Literal["plain", "json"] | None = None
     decode_video: bool = False
+    policy_frames: int | None = None
     parallel: ParallelConfig | None = None
 
     def __post_init__(self) -> None:

@@ -35,7 +35,8 @@ class Evaluate:
     hundred. Each finished episode is a file in the output folder; Ctrl-C, a crash or kill -9 loses only episodes under way,
     and --resume goes on without repeating any. docs/evaluation.md tells more.
 
-      strands-cosmos3 evaluate --backend native --seeds 100 --out run/                      the embedded checkpoint
+      strands-cosmos3 evaluate --seeds 100 --out run/                                       the embedded checkpoint
+      strands-cosmos3 evaluate --backend scripted --tasks place,stack --out run/            the expert
       strands-cosmos3 evaluate --model CHECKPOINT --conditions plain,blank,swapped --seeds 200 --out run/
       strands-cosmos3 evaluate --model CHECKPOINT --num-gpus 8 --tp-size 2 --out run/       four replicas of two GPUs
     """
@@ -60,7 +61,8 @@ class Evaluate:
     instruction: str | None = None
     """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for the colours, which go round."""
     backend: Literal["scripted", "native", "diffusers", "service"] | None = None
-    """Where actions come from. The default is native with --model, else the scripted expert."""
+    """Where actions come from: a checkpoint that sees what the cameras see (native, the default), or the scripted expert, which
+    sees the simulator's state and knows all four tasks, or a policy server."""
     model: str | None = None
     """For native and diffusers: a checkpoint's folder or hub repository. native's default is the small policy that comes with
     this package; it knows reach and pick on this table, and nothing else."""
@@ -68,6 +70,8 @@ class Evaluate:
     """For native and diffusers: denoising steps; the default is the checkpoint's preset."""
     guidance_scale: float | None = None
     """For native and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    policy_frames: int | None = None
+    """For native: 1 answers actions without a future, several times faster; the default is the checkpoint's own."""
     device: str | None = None
     """For native and diffusers without replicas: cpu, cuda or cuda:N."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -136,7 +140,8 @@ class Evaluate:
 
 def _settle(options: dict[str, Any]) -> None:
     """Name the embedded checkpoint, where no other is."""
-    if options.get("backend") == "native" and options.get("model") is None:
+    options.setdefault("backend", "native")
+    if options["backend"] == "native" and options.get("model") is None:
         asked = options.setdefault("tasks", ",".join(TASKS))
         for task in asked.split(",") if isinstance(asked, str) else asked:
             options["model"] = str(embedded_checkpoint(task=str(task).strip()))

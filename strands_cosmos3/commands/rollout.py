@@ -47,9 +47,10 @@ class Watch:
 class Rollout:
     """Run a policy in simulation: a Franka with real dynamics, in a closed loop, filmed if you like.
 
-    The scripted backend is an expert that sees the simulator's state and speaks the model's own action rows; native is a
-    Cosmos 3 checkpoint that sees what the cameras see (without --model, the small one that comes with this package); replay
-    follows a recorded end-effector trajectory; service asks a policy server. Ctrl-C brings the arm to rest and keeps
+    native is a Cosmos 3 checkpoint that sees what the cameras see; without --model it is the small one that comes with this
+    package, which knows reach and pick on this table and nothing else. scripted is an expert that sees the simulator's state,
+    knows all four tasks and speaks the model's own action rows; replay follows a recorded end-effector trajectory; service
+    asks a policy server. Ctrl-C brings the arm to rest and keeps
     everything; a second one stops at once.
     """
 
@@ -57,9 +58,9 @@ class Rollout:
     """What to judge success by. The default is pick, or nothing for replay."""
     instruction: str = ""
     """What the policy is told, e.g. "pick up the blue cube". The default is the task's own."""
-    backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] = "scripted"
+    backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None = None
     """Where actions come from: an expert, a recording, or a Cosmos 3 checkpoint run by this package in this process (native)
-    or on several (distributed), by diffusers, or by a policy server."""
+    or on several (distributed), by diffusers, or by a policy server. The default is native."""
     model: str | None = None
     """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two is the small
     policy that comes with this package; it knows reach and pick on this table, and nothing else."""
@@ -67,6 +68,9 @@ class Rollout:
     """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
     """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    policy_frames: int | None = None
+    """For native and distributed: frames of the clip that a policy denoises. 1 answers actions without a future, several times
+    faster, where the checkpoint was trained to. The default is the checkpoint's own."""
     device: str | None = None
     """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
     tp: int = 1
@@ -141,8 +145,8 @@ class Rollout:
         LoopConfig(self.control_frequency, self.replan_rows, self.latency)
         if self.latency and self.realtime:
             raise ConfigError("--latency is simulated and --realtime takes inference's own; leave one out.")
-        if self.instruction and self.backend == "scripted":
-            parse_instruction(self.instruction)
+        if self.instruction and self._task is not None:
+            parse_instruction(self.instruction)  # it is judged by
         robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
         console = Console()
         episodes: list[Episode] = []
@@ -167,9 +171,11 @@ class Rollout:
         return int(failed)
 
     def _settled(self) -> Rollout:
-        """The same with the embedded checkpoint named, where no other is."""
-        embedded = self.backend in ("native", "distributed") and self.model is None
-        return replace(self, model=str(embedded_checkpoint(task=self.task))) if embedded else self
+        """The same with the backend named, and the embedded checkpoint where no other is."""
+        backend = self.backend or "native"
+        embedded = backend in ("native", "distributed") and self.model is None and self.trajectory is None
+        model = str(embedded_checkpoint(task=self.task)) if embedded else self.model
+        return replace(self, backend=backend, model=model)
 
     def _seeds(self) -> Iterable[int]:
         return range(self.seed, self.seed + self.episodes)
@@ -231,7 +237,8 @@ class Rollout:
             config["model"] = self.trajectory
         if self.backend in _MODELS:
             config |= {"model": self.model, "num_steps": self.num_steps, "guidance_scale": self.guidance_scale}
-            config |= {"device": self.device, "decode_video": self._wants_world}
+            config |= {"device": self.device, "policy_frames": self.policy_frames}
+            config["decode_video"] = self._wants_world and self.policy_frames != 1
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
         if self.backend == "service":

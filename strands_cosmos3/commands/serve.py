@@ -32,6 +32,9 @@ class Serve:
     """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
     """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    policy_frames: int | None = None
+    """For native and distributed: frames of the clip that a policy denoises. 1 answers actions without a future, several times
+    faster, where the checkpoint was trained to. The default is the checkpoint's own."""
     device: str | None = None
     """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
     tp: int = 1
@@ -90,6 +93,7 @@ class Serve:
             device=self.device,
             num_steps=self.num_steps,
             guidance_scale=self.guidance_scale,
+            policy_frames=self.policy_frames,
             parallel=parallel if name == "distributed" else None,
         )
         model = self.trajectory or self.model

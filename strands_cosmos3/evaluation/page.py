@@ -91,7 +91,8 @@ def _title(report: Mapping[str, Any]) -> str:
 
 def _head(report: Mapping[str, Any]) -> str:
     settings, policy = report["settings"], report["settings"]["policy"]
-    options = {name: policy[name] for name in ("num_steps", "guidance_scale", "replan_rows", "device", "host", "port")}
+    shown = ("num_steps", "guidance_scale", "policy_frames", "replan_rows", "device", "host", "port")
+    options = {name: policy[name] for name in shown}
     facts = {
         "policy": f"{policy['backend']}" + (f", {policy['model']}" if policy["model"] else ""),
         "options": ", ".join(f"{name} {value}" for name, value in options.items() if value is not None) or "the presets",

@@ -108,6 +108,7 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "model": policy.model,
         "num-steps": condition.num_steps or policy.num_steps,
         "guidance-scale": policy.guidance_scale,
+        "policy-frames": policy.policy_frames,
         "device": policy.device,
         "replan-rows": condition.replan_rows or policy.replan_rows,
         "host": policy.host,

@@ -29,7 +29,7 @@ class PolicySettings:
     Args:
         backend: One of :data:`BACKENDS`.
         model: For ``native`` and ``diffusers``: a checkpoint's folder or hub repository.
-        num_steps, guidance_scale, device, dtype: Of the model; None is its preset.
+        num_steps, guidance_scale, policy_frames, device, dtype: Of the model; None is its preset.
         replan_rows: Rows before the next chunk is asked for; None executes whole chunks.
         host, port, action_space, dialect, token: Of ``service``.
 
@@ -41,6 +41,7 @@ class PolicySettings:
     model: str | None = None
     num_steps: int | None = None
     guidance_scale: float | None = None
+    policy_frames: int | None = None
     device: str | None = None
     dtype: str | None = None
     replan_rows: int | None = None
@@ -58,7 +59,7 @@ class PolicySettings:
                 f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or hub repository belongs to "
                 f"{' and '.join(MODEL_BACKENDS)}, which need one."
             )
-        self._refuse(("num_steps", "guidance_scale", "device", "dtype"), MODEL_BACKENDS)
+        self._refuse(("num_steps", "guidance_scale", "policy_frames", "device", "dtype"), MODEL_BACKENDS)
         self._refuse(("host", "port", "action_space", "dialect"), ("service",))
 
     def _refuse(self, names: tuple[str, ...], backends: tuple[str, ...]) -> None:

@@ -83,7 +83,13 @@ class Simulator:
             return make_backend("service", action_space=policy.action_space, service=options)
         if policy.backend not in MODEL_BACKENDS:
             return make_backend(policy.backend)
-        options = InferenceOptions(policy.device, policy.dtype, num_steps, policy.guidance_scale)  # pyright: ignore[reportArgumentType]
+        options = InferenceOptions(
+            device=policy.device,
+            dtype=policy.dtype,  # pyright: ignore[reportArgumentType]
+            num_steps=num_steps,
+            guidance_scale=policy.guidance_scale,
+            policy_frames=policy.policy_frames,
+        )
         if self._engine is not None:
             from strands_cosmos3.backends.native import EngineBackend
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.engine.spread import Vae
-from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION, FirstFrameConv
+from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION, FlatConv
 
 if TYPE_CHECKING:
     from strands_cosmos3.parallel.config import VaeSplit
@@ -68,7 +68,7 @@ class HaloConv(nn.Module):
         inner: The convolution; its own width padding is taken away.
     """
 
-    def __init__(self, inner: FirstFrameConv, border: Border):
+    def __init__(self, inner: FlatConv, border: Border):
         super().__init__()
         conv: Any = inner.conv
         conv._padding = (0, 0, *conv._padding[2:])
@@ -220,7 +220,7 @@ def _wire(model: nn.Module, border: Border) -> None:
     """Put a border before whatever looks beyond a column."""
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
-            if isinstance(child, FirstFrameConv) and child.conv.kernel_size[2] == 3:
+            if isinstance(child, FlatConv) and child.conv.kernel_size[2] == 3:
                 setattr(owner, name, HaloConv(child, border))
             elif type(child).__name__ == "WanAttentionBlock":
                 setattr(owner, name, GatheredAttention(child, border))

@@ -71,7 +71,7 @@ def judge_dynamics(
     Raises:
         ConfigError: The checkpoint answers actions without a video.
     """
-    if Checkpoint.open(checkpoint).policy_frames == 1:
+    if Checkpoint.open(checkpoint).policy_frames == (1,):
         raise ConfigError(f"{checkpoint} answers actions without a video; train it jointly with the future first.")
     rows = executed_rows(demos, ticks)
     forward, still, ceiling, recovered = [], [], [], []

@@ -18,7 +18,6 @@ from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import METADATA, Checkpoint, locate
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
-from strands_cosmos3.engine.transformer import ActionHead
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
@@ -27,6 +26,7 @@ from strands_cosmos3.training.arm_windows import ArmKeys, ArmWindows, dataset_st
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LoopConfig, Parts
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
+from strands_cosmos3.training.release import load_policy
 
 
 @dataclass(frozen=True)
@@ -174,16 +174,6 @@ class PostTraining:
         files = sorted(target.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
         path.write_text(json.dumps({**data, "strands_cosmos3": ours}, indent=2) + "\n", encoding="utf-8")
-
-
-def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
-    """A released checkpoint's transformer and one domain's head, in float32, ready to be trained."""
-    transformer = checkpoint.load_transformer(torch.device("cpu"), torch.float32)
-    A, D = checkpoint.config.action_dim, checkpoint.config.hidden_size
-    shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
-    made = {name: torch.empty(shape) for name, shape in shapes.items()}
-    checkpoint.weights.read_into({f"action_proj_{name}.weight#{domain}": tensor for name, tensor in made.items()})
-    return TrainedPolicy(transformer, ActionHead(*made.values()))
 
 
 def _replaced(

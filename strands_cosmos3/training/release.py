@@ -15,6 +15,7 @@ import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import (
     MODEL_INDEX,
@@ -111,6 +112,21 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
     return policy
 
 
+def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
+    """A released checkpoint's transformer and one domain's head, in float32, ready to be trained."""
+    transformer = checkpoint.load_transformer(torch.device("cpu"), torch.float32)
+    A, D = checkpoint.config.action_dim, checkpoint.config.hidden_size
+    shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
+    made = {name: torch.empty(shape) for name, shape in shapes.items()}
+    checkpoint.weights.read_into({f"action_proj_{name}.weight#{domain}": tensor for name, tensor in made.items()})
+    return TrainedPolicy(transformer, ActionHead(*made.values()))
+
+
+def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
+    """A released checkpoint's VAE in float32, ready to be trained."""
+    return AutoencoderKLWan.from_pretrained(checkpoint.root / "vae", torch_dtype=torch.float32)
+
+
 def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
     """Every tensor of the released layout from a :class:`TrainedPolicy`'s state."""
     weights = {
@@ -133,7 +149,7 @@ def export(
     state: StateRow,
     tier: int,
     *,
-    frames: int,
+    frames: Sequence[int],
     label: str,
     dtype: torch.dtype = torch.float16,
     sampling: Mapping[str, Any] | None = None,
@@ -147,7 +163,7 @@ def export(
         vae: With ``latents_mean`` and ``latents_std`` in its config.
         tokenizer: Folder that is copied.
         state: Its state row. tier: Its resolution tier.
-        frames: Latent frames that it was trained to denoise: 1 where it answers actions alone.
+        frames: Pixel frames of a policy's clip that it was trained with, its own first; 1 answers actions alone.
         label: What a user reads about it.
         dtype: Type of the weights on disk.
         sampling: Its default sampling.
@@ -172,7 +188,7 @@ def export(
         "domain": DOMAIN,
         "state": state.to_metadata(),
         "sampling": dict(sampling or SAMPLING),
-        "policy_frames": frames,
+        "policy_frames": list(frames),
         "label": label,
         "sha256": {str(file.relative_to(folder)): sha256(file) for file in files},
     }

@@ -13,7 +13,8 @@ What a run was started with is kept in ``settings.json``; going on with other se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
@@ -35,9 +38,12 @@ from strands_cosmos3.training.loop import Loop, LoopConfig, Parts, whole
 from strands_cosmos3.training.matching import ALONE, FlowConfig, Share, flow_loss
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import (
+    DOMAIN,
     export,
     fresh_policy,
     fresh_tokenizer,
+    load_policy,
+    load_vae,
     new_config,
     policy_sizes,
     read_captions,
@@ -78,7 +84,8 @@ class RunConfig:
         tier: Resolution tier of the demonstrations.
         vae_steps, vae_clip_steps: Steps of the VAE on pictures, and on clips after them (0 where no video is wanted).
         policy_steps, joint_steps: Steps on frame 0 and actions, and with the future after them.
-        vae_batch, vae_clip_batch, policy_batch, joint_batch: Windows a step.
+        vae_batch, vae_clip_batch, policy_batch, joint_batch: Windows a step. joint_pictures: Windows of frame 0, labelled for
+            every goal, beside those of whole clips.
         vae_lr, policy_lr, joint_lr: Learning rates.
         clip_every: Ticks between the beginnings of the clips that are encoded.
         seed: Of weights, order and noise.
@@ -97,6 +104,7 @@ class RunConfig:
     vae_clip_batch: int = 1
     policy_batch: int = 64
     joint_batch: int = 32
+    joint_pictures: int = 32
     vae_lr: float = 2e-3
     policy_lr: float = 2e-3
     joint_lr: float = 1e-3
@@ -118,9 +126,11 @@ class SmallRun:
         config: What is trained.
         on_step: Called with the stage, its steps done and in all, and the loss's parts.
         share: Of several processes; the VAE and the latents must be there before there are several.
+        start: A checkpoint of this trainer's to go on from: its VAE on pictures, its tokenizer, state row and weights.
 
     Raises:
         ConfigError: The folder holds a run with other settings, or there are no demonstrations.
+        CheckpointError: The checkpoint cannot be loaded.
     """
 
     def __init__(
@@ -130,10 +140,13 @@ class SmallRun:
         config: RunConfig | None = None,
         on_step: OnStep | None = None,
         share: Share = ALONE,
+        start: Path | None = None,
     ):
         self.folder, self.config, self.share = folder, config or RunConfig(), share
         self._on_step = on_step or (lambda *_: None)
         folder.mkdir(parents=True, exist_ok=True)
+        self._start = None if start is None else Checkpoint.open(start)
+        _keep(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         _keep(folder / "settings.json", self.config.fixed)
         there = sorted(int(path.stem.removeprefix("shard-")) for path in demos.glob("shard-*.npz"))
         shards = _keep(folder / "shards.json", there, same=False)  # what is recorded later belongs to a later run
@@ -167,12 +180,16 @@ class SmallRun:
         """
         final = self.folder / "vae/final.pt"
         sizes = VaeSizes(self.config.latent_channels, self.config.vae_base, self.config.vae_base)
-        vae: Any = flat_first_frames(make_vae(sizes))
+        vae: Any = flat_first_frames(make_vae(sizes) if self._start is None else load_vae(self._start))
         vae.to(self.device)
         if final.exists():
             vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
         else:
-            self._fit_vae(vae)
+            if self._start is None:
+                self._fit_vae(vae)
+            self._open_gate(vae)
+            if self.config.vae_clip_steps:
+                self._fit_motion(vae)
             write_whole(final, partial(torch.save, vae.state_dict()))
         vae.eval().requires_grad_(False)
         return self._normalised(vae)
@@ -209,14 +226,14 @@ class SmallRun:
         loop = self._loop(vae, pictures, config.vae_steps, config.vae_lr, "vae", ema=0.995, weight_decay=0.0, decay=0.5)
         loop.run(on_step=self._said("vae", config.vae_steps))
         loop.take_average()
+
+    def _open_gate(self, vae: Any) -> None:
         gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
         _write(self.folder / "vae/gate.json", asdict(gate))
         gate.require()
-        if config.vae_clip_steps:
-            self._fit_motion(vae, how)
 
-    def _fit_motion(self, vae: Any, how: VaeLoss) -> None:
-        config, starts = self.config, self.demos.clips(ROWS)
+    def _fit_motion(self, vae: Any) -> None:
+        config, starts, how = self.config, self.demos.clips(ROWS), VaeLoss()
         keep_first_frames(vae)
 
         def clips(step: int) -> tuple[torch.Tensor, Parts]:
@@ -233,6 +250,9 @@ class SmallRun:
     def _normalised(self, vae: Any) -> Any:
         """The VAE with the mean and spread of its own latents recorded."""
         path = self.folder / "vae/latent_stats.json"
+        if self._start is not None and not path.exists():  # the weights to go on from know these figures
+            known = self._start.vae_config
+            _write(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
         if not path.exists():
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
             with torch.no_grad():
@@ -245,7 +265,17 @@ class SmallRun:
 
     def train_policy(self, vae: Any) -> Path:
         """Frame 0 and actions; returns the checkpoint."""
-        config, encode = self.config, encoder_of(vae)
+        config = self.config
+        windows, held_out = self._pictures(vae, config.policy_batch)
+        policy = spread(self._first_policy().to(self.device), self.share)
+        loss = self._flow(policy, config.seed, windows)
+
+        loop = self._loop(policy, loss, config.policy_steps, config.policy_lr, "policy")
+        return self._fit_policy(loop, vae, "policy", config.policy_steps, (1,), held_out)
+
+    def _pictures(self, vae: Any, batch: int) -> tuple[PictureWindows, Batch]:
+        """Windows of frame 0 to train on, and some that are held out."""
+        encode = encoder_of(vae)
         latents = cached_latents(
             lambda ticks: encode(to_pixels(self.demos.frames(ticks))),
             self.demos.label_ticks,
@@ -253,16 +283,17 @@ class SmallRun:
             self.columns,
             lambda done, of: self._on_step("latents", done, of, {}),
         )
-        n_train = self._trained_on(self.demos.label_ticks)
+        n_train, seed = self._trained_on(self.demos.label_ticks), self.config.seed
         windows = PictureWindows(
-            self.demos, latents[:, :, 0], self.state, self.captions, config.policy_batch, seed=config.seed, among=range(n_train)
+            self.demos, latents[:, :, 0], self.state, self.captions, batch, seed=seed, among=range(n_train)
         )
-        held_out = self._held_out(windows, n_train)
-        policy = spread(fresh_policy(self.transformer_config, config.seed).to(self.device), self.share)
-        loss = self._flow(policy, windows, config.seed)
+        return windows, self._held_out(windows, n_train)
 
-        loop = self._loop(policy, loss, config.policy_steps, config.policy_lr, "policy")
-        return self._fit_policy(policy, loop, vae, "policy", config.policy_steps, 1, held_out)
+    def _first_policy(self) -> TrainedPolicy:
+        """What training begins with."""
+        if self._start is None:
+            return fresh_policy(self.transformer_config, self.config.seed)
+        return load_policy(self._start, get_embodiment(DOMAIN).domain_id)
 
     def train_joint(self, vae: Any) -> Path:
         """On from the policy, with the future and both dynamics; returns the checkpoint."""
@@ -280,14 +311,15 @@ class SmallRun:
         windows = ClipWindows(
             self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch, seed=config.seed
         )
-        policy = fresh_policy(self.transformer_config, config.seed)
-        before = torch.load(self.folder / "policy/state.pt", weights_only=True)["ema"]
-        policy.load_state_dict(before)
+        pictures, seen_alone = self._pictures(vae, config.joint_pictures)
+        policy = self._first_policy()
+        if (self.folder / "policy/state.pt").exists():
+            policy.load_state_dict(torch.load(self.folder / "policy/state.pt", weights_only=True)["ema"])
         policy = spread(policy.to(self.device), self.share)
-        loss = self._flow(policy, windows, config.seed + 1)
+        loss = self._flow(policy, config.seed + 1, windows, pictures)
 
         loop = self._loop(policy, loss, config.joint_steps, config.joint_lr, "joint")
-        checkpoint = self._fit_policy(policy, loop, vae, "joint", config.joint_steps, 1 + ROWS // 4, None)
+        checkpoint = self._fit_policy(loop, vae, "joint", config.joint_steps, (1 + ROWS, 1), seen_alone)
         if not self.share.rank:
             held_out = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
             report = judge_dynamics(
@@ -306,18 +338,23 @@ class SmallRun:
             raise ConfigError("too few demonstrations to hold an episode out; record more.")
         return n
 
-    def _flow(self, policy: TrainedPolicy, windows: PictureWindows | ClipWindows, seed: int) -> LossOf:
+    def _flow(
+        self, policy: TrainedPolicy, seed: int, windows: PictureWindows | ClipWindows, alone: PictureWindows | None = None
+    ) -> LossOf:
+        """The loss of a step's windows, and of windows of frame 0 beside clips, where those are trained too."""
+
         def loss(step: int) -> tuple[torch.Tensor, Parts]:
-            batch, noise = windows.batch(step), _noise(seed, step)
+            noise = _noise(seed, step)
             with lower_precision(self.device):
-                value, parts = policy(lambda whole_policy: flow_loss(whole_policy, batch, FlowConfig(), noise, self.share))
+                value, parts = policy(lambda whole: flow_loss(whole, windows.batch(step), FlowConfig(), noise, self.share))
+                if alone is not None:
+                    more, seen = policy(lambda whole: flow_loss(whole, alone.batch(step), FlowConfig(), noise, self.share))
+                    value, parts = value + more, {**parts, "alone": seen["action"]}
             return value, averaged(parts, self.share)
 
         return loss
 
-    def _fit_policy(
-        self, policy: TrainedPolicy, loop: Loop, vae: Any, stage: str, steps: int, frames: int, held_out: Batch | None
-    ) -> Path:
+    def _fit_policy(self, loop: Loop, vae: Any, stage: str, steps: int, frames: Sequence[int], held_out: Batch) -> Path:
         windows = self.config.policy_batch if stage == "policy" else self.config.joint_batch
 
         def release(average: dict[str, torch.Tensor]) -> Path:
@@ -330,7 +367,7 @@ class SmallRun:
                 self.tokenizer,
                 self.state,
                 self.config.tier,
-                frames=(frames - 1) * 4 + 1,
+                frames=frames,
                 label=label,
             )
 
@@ -340,12 +377,11 @@ class SmallRun:
                 average = {name: whole(tensor).cpu() for name, tensor in loop.ema.items()}
                 if self.share.rank:
                     return
-                if held_out is not None:
-                    judged = fresh_policy(self.transformer_config)
-                    judged.load_state_dict(average)
-                    errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
-                    with (self.folder / stage / "held_out.jsonl").open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
+                judged = fresh_policy(self.transformer_config)
+                judged.load_state_dict(average)
+                errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
+                with (self.folder / stage / "held_out.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
                 release(average)
 
         loop.run(on_step=said)
@@ -365,7 +401,10 @@ class SmallRun:
         """Folder of the tokenizer."""
         folder = self.folder / "tokenizer"
         if not (folder / "tokenizer.json").exists():
-            fresh_tokenizer(folder, self.canvas_hw)
+            if self._start is None:
+                fresh_tokenizer(folder, self.canvas_hw)
+            else:
+                shutil.copytree(self._start.root / "text_tokenizer", folder, dirs_exist_ok=True)
         return folder
 
     @cached_property
@@ -376,6 +415,8 @@ class SmallRun:
     @cached_property
     def config_json(self) -> dict[str, Any]:
         """``transformer/config.json``."""
+        if self._start is not None:
+            return json.loads((self._start.root / "transformer/config.json").read_text(encoding="utf-8"))
         vocabulary = len(json.loads((self.tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
         added = json.loads((self.tokenizer / "tokenizer.json").read_text())["added_tokens"]
         size = max(vocabulary, 1 + max(int(token["id"]) for token in added))
@@ -389,6 +430,8 @@ class SmallRun:
     @cached_property
     def state(self) -> StateRow:
         """How state rows are scaled."""
+        if self._start is not None and self._start.state_row is not None:
+            return self._start.state_row
         path = self.folder / "state_row.json"
         if not path.exists():
             _write(path, state_row_of(self.demos).to_metadata())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strands_cosmos3.engine.factory import fresh_vae
-from strands_cosmos3.engine.vae import take_first_frames_flat
+from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import TrainingError
 from strands_cosmos3.training.loop import Parts
 from strands_cosmos3.training.shards import Demos
@@ -77,7 +77,7 @@ def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
 
 def flat_first_frames(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """The same module, computing lone first frames in two dimensions as the engine does."""
-    take_first_frames_flat(vae)
+    convolve_flat(vae)
     return vae
 
 

@@ -229,7 +229,7 @@ def first_tap_for_the_last(patch, _):
         conv = self.conv
         return F.conv2d(F.pad(frame, list(conv._padding[:4])), conv.weight[:, :, 0], conv.bias, conv.stride[1:])
 
-    patch.setattr(vae.FirstFrameConv, "_flat", flat)
+    patch.setattr(vae.FlatConv, "_flat", flat)
 
 
 @mutation()

@@ -18,6 +18,8 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.cluster import _guarded
 
 OPTIONS = [
+    "--backend",
+    "scripted",
     "--tasks",
     "reach",
     "--seeds",
@@ -183,8 +185,14 @@ def test_a_full_folder_is_refused(tmp_path, capsys):
 
 
 def test_bad_usage_is_told_before_ray_starts(tmp_path, capsys):
-    for options in (["--num-gpus", "7", "--tp-size", "2", "--model", "c"], ["--tasks", "juggle"], ["--conditions", "blind"]):
+    for options in (
+        ["--num-gpus", "7", "--tp-size", "2", "--model", "c"],
+        ["--tasks", "juggle"],
+        ["--conditions", "blind"],
+        ["--tasks", "reach,place"],  # the embedded checkpoint knows no place
+    ):
         assert main(["evaluate", "--out", str(tmp_path / "run"), *options]) == 2
+    assert "knows task 'reach' or 'pick'" in capsys.readouterr().err
     assert main(["evaluate", "--tasks", "reach"]) == 2
     assert "--out" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -128,14 +128,19 @@ def test_recording_changes_nothing_else(recorded: tuple[Path, Rollout]):
 
 def test_the_command_adds_to_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for seed in (4, 5):
-        assert main(["rollout", "--task", "reach", "--seed", str(seed), "--dataset", str(tmp_path / "set")]) == 0
+        assert (
+            main(
+                ["rollout", "--backend", "scripted", "--task", "reach", "--seed", str(seed), "--dataset", str(tmp_path / "set")]
+            )
+            == 0
+        )
     assert "wrote" in capsys.readouterr().out
     with Dataset(tmp_path / "set") as dataset:
         assert [episode.note["seed"] for episode in dataset] == [4, 5]
         assert dataset.spec == rollout_spec()
     with DatasetWriter(tmp_path / "other", arm_spec({"wrist": (48, 64)})):
         pass
-    assert main(["rollout", "--task", "reach", "--dataset", str(tmp_path / "other")]) == 2
+    assert main(["rollout", "--backend", "scripted", "--task", "reach", "--dataset", str(tmp_path / "other")]) == 2
     assert "another kind of episodes" in capsys.readouterr().err
 
 

@@ -17,9 +17,10 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.errors import InputError, LayoutError, ShapeError, VariantError
+from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.held_out import predict_rows
+from strands_cosmos3.training.phrases import TRAINED
 from strands_cosmos3.training.release import caption, export
 from strands_cosmos3.training.run import encoder_of
 from strands_cosmos3.training.vae import to_pixels
@@ -32,7 +33,7 @@ def released(policy, vae, tokenizer, config_json, demos, tmp_path):
     vae.register_to_config(latents_mean=[0.1] * 16, latents_std=[0.7] * 16)
     state = state_row_of(demos)
     args = (tmp_path / "checkpoint", config_json, dict(policy.named_parameters()), vae, tokenizer, state, 128)
-    return export(*args, frames=1, label="untrained, for a test", dtype=torch.float32)
+    return export(*args, frames=(1,), label="untrained, for a test", dtype=torch.float32)
 
 
 def ask(folder, request: Request, frame) -> torch.Tensor:
@@ -112,13 +113,29 @@ def test_diffusers_classes_load_the_folder_with_every_trained_weight(released, p
 
 def test_what_is_exported_loads_in_half_precision(policy, vae, tokenizer, config_json, demos, tmp_path):
     args = (tmp_path / "half", config_json, dict(policy.named_parameters()), vae, tokenizer, state_row_of(demos), 128)
-    folder = export(*args, frames=17, label="x")
+    folder = export(*args, frames=(17, 1), label="x")
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 6e6
     metadata = json.loads((folder / "checkpoint.json").read_text())["strands_cosmos3"]
-    assert metadata["policy_frames"] == 17
+    assert metadata["policy_frames"] == [17, 1]
     found = Checkpoint.open(folder)
+    assert found.policy_frames == (17, 1)
     assert (found.sampling.num_steps, found.sampling.flow_shift) == (4, 5.0)
     found.verify()
+
+
+def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(policy, vae, tokenizer, config_json, demos, tmp_path):
+    args = (tmp_path / "both", config_json, dict(policy.named_parameters()), vae, tokenizer, state_row_of(demos), 128)
+    found = Checkpoint.open(export(*args, frames=(17, 1), label="x"))
+    request = request_at(demos, 0, "reach the red cube")
+    for asked, latent_frames in ((None, 5), (17, 5), (1, 1)):
+        processed = ModelInput(found, InferenceOptions(policy_frames=asked))(request, "native")
+        assert processed.request(Sampling(1, 1.0, None, 5.0, False)).video_shape[0] == latent_frames
+    with pytest.raises(ConfigError, match=r"policy_frames 9: .* 17 or 1"):
+        ModelInput(found, InferenceOptions(policy_frames=9))(request, "native")
+    metadata = tmp_path / "both/checkpoint.json"
+    metadata.write_text(metadata.read_text().replace("17,", "true,"))
+    with pytest.raises(LayoutError, match="policy_frames must be whole numbers"):
+        Checkpoint.open(tmp_path / "both")
 
 
 def test_diffusers_backend_refuses_a_state_row(released):
@@ -149,7 +166,8 @@ def test_a_state_of_another_width_is_refused():
 
 def test_captions_are_short_and_keep_their_words(tokenizer, captions):
     assert max(len(ids) for sentences in captions.by_goal for ids in sentences) < 40
-    assert len({ids for sentences in captions.by_goal for ids in sentences}) == 60
+    sentences = [ids for sentences in captions.by_goal for ids in sentences]
+    assert len(set(sentences)) == len(sentences) == sum(3 * len(TRAINED[verb]) for verb in TRAINED)
     from transformers import AutoTokenizer
 
     known = AutoTokenizer.from_pretrained(tokenizer)

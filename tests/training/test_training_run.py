@@ -12,13 +12,15 @@ from safetensors.torch import load_file
 
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import plot
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.training import run as run_module
 from strands_cosmos3.training.phrases import GOALS
+from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.run import RunConfig, SmallRun
 from strands_cosmos3.training.shards import pack, shard_path, write_shard
-from strands_cosmos3.training.vae import ColourGate
+from strands_cosmos3.training.vae import ColourGate, flat_first_frames, to_pixels
 from strands_cosmos3.training.windows import PictureWindows
 
 TINY = RunConfig(
@@ -106,15 +108,36 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
 
     joint = again.train_joint(again.train_vae())
     with Cosmos3Engine.from_pretrained(joint, dtype=torch.float32, decode_video=True) as engine:
-        assert engine.checkpoint.policy_frames == 17
+        assert engine.checkpoint.policy_frames == (17, 1)
         assert "joint" in engine.checkpoint.metadata["label"]
     dynamics = json.loads((tmp_path / "joint/dynamics.json").read_text())
     assert dynamics["clips"] >= 1
     assert dynamics["still_db"] > dynamics["forward_db"]  # nothing was learnt, and the figures say so
     assert dynamics["inverse_mm"] > 10
     curve = [json.loads(line) for line in (tmp_path / "joint/curve.jsonl").read_text().splitlines()]
-    assert {"action", "video"} <= set(curve[-1])
+    assert {"action", "video", "alone"} <= set(curve[-1])
     assert plot(tmp_path).stat().st_size > 5_000
+
+    on = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
+    goes_on = SmallRun(tmp_path / "on", shards, on, start=checkpoint)
+    motion = goes_on.train_vae()  # of the checkpoint's VAE nothing changes that a first frame passes through
+    assert not (tmp_path / "on/vae/curve.jsonl").exists()
+    picture = to_pixels(goes_on.demos.frames([0]))
+    assert torch.equal(
+        motion.encode(picture).latent_dist.mode(),
+        flat_first_frames(load_vae(Checkpoint.open(checkpoint))).encode(picture).latent_dist.mode(),
+    )
+    assert motion.config["latents_mean"] == json.loads((checkpoint / "vae/config.json").read_text())["latents_mean"]
+    begun = goes_on._first_policy().state_dict()
+    assert torch.equal(begun["transformer.generation.layers.1.mlp.up.weight"].half(), released[key])
+    assert goes_on.state == Checkpoint.open(checkpoint).state_row
+    further = goes_on.train_joint(motion)
+    assert Checkpoint.open(further).policy_frames == (17, 1)
+    assert (further / "text_tokenizer/tokenizer.json").read_bytes() == (
+        checkpoint / "text_tokenizer/tokenizer.json"
+    ).read_bytes()
+    with pytest.raises(ConfigError, match="checkpoint"):
+        SmallRun(tmp_path / "on", shards, on)
 
     with pytest.raises(ConfigError, match="hidden 64 "):
         SmallRun(tmp_path, shards, RunConfig(**{**vars(TINY), "hidden": 96}))

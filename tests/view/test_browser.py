@@ -25,7 +25,7 @@ CHROMIUM = find()
 def page() -> Iterator[str]:
     """A `view` of the scripted expert, from the command line; Ctrl-C must end it cleanly."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "strands_cosmos3.cli", "view", "--task", "stack", "--page-port", "0"],
+        [sys.executable, "-m", "strands_cosmos3.cli", "view", "--backend", "scripted", "--task", "stack", "--page-port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
