@@ -96,8 +96,6 @@ def test_the_command_rolls_it_out(tmp_path: Path):
     status = main(
         [
             "rollout",
-            "--backend",
-            "native",
             "--task",
             "reach",
             "--instruction",
