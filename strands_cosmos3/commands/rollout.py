@@ -138,6 +138,7 @@ class Rollout:
         self._check()
         from strands_cosmos3.control.loop import LoopConfig
         from strands_cosmos3.instruction import parse_instruction
+        from strands_cosmos3.policy import create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.robot import ControlConfig, Robot
 
@@ -150,9 +151,14 @@ class Rollout:
         robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
         console = Console()
         episodes: list[Episode] = []
-        with recorder_for(self.dataset) as recorder, self._watched(robot, console) as watch, _bar(console) as bar:
+        with (
+            create_policy("cosmos3", robot="panda", limits=robot.limits, **self._policy_config()) as policy,
+            recorder_for(self.dataset) as recorder,
+            self._watched(robot, console) as watch,
+            _bar(console) as bar,
+        ):
             for seed in self._seeds():
-                episode = self._episode(robot, seed, bar, watch, recorder)
+                episode = self._episode(robot, policy, seed, bar, watch, recorder)
                 episodes.append(episode)
                 self._keep(episode)
                 if episode.outcome is Outcome.INTERRUPTED:
@@ -231,7 +237,7 @@ class Rollout:
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
         require_writable(self.npz, (".npz",), "--npz")
 
-    def _episode(self, robot: Any, seed: int, bar: Progress, watch: Watch, recorder: Any) -> Episode:
+    def _policy_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
@@ -245,12 +251,15 @@ class Rollout:
             address = {"host": self.host, "port": self.port, "api_key": self.token}
             config |= {**address, "action_space": self.action_space, "dialect": self.dialect}
         config["chunk_rows"] = self.chunk_rows
+        return config
+
+    def _episode(self, robot: Any, policy: Any, seed: int, bar: Progress, watch: Watch, recorder: Any) -> Episode:
         label = f"{self._task or self.backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
         watch.begin(self._told)
         episode = robot.run_policy(
             instruction=self.instruction,
-            policy_config=config,
+            policy=policy,
             duration=self.duration,
             control_frequency=self.control_frequency,
             video=numbered(self.video, seed, self.episodes != 1),
@@ -310,11 +319,12 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
             table.add_row(name, *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures), meaning)
     console.print(table)
     steps, latency, took = last.steps, last.latency_ms, last.inference_ms
+    felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"
     console.print(
         f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched {steps['stretched']}, unconverged "
-        f"{steps['unconverged']}); latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms (clock: "
-        f"{last.latency_clock}); inference took p50 {took['p50']:.1f} ms, max {took['max']:.1f} ms on the wall's clock; "
-        f"{last.duration_s:.2f} s simulated at {last.realtime_factor:.1f} x real time"
+        f"{steps['unconverged']}); {felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 "
+        f"{took['p50']:.1f} ms, max {took['max']:.1f} ms on the wall's clock; {last.duration_s:.2f} s simulated at "
+        f"{last.realtime_factor:.1f} x real time"
     )
     counters: Counter[str] = sum((Counter(dict(episode.counters)) for episode in episodes), Counter())
     if troubles := [f"{name.replace('_', ' ')} {counters[name]}" for name in _TROUBLES if counters.get(name)]:

@@ -92,7 +92,7 @@ class View(Rollout):
 
         with (
             Stage(robot.scene.model, self.page_address, self.page_port, self.expose) as stage,
-            LiveView(robot, stage, self.backend, not self.no_cameras) as live,
+            LiveView(robot, stage, str(self.backend), not self.no_cameras) as live,
         ):
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             outcomes: list[Outcome] = []

@@ -155,7 +155,7 @@ class Cosmos3PolicyProcessor:
             "domain_name": known.get("domain"),
             "action_dim": checkpoint.config.action_dim,
             "state_row": checkpoint.state_row,
-            "policy_frames": checkpoint.policy_frames[0] if checkpoint.policy_frames else None,
+            "policy_frames": next(iter(checkpoint.policy_frames), None),
         }
         given = {name: value for name, value in options.items() if value is not None}
         frames = given.get("policy_frames")

@@ -118,7 +118,7 @@ class PostTraining:
             keys,
             self.stats,
             found.state_row is not None,
-            found.policy_frames,
+            next(iter(found.policy_frames), None),
             rows,
             self.config.every,
             self.folder,

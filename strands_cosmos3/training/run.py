@@ -293,7 +293,7 @@ class SmallRun:
         """What training begins with."""
         if self._start is None:
             return fresh_policy(self.transformer_config, self.config.seed)
-        return load_policy(self._start, get_embodiment(DOMAIN).domain_id)
+        return load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
 
     def train_joint(self, vae: Any) -> Path:
         """On from the policy, with the future and both dynamics; returns the checkpoint."""
@@ -338,18 +338,21 @@ class SmallRun:
             raise ConfigError("too few demonstrations to hold an episode out; record more.")
         return n
 
-    def _flow(
-        self, policy: TrainedPolicy, seed: int, windows: PictureWindows | ClipWindows, alone: PictureWindows | None = None
-    ) -> LossOf:
-        """The loss of a step's windows, and of windows of frame 0 beside clips, where those are trained too."""
+    def _flow(self, policy: TrainedPolicy, seed: int, windows: PictureWindows | ClipWindows, *beside: PictureWindows) -> LossOf:
+        """The loss of a step's windows, and of windows of frame 0 beside clips."""
 
         def loss(step: int) -> tuple[torch.Tensor, Parts]:
             noise = _noise(seed, step)
-            with lower_precision(self.device):
-                value, parts = policy(lambda whole: flow_loss(whole, windows.batch(step), FlowConfig(), noise, self.share))
-                if alone is not None:
-                    more, seen = policy(lambda whole: flow_loss(whole, alone.batch(step), FlowConfig(), noise, self.share))
+
+            def job(whole_policy: TrainedPolicy) -> tuple[torch.Tensor, Parts]:
+                value, parts = flow_loss(whole_policy, windows.batch(step), FlowConfig(), noise, self.share)
+                for pictures in beside:
+                    more, seen = flow_loss(whole_policy, pictures.batch(step), FlowConfig(), noise, self.share)
                     value, parts = value + more, {**parts, "alone": seen["action"]}
+                return value, parts
+
+            with lower_precision(self.device):
+                value, parts = policy(job)
             return value, averaged(parts, self.share)
 
         return loss
