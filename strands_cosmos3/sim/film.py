@@ -120,7 +120,9 @@ class Film:
         if len(self._trail) > 1:
             paths.append(Polyline(np.array(self._trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
-        self._writer.write(compose_film(beauty, views, self._imagined(), self.caption or None))
+        imagined = self._imagined()
+        happened = None if imagined is None else _as_one(list(views.values()))
+        self._writer.write(compose_film(beauty, views, imagined, self.caption or None, happened))
 
     def _imagined(self) -> NDArray[np.uint8] | None:
         if self._predicted is None:
@@ -139,3 +141,10 @@ class Film:
         if self._writer is not None:
             given_up = isinstance(error, KeyboardInterrupt)  # what was filmed until then is worth keeping
             self._writer.__exit__(*((None, None, None) if given_up else (kind, error, trace)))
+
+
+def _as_one(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The wrist's view above the halved outer ones, as the policy is shown them: :func:`..observe.views.compose`, but quick."""
+    wrist, *outer = views
+    halves = [view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8) for view in outer]
+    return np.concatenate([wrist, np.concatenate(halves, axis=1)])

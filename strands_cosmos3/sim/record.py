@@ -133,7 +133,11 @@ def _is_picture(picture: Any) -> bool:
 
 
 def compose_film(
-    beauty: Frame, views: Mapping[str, Frame], predicted: Frame | None = None, caption: str | None = None
+    beauty: Frame,
+    views: Mapping[str, Frame],
+    predicted: Frame | None = None,
+    caption: str | None = None,
+    happened: Frame | None = None,
 ) -> Frame:
     """One page of the film: the scene, below it a strip of what the policy sees, beside it the world it predicted.
 
@@ -142,6 +146,7 @@ def compose_film(
         views: Observation pictures [h, w, 3] uint8 by name, left to right.
         predicted: [h, w, 3] uint8, a frame that the model imagined; it is labelled as a prediction.
         caption: A line over the large picture, e.g. the instruction.
+        happened: [h, w, 3] uint8, what was seen at the time that ``predicted`` is of; it is shown below it.
 
     Returns:
         [H', W', 3] uint8 with even sides. They depend on the inputs' shapes and on which are given, never on the text.
@@ -149,14 +154,15 @@ def compose_film(
     Raises:
         ShapeError: A picture is not [H, W, 3] uint8.
     """
-    for name, picture in {"beauty": beauty, **views, **({} if predicted is None else {"predicted": predicted})}.items():
+    beside = {name: picture for name, picture in (("predicted", predicted), ("happened", happened)) if picture is not None}
+    for name, picture in {"beauty": beauty, **views, **beside}.items():
         if not _is_picture(picture):
             raise ShapeError(f"picture {name!r} must be [H, W, 3] uint8, got {list(picture.shape)} {picture.dtype}.")
     main = beauty if caption is None else _captioned(beauty, caption)
     strip = _strip(views, main.shape[1]) if views else np.empty((0, main.shape[1], 3), np.uint8)
     page = np.concatenate([main, strip])
     if predicted is not None:
-        page = np.concatenate([page, _side_panel(predicted, page.shape[0], main.shape[1])], axis=1)
+        page = np.concatenate([page, _side_panel(beside, page.shape[0], main.shape[1])], axis=1)
     height, width = page.shape[0] + page.shape[0] % 2, page.shape[1] + page.shape[1] % 2
     out = np.empty((height, width, 3), np.uint8)
     out[:] = _PAPER
@@ -220,17 +226,26 @@ def _strip(views: Mapping[str, Frame], width: int) -> Frame:
     return strip
 
 
-def _side_panel(predicted: Frame, height: int, main_width: int) -> Frame:
-    """The predicted world on dark paper, as high as the page, named for what it is."""
+_TITLES = {
+    "predicted": ("PREDICTED WORLD", "imagined by the model, not observed", _ACCENT),
+    "happened": ("THE WORLD THAT HAPPENED", "observed at that time", _INK),
+}
+
+
+def _side_panel(beside: Mapping[str, Frame], height: int, main_width: int) -> Frame:
+    """The predicted world, and what happened, on dark paper, as high as the page, each named for what it is."""
     width = round(main_width * 0.5)
     size_px = max(10, round(width * 0.045))
     head = round(size_px * 3.6)
-    picture = _fit(predicted, width - _GAP_PX, max(height - head - _GAP_PX, 1))
+    each = height // len(beside)
     panel = np.empty((height, width, 3), np.uint8)
     panel[:] = _PAPER
-    top = max((height - head - picture.shape[0]) // 2, 0)
-    _write(panel, "PREDICTED WORLD", _GAP_PX, top + round(size_px * 0.3), size_px, _ACCENT)
-    _write(panel, "imagined by the model, not observed", _GAP_PX, top + round(size_px * 1.75), size_px, _FAINT)
-    spot = panel[top + head : top + head + picture.shape[0], _GAP_PX : _GAP_PX + picture.shape[1]]
-    spot[:] = picture[: spot.shape[0], : spot.shape[1]]
+    for i, (name, given) in enumerate(beside.items()):
+        title, note, color = _TITLES[name]
+        picture = _fit(given, width - _GAP_PX, max(each - head - _GAP_PX, 1))
+        top = i * each + max((each - head - picture.shape[0]) // 2, 0)
+        _write(panel, title, _GAP_PX, top + round(size_px * 0.3), size_px, color)
+        _write(panel, note, _GAP_PX, top + round(size_px * 1.75), size_px, _FAINT)
+        spot = panel[top + head : top + head + picture.shape[0], _GAP_PX : _GAP_PX + picture.shape[1]]
+        spot[:] = picture[: spot.shape[0], : spot.shape[1]]
     return panel

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
+from strands_cosmos3.observe.views import compose, resize
+from strands_cosmos3.sim.film import _as_one
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 
 av = pytest.importorskip("av")
@@ -144,6 +147,24 @@ def test_prediction_is_beside_the_scene_and_caption_over_it():
     assert page[:, 320:, 0].max() > 200, "the label"
     np.testing.assert_array_equal(beauty, 200)
     assert not np.array_equal(page, compose_film(beauty, VIEWS, predicted, "place the red cube"))
+
+
+def test_what_happened_is_below_what_was_predicted():
+    page = compose_film(gray(200, 180, 320), VIEWS, gray(77, 135, 160), None, gray(33, 135, 160))
+    assert page.shape == compose_film(gray(200, 180, 320), VIEWS, gray(77, 135, 160)).shape
+    rows = [np.flatnonzero((page[:, 320:] == level).all(axis=2).sum(axis=1) > 20) for level in (77, 33)]
+    assert len(rows[0]) > 40
+    assert len(rows[1]) > 40
+    assert rows[0].max() < rows[1].min()
+
+
+def test_what_happened_is_composed_as_the_policy_sees_it():
+    rng = np.random.default_rng(0)
+    views = {
+        name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8) for name in DROID_RIG.views
+    }
+    quick, asked = _as_one(list(views.values())), compose(views, DROID_RIG)
+    assert np.abs(resize(asked, quick.shape[:2], "bilinear") - quick).mean() < 12  # a view in another place: 30 and more
 
 
 def test_page_refuses_what_is_no_picture():
