@@ -57,6 +57,7 @@ def run(path, gang, each=lambda driver: None):
         return driver.progress, {key: without_times(record) for key, record in folder.read_all(driver.plan).items()}
 
 
+@pytest.mark.slow  # the command, below, loses a rank in every run of the suite
 def test_a_dead_rank_restarts_its_gang_and_changes_nothing(gang, model, tmp_path):
     killed = []
 
