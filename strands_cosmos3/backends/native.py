@@ -46,6 +46,7 @@ class EngineBackend:
         self.engine = engine
         self.model_sha256: str | None = engine.checkpoint.digest
         self.action_space = engine.action_space
+        self.replan_rows = engine.checkpoint.replan_rows
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
 
     def infer(self, request: Request) -> ActionChunk:

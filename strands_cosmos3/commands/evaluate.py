@@ -77,7 +77,8 @@ class Evaluate:
     dtype: Literal["float32", "bfloat16"] | None = None
     """For native and diffusers: the default is bfloat16 on a GPU, else float32."""
     replan_rows: int | None = None
-    """Ask for a new chunk after this many rows; the default executes whole chunks."""
+    """Ask for a new chunk after this many rows; the default is what the checkpoint says is best (8 for the
+    embedded one), else whole chunks."""
     host: str | None = None
     """For service: where the policy server is. Its token is read from the environment's STRANDS_COSMOS3_TOKEN."""
     port: int | None = None

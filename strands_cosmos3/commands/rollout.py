@@ -97,7 +97,8 @@ class Rollout:
     control_frequency: float = 50.0
     """Rate of observation and state machine in Hz; it must divide 600."""
     replan_rows: int | None = None
-    """Ask for a new chunk after this many rows; the default executes whole chunks."""
+    """Ask for a new chunk after this many rows; the default is what the checkpoint says is best (8 for the
+    embedded one), else whole chunks."""
     chunk_rows: int | None = None
     """Rows that a chunk is asked to have; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15 Hz."""
     latency: float = 0.0

@@ -4,8 +4,8 @@ The layout is the released one: ``transformer/`` and ``vae/`` (config and safete
 ``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
 ``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain``, ``state`` (see :mod:`.state`),
 ``sampling`` (its default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a
-policy's clip may have, its own first; 1 answers actions without a video) and ``sha256`` (file -> digest, checked
-before loading).
+policy's clip may have, its own first; 1 answers actions without a video), ``replan_rows`` (rows to execute before the next
+chunk is asked for) and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Checkpoint:
         sampling: Its own default sampling, or None.
         policy_frames: Pixel frames that a policy's clip may have, its own first: 1 answers actions without a video. Empty is
             the chunk's.
+        replan_rows: Rows of a chunk that are best executed before the next one is asked for; None is all.
     """
 
     root: Path
@@ -63,6 +64,7 @@ class Checkpoint:
     state_row: StateRow | None = None
     sampling: SamplerPreset | None = None
     policy_frames: tuple[int, ...] = ()
+    replan_rows: int | None = None
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -96,6 +98,7 @@ class Checkpoint:
             state_row = collected.of(lambda: StateRow.from_metadata(metadata))
             sampling = collected.of(lambda: _sampling(metadata))
             frames = collected.of(lambda: _policy_frames(metadata))
+            replan = collected.of(lambda: _replan_rows(metadata))
             space = collected.of(lambda: _space(named, metadata, action_space)) if named else None
         collected.raise_if_any(root)
         assert config
@@ -106,7 +109,7 @@ class Checkpoint:
         assert metadata is not None
         assert named
         files = weights, vae_weights
-        return cls(root, config, scheduler, vae_config, *files, named, space, metadata, state_row, sampling, frames)
+        return cls(root, config, scheduler, vae_config, *files, named, space, metadata, state_row, sampling, frames, replan)
 
     @property
     def digest(self) -> str:
@@ -221,6 +224,13 @@ def _policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in choices):
         raise LayoutError(f"checkpoint.json: policy_frames must be whole numbers of at least 1, got {found!r}.")
     return tuple(choices)
+
+
+def _replan_rows(metadata: Mapping[str, Any]) -> int | None:
+    found = metadata.get("replan_rows")
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
+        raise LayoutError(f"checkpoint.json: replan_rows must be a whole number of at least 1, got {found!r}.")
+    return found
 
 
 def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:

@@ -36,6 +36,7 @@ class ConditionedBackend:
         self.requires_images = inner.requires_images
         self.model_sha256 = inner.model_sha256
         self.action_space: str | None = getattr(inner, "action_space", None)
+        self.replan_rows: int | None = getattr(inner, "replan_rows", None)
         self.takes_views: bool = getattr(inner, "takes_views", False)
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None

@@ -65,8 +65,8 @@ class Cosmos3Policy(Policy):
             (0.1 s for a Panda's), so that the arm is where the motion is. False gives the bare joint angles there too.
         prompt: Used where a call gives an empty instruction.
         seed: Noise seed; each call of an episode uses the next one.
-        actions_per_step: Steps a call returns at most; None returns the whole chunk. Our Robot, which asks for plans,
-            executes that many rows before it asks again.
+        actions_per_step: Steps a call returns at most; None returns what the checkpoint says is best (``replan_rows``), or the
+            whole chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
         chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
         arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
         limits: What its joints may do (:class:`~strands_cosmos3.arm.panda.JointLimits`); None is the Panda's table.
@@ -210,7 +210,7 @@ class Cosmos3Policy(Policy):
 
     @property
     def execution_horizon(self) -> int:
-        """Steps to execute before the next call: ``actions_per_step``, else the whole chunk.
+        """Steps to execute before the next call: ``actions_per_step``, the checkpoint's own, or the whole chunk.
 
         Until the first call that is what a chunk takes at the control frequency; after it, what the last call answered,
         for the joints' limits may have asked for more time.
@@ -219,10 +219,18 @@ class Cosmos3Policy(Policy):
             return self.actions_per_step
         if len(self._marks.ends_s):
             return len(self._marks.ends_s)
-        rows, fps = self.embodiment.chunk_rows(self.action_space.name), self.embodiment.fps
-        if self.control_frequency is None or fps is None or self._arm is None:
-            return max(1, rows)
-        return max(1, int(np.ceil(rows / fps * self.control_frequency - 1e-9)))
+        return self._steps_of(self.replan_rows or self.embodiment.chunk_rows(self.action_space.name))
+
+    @property
+    def replan_rows(self) -> int | None:
+        """Rows to execute before the next inference: ``actions_per_step``, else the checkpoint's own; None is all of them."""
+        own: int | None = getattr(self.backend, "replan_rows", None)
+        return own if self.actions_per_step is None else self.actions_per_step
+
+    def _steps_of(self, rows: int) -> int:
+        """Control steps that rows take, where limits do not ask for more time."""
+        fps, hz = self.embodiment.fps, self.control_frequency
+        return max(1, rows if hz is None or fps is None or self._arm is None else int(np.ceil(rows / fps * hz - 1e-9)))
 
     @classmethod
     def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
@@ -329,7 +337,8 @@ class Cosmos3Policy(Policy):
             steps, motion_s = self._steps(plan, observation)
             start_s = observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
             over = min(delay, len(steps) - 1)  # something is always left to do
-            steps = steps[over:][: self.actions_per_step]
+            most = self.actions_per_step or (None if self.replan_rows is None else self._steps_of(self.replan_rows))
+            steps = steps[over:][:most]
             self._marks = MotionMarks(start_s, motion_s).skip(over).first(len(steps))
             return steps
 

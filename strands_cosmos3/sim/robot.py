@@ -237,7 +237,8 @@ class Robot:
                 policy.set_robot_state_keys([*ARM_JOINTS, FINGER_JOINTS[0]])
                 policy.set_control_frequency(control_frequency)
             with Film(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
-                loop = LoopConfig(control_frequency, policy.actions_per_step, None if realtime else latency)
+                rows = policy.replan_rows if isinstance(policy, Cosmos3Policy) else policy.actions_per_step
+                loop = LoopConfig(control_frequency, rows, None if realtime else latency)
                 episode = Episode(self, policy, instruction, judge, film, loop, realtime, on_tick)
                 self._loop_counters = episode.loop.counters
                 if recorder is None:

@@ -49,6 +49,12 @@ def test_the_horizon_is_the_chunk_in_the_caller_s_steps(policy, spy):
     few = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=10)
     few.set_control_frequency(50)
     assert few.execution_horizon == len(few.get_actions_sync(flat(spy.q_start), "go")) == 10
+    spy.replan_rows = 8  # as a checkpoint may say of itself
+    half = Cosmos3Policy(robot="panda", backend=spy)
+    assert (half.replan_rows, half.execution_horizon) == (8, 8)
+    half.set_control_frequency(50)
+    assert half.execution_horizon == len(half.get_actions_sync(flat(spy.q_start), "go")) == 27  # 8 rows of 15 Hz
+    assert few.replan_rows == few.execution_horizon == 10  # who says otherwise wins
     single = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=1)
     assert not single.is_chunk_emitting()
 

@@ -119,6 +119,7 @@ def test_what_is_exported_loads_in_half_precision(policy, vae, tokenizer, config
     assert metadata["policy_frames"] == [17, 1]
     found = Checkpoint.open(folder)
     assert found.policy_frames == (17, 1)
+    assert found.replan_rows == 8
     assert (found.sampling.num_steps, found.sampling.flow_shift) == (4, 5.0)
     found.verify()
 
@@ -135,6 +136,9 @@ def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(policy, vae, token
     metadata = tmp_path / "both/checkpoint.json"
     metadata.write_text(metadata.read_text().replace("17,", "true,"))
     with pytest.raises(LayoutError, match="policy_frames must be whole numbers"):
+        Checkpoint.open(tmp_path / "both")
+    metadata.write_text(metadata.read_text().replace("true,", "17,").replace('"replan_rows": 8', '"replan_rows": 0'))
+    with pytest.raises(LayoutError, match="replan_rows must be a whole number"):
         Checkpoint.open(tmp_path / "both")
 
 
