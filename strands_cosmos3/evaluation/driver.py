@@ -173,11 +173,12 @@ class Driver:
                 while self._queue or any(slot.job for slot in self._slots):
                     if stage == "running":
                         self._look_at_the_clock()
+                    self._give_out()
                     self._report(self.progress)
                     if interrupt.requested:
                         self.progress.interrupted = True
                         return
-                    self._step()
+                    self._take_back()
         self.progress.stage = "done"
         self._report(self.progress)
 
@@ -198,8 +199,8 @@ class Driver:
         if self._busy_since_s is not None:
             self.progress.busy_s = time.monotonic() - self._busy_since_s
 
-    def _step(self) -> None:
-        """Start workers that are wanted, give work to the idle, and take what came back."""
+    def _give_out(self) -> None:
+        """Start workers that are wanted, and give work to the idle."""
         while len(self._slots) < min(self.progress.wanted, len(self._queue) + sum(bool(s.job) for s in self._slots)):
             self._slots.append(self._start(len(self._slots)))
         for slot in self._slots:
@@ -208,6 +209,9 @@ class Driver:
                 self._attempts[slot.job] += 1
                 method = slot.actor.film if slot.job.film else slot.actor.run
                 slot.pending, slot.since_s = method.remote(slot.job.assignment), time.monotonic()
+
+    def _take_back(self) -> None:
+        """Wait a moment for answers, take them, and end whoever owes one for too long."""
         waiting = {slot.pending: slot for slot in self._slots if slot.pending is not None}
         ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
         self._look_after_ray(bool(ready))
