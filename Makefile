@@ -6,7 +6,7 @@ OUT := out
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
-.PHONY: rollout view test test-slow test-strands test-browser test-lerobot check bench doctor clean system
+.PHONY: chromium rollout view test test-slow test-strands test-browser test-lerobot check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the embedded policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -19,19 +19,21 @@ view: $(VENV)/.sim  ## the same on a live page: http://127.0.0.1:8080
 test: $(VENV)/.dev  ## the test suite, some minutes on two cores
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/.dev  ## the slow checks: hundreds of episodes, millions of samples
+test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
 
 test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, in its own environment (Python 3.12); with figures
 	$(BIN)/python -m pytest tests/policy/test_strands_robots.py -s
 
-test-browser: $(VENV)/.dev  ## the live page in a real browser; installs Chromium where it is missing
-	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then \
-	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium; fi
+test-browser: $(VENV)/.dev chromium  ## the live page in a real browser; installs Chromium where it is missing
 	$(BIN)/python -m pytest -m slow tests/view
 
 test-lerobot: $(VENV)/.dev  ## datasets read by lerobot 0.6.1 in an environment of its own (a download of 3 GB; Python 3.12)
 	$(BIN)/python -m pytest -m slow tests/datasets/test_lerobot.py
+
+chromium:
+	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then \
+	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium; fi
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ import pytest
 
 from strands_cosmos3.cli import COMMANDS, main
 
-EPISODE = Path(__file__).resolve().parents[2] / "shared/data/droid_episode_48330.json"
+EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
 
 
@@ -80,8 +80,6 @@ def test_replay_reports_drift_and_no_success(tmp_path: Path):
 
 
 def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
-    if not EPISODE.is_file():
-        pytest.skip(f"the recorded DROID episode is not at {EPISODE}")
     status = main(["rollout", "--backend", "replay", "--trajectory", str(EPISODE), "--json", str(tmp_path / "d.json")])
     assert status == 0
     (episode,) = json.loads((tmp_path / "d.json").read_text())["episodes"]

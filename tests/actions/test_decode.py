@@ -43,7 +43,7 @@ from strands_cosmos3.types import ActionChunk, PoseTrajectory
 TOL = 1e-9
 DROID = get_embodiment("droid")
 GOLDEN = json.loads((Path(__file__).parents[1] / "assets" / "droid_golden_rows.json").read_text())
-EPISODE = Path(__file__).parents[3] / "shared" / "data" / "droid_episode_48330.json"
+EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
 check = settings(max_examples=60, deadline=None)
 
 T_ANCHOR = se3(euler_xyz_to_matrix([2.9, -0.1, 0.4]), [0.4, -0.1, 0.3])
@@ -136,8 +136,6 @@ def test_golden_rows_need_extrinsic_angles():
 
 @pytest.fixture(scope="module")
 def episode():
-    if not EPISODE.is_file():
-        pytest.skip(f"the recorded DROID episode is not at {EPISODE}")
     return json.loads(EPISODE.read_text())
 
 

@@ -21,7 +21,7 @@ from strands_cosmos3.types import ActionChunk
 DROID = get_embodiment("droid")
 MODEL = load_panda()
 BRIDGE = MinkIKBridge(MODEL)
-EPISODE = Path(__file__).parents[2] / "../shared/data/droid_episode_48330.json"
+EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
 YAW_135 = np.array([[-1, -1, 0], [1, -1, 0], [0, 0, np.sqrt(2)]]) / np.sqrt(2)  # written out: not the project's own
 
 
@@ -80,8 +80,6 @@ def test_a_synthetic_chunk_lands_where_it_says():
 
 
 def test_the_droid_episode_with_and_without_the_tool_frame():
-    if not EPISODE.is_file():
-        pytest.skip(f"{EPISODE.name} is not at ../shared/data")
     recording = load_recording(EPISODE)
     q = recording.q_start_rad
     raw = encode_chunk(recording.T_base_cosmos, recording.gripper[1:], DROID)

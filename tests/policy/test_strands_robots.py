@@ -27,7 +27,7 @@ from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk, Request
 
-EPISODE = ROOT.parent / "shared/data/droid_episode_48330.json"
+EPISODE = ROOT / "tests/assets/droid_episode_48330.json"
 T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos
 VIEWS = ("wrist", "exterior_1", "exterior_2")
 DURATION_S = 4.0
@@ -229,7 +229,6 @@ def test_sockets(drive, recording: Path):
     follows(poses, "midtrain service, policy_provider='cosmos3'")
 
 
-@pytest.mark.skipif(not EPISODE.exists(), reason=f"the recorded DROID episode {EPISODE} is not here")
 def test_a_recorded_droid_episode(drive):
     episode = load_recording(EPISODE)
     config = {"embodiment": "droid", "robot": "panda", "backend": "replay", "model": str(EPISODE)}

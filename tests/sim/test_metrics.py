@@ -12,7 +12,7 @@ from strands_cosmos3.backends.replay import load_recording
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import Outcome
 
-EPISODE = Path(__file__).parents[2] / "../shared/data/droid_episode_48330.json"
+EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
 
 
 def run(feed_forward="velocity", **arguments):
@@ -89,8 +89,6 @@ def test_json_says_it_all(rollout):
 
 
 def test_the_droid_episode_in_the_closed_loop():
-    if not EPISODE.is_file():
-        pytest.skip(f"{EPISODE.name} is not at ../shared/data")
     rollout = run(policy_config={"backend": "replay", "model": str(EPISODE)}, task=None)
     assert rollout.outcome is Outcome.COMPLETED
     assert rollout.success is None
