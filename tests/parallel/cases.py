@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 
+from memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -119,33 +120,10 @@ def weights(**which):
 
 def loading_peak(small, folder, tp, cfg=1):
     """Largest growth of anonymous memory while this rank loads a checkpoint, and what it keeps."""
-    import ctypes
-    import gc
-    import re
-    import threading
-    import time
-    from pathlib import Path
-
-    def anonymous():
-        return int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-    Cosmos3Engine.from_pretrained(small, dtype=torch.float32, parallel=ParallelConfig(tp, cfg))
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what the heap could lend would not be counted
-    baseline, peak, done = anonymous(), 0, threading.Event()
-
-    def watch():
-        nonlocal peak
-        while not done.is_set():
-            peak = max(peak, anonymous())
-            time.sleep(0.0005)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    loaded = Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, parallel=ParallelConfig(tp, cfg))
-    done.set()
-    watcher.join()
-    return max(peak, anonymous()) - baseline, loaded.kept_bytes
+    degrees = ParallelConfig(tp, cfg)
+    Cosmos3Engine.from_pretrained(small, dtype=torch.float32, parallel=degrees)  # imports and allocators are the baseline
+    loaded, growth = peak_growth(lambda: Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, parallel=degrees))
+    return growth, loaded.kept_bytes
 
 
 def refused(mode_of, **which):

@@ -49,7 +49,7 @@ class Harness:
 
     def _start(self):
         self._listener = Listener(f"{self._folder.name}/ranks", "AF_UNIX")
-        path = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py"), self._listener.address], env=environment)
         self._zygote = self._listener.accept()

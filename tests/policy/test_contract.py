@@ -15,16 +15,6 @@ from strands_cosmos3.policy import Cosmos3Policy, Policy
 VIEWS = {name: np.full((90, 160, 3), 60 + 60 * i, np.uint8) for i, name in enumerate(DROID.rig.views)}
 
 
-@pytest.fixture
-def spy():
-    return Spy()
-
-
-@pytest.fixture
-def policy(spy):
-    return Cosmos3Policy(robot="panda", backend=spy)
-
-
 def test_what_it_says_of_itself(policy):
     assert policy.provider_name == "cosmos3"
     assert policy.reads_instruction

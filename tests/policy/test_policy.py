@@ -1,60 +1,15 @@
 """The policy's contract: strands-robots' on one side, a backend's on the other."""
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
+from spy import DROID, KEYS, T_HAND_COSMOS, Spy, flat
 
-from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
-from strands_cosmos3.bench.motions import feasible_chunk
-from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, BackendError, ConfigError, Cosmos3Error, InputError, ObservationError
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
-
-DROID = get_embodiment("droid")
-KEYS = [f"joint{i + 1}" for i in range(7)] + ["finger_joint1"]
-T_HAND_COSMOS = DROID.tool_frame.T_parent_cosmos
-
-
-def flat(q=HOME_Q, finger_m=0.04):
-    return dict(zip(KEYS, [*map(float, q), finger_m], strict=True))
-
-
-class Spy:
-    """Answers with a known motion from the measured pose, and remembers what it was asked."""
-
-    name, requires_images, model_sha256 = "spy", False, None
-
-    def __init__(self, rows=32, privileged=False, delay_s=0.0):
-        self.rows, self.needs_privileged, self.delay_s = rows, privileged, delay_s
-        self.requests, self.resets, self.closed = [], [], 0
-        self.q_start, self.T_hand = feasible_chunk(np.random.default_rng(0), rows, (0.002, 0.006), (0.2, 2.0))
-
-    def infer(self, request):
-        self.requests.append(request)
-        time.sleep(self.delay_s)
-        T = np.concatenate((dh_forward(self.q_start)[None], self.T_hand)) @ T_HAND_COSMOS
-        rows = encode_chunk(T, np.full(self.rows, 0.2), request.embodiment)
-        return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed, timing={"own_ms": 1.0})
-
-    def reset(self, seed=None):
-        self.resets.append(seed)
-
-    def close(self):
-        self.closed += 1
-
-
-@pytest.fixture
-def spy():
-    return Spy()
-
-
-@pytest.fixture
-def policy(spy):
-    return Cosmos3Policy(robot="panda", backend=spy)
 
 
 def test_steps_are_python_floats_under_the_robots_names(policy, spy):
