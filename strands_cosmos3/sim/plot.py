@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strands_cosmos3.errors import MissingDependencyError
 from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.types import Rollout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_rollout(rollout: Rollout, path: Path) -> None:
@@ -22,15 +26,9 @@ def plot_rollout(rollout: Rollout, path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("plots need matplotlib: pip install 'strands-cosmos3[sim]'.") from error
     arrays, t = rollout.arrays, rollout.arrays["t_s"]
     commanded, achieved = arrays["T_base_hand_commanded"], arrays["T_base_hand_achieved"]
-    figure = Figure(figsize=(11, 9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _page(11, 9)
     axes = figure.subplots(4, 1, sharex=True)
     for axis, name, colour in zip(range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True):
         axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
@@ -72,14 +70,8 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("plots need matplotlib: pip install 'strands-cosmos3[sim]'.") from error
     shown = {stage: points for stage, points in curves.items() if points}
-    figure = Figure(figsize=(9, 2.6 * max(1, len(shown))), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _page(9, 2.6 * max(1, len(shown)))
     axes = np.atleast_1d(figure.subplots(max(1, len(shown)), 1))
     for axis, (stage, points) in zip(axes, shown.items(), strict=False):
         steps = [point["step"] for point in points]
@@ -91,3 +83,14 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
         axis.grid(alpha=0.25)
     axes[-1].set_xlabel("optimiser steps")
     figure.savefig(path, dpi=110)
+
+
+def _page(width_in: float, height_in: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib: pip install 'strands-cosmos3[sim]'.") from error
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

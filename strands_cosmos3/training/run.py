@@ -85,7 +85,7 @@ class RunConfig:
         vae_steps, vae_clip_steps: Steps of the VAE on pictures, and on clips after them (0 where no video is wanted).
         policy_steps, joint_steps: Steps on frame 0 and actions, and with the future after them.
         vae_batch, vae_clip_batch, policy_batch, joint_batch: Windows a step. joint_pictures: Windows of frame 0, labelled for
-            every goal, beside those of whole clips.
+            every goal, beside those of whole clips. joint_forward, joint_inverse: Shares of the clips that learn dynamics.
         vae_lr, policy_lr, joint_lr: Learning rates.
         clip_every: Ticks between the beginnings of the clips that are encoded.
         seed: Of weights, order and noise.
@@ -104,7 +104,9 @@ class RunConfig:
     vae_clip_batch: int = 1
     policy_batch: int = 64
     joint_batch: int = 32
-    joint_pictures: int = 32
+    joint_pictures: int = 16
+    joint_forward: float = 0.25
+    joint_inverse: float = 0.4
     vae_lr: float = 2e-3
     policy_lr: float = 2e-3
     joint_lr: float = 1e-3
@@ -309,7 +311,10 @@ class SmallRun:
         )
         n_train = self._trained_on(ticks)
         windows = ClipWindows(
-            self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch, seed=config.seed
+            *(self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch),
+            forward=config.joint_forward,
+            inverse=config.joint_inverse,
+            seed=config.seed,
         )
         pictures, seen_alone = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
