@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from strands_cosmos3.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from strands_cosmos3.evaluation.driver import Progress
+    from strands_cosmos3.evaluation.settings import Settings
 
 _READING = " as told, of either: did what it was told, of all episodes and of those that did either."
 _NO_OPTIONS = ("config", "resume", "token")
@@ -108,6 +109,9 @@ class Evaluate:
     episode given to another one; the second time it counts as a failure."""
     films: int | None = None
     """Failures of each row that are filmed; the default is 3."""
+    clips: int | None = None
+    """For native: judge forward and inverse dynamics too, on so many chunks of the expert on tables that no training saw; some
+    two seconds each. The default is 0."""
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
@@ -131,8 +135,9 @@ class Evaluate:
         console = Console()
         console.print(f"{settings.topology}; {len(settings.plan())} episodes", highlight=False)
         about = {"versions": versions(), "command": " ".join(["strands-cosmos3", *sys.argv[1:]])}
+        world = _world(settings, console)
         with _display(console) as show:
-            report, progress = evaluate(settings, out, self.resume, options.get("address"), show, about)
+            report, progress = evaluate(settings, out, self.resume, options.get("address"), show, about, world)
         for table in _tables(report):
             console.print(table)
         _say(console, report, progress, out)
@@ -156,6 +161,22 @@ def _display(console: Console) -> Iterator[Any]:
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         yield lambda progress: live.update(_live_table(progress))
+
+
+def _world(settings: Settings, console: Console) -> Callable[[], Mapping[str, Any]] | None:
+    """What judges dynamics, where it was asked for; the checkpoint is looked at before anything starts."""
+    if not settings.clips:
+        return None
+    from strands_cosmos3.training.dynamics import judge_on_expert, require_video
+
+    checkpoint = Path(str(settings.policy.model))
+    require_video(checkpoint)
+
+    def said(stage: str, done: int, of: int) -> None:
+        if done in (1, of):
+            console.print(f"{stage}: {done} of {of}", highlight=False)
+
+    return lambda: asdict(judge_on_expert(checkpoint, settings.clips, settings.seed, settings.policy.num_steps, said))
 
 
 class _Lines:
@@ -254,6 +275,11 @@ def _columns(title: str, names: tuple[str, ...]) -> Table:
 
 
 def _say(console: Console, report: dict[str, Any], progress: Progress, out: Path) -> None:
+    if report["dynamics"] is not None:
+        from strands_cosmos3.evaluation.page import world_facts
+
+        for name, text in world_facts(report["dynamics"]).items():
+            console.print(f"{name}: {text}", highlight=False)
     if report["model_label"]:
         console.print(f"this checkpoint says of itself: {report['model_label']}", style="yellow", highlight=False)
     if report["hung"]:

@@ -29,6 +29,7 @@ def evaluate(
     address: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     about: Mapping[str, Any] | None = None,
+    world: Callable[[], Mapping[str, Any]] | None = None,
 ) -> tuple[Report, Progress]:
     """Run what is missing, and report on everything that is there.
 
@@ -42,6 +43,8 @@ def evaluate(
         address: Of a running Ray cluster; None starts Ray here.
         progress: Called several times a second.
         about: What else the report is to say, e.g. versions.
+        world: Judges forward and inverse dynamics, after the episodes; called where the settings ask for clips and the folder
+            has no such figures.
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
@@ -59,6 +62,8 @@ def evaluate(
         started = time.monotonic()
         try:
             _run(driver, address, workers)
+            if settings.clips and world is not None and not driver.progress.interrupted and folder.read_world() is None:
+                folder.write_world(world())
         finally:
             state = driver.progress
             facts = {

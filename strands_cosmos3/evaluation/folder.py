@@ -5,6 +5,7 @@
     run/run.json                                    the settings of the last start, versions
     run/episodes/<condition>/<task>/<index>.json    one episode
     run/films/<condition>/<task>-<index>.mp4        a failure, run again and filmed; "-differs" where it then went otherwise
+    run/dynamics.json                               forward and inverse dynamics, where they were asked for
     run/report.json, run/report.html                what it comes to
 
 An episode that is there and is the one wanted is never run again. Nothing is counted and no log is replayed: the files are
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,6 +139,18 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda hidden: hidden.write_bytes(film))
         return path
+
+    def read_world(self) -> Record | None:
+        """The stored figures of dynamics, or None where there are none of these settings."""
+        try:
+            stored = json.loads((self.path / "dynamics.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return stored if isinstance(stored, dict) and stored.get("identity") == self.settings.world_identity() else None
+
+    def write_world(self, figures: Mapping[str, Any]) -> None:
+        """Store figures of dynamics, whole or not at all."""
+        write_json(self.path / "dynamics.json", {**figures, "identity": self.settings.world_identity()})
 
     def write_file(self, name: str, write: Callable[[Path], object]) -> Path:
         """Store a file of the evaluation's own, such as its report."""

@@ -59,6 +59,10 @@ _LATENCY = (
     "From the question to the policy until its answer, on the clock on the wall; where simulators share a replica, waiting "
     "for it is included."
 )
+_DYNAMICS = (
+    "{clips} chunks of the undisturbed expert on tables that no training saw, {steps} denoising steps: mean PSNR of the frames "
+    "that follow from known rows, and the end point of the rows that are recovered from frames."
+)
 _EXPERIENCED = "The loop itself experienced a latency of at most {max_ms:.1f} ms on its own clock ({clock})."
 
 
@@ -70,7 +74,8 @@ def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
         films: Film's path -> what its player loads: the film itself as a data URI, or the path.
     """
     rows = report["rows"]
-    body = [_head(report), *_notices(report), _success(rows), _latency(report), _failures(report, films), _foot(report)]
+    body = [_head(report), *_notices(report), _success(rows), _world(report), _latency(report)]
+    body += [_failures(report, films), _foot(report)]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_title(report)}</title>'
     main = "\n".join(body)
     return (
@@ -159,6 +164,26 @@ def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
         return [*shown, _cell("" if row["chance"] is None else f"{percent(row['chance'])} %")]
 
     return f'<h2>Reading</h2><p class="dim">{_READING}</p>{_table(heads, told, cells, left=(0, 1, 3))}'
+
+
+def _world(report: Mapping[str, Any]) -> str:
+    """Forward and inverse dynamics, where they were judged."""
+    figures = report.get("dynamics")
+    if figures is None:
+        return ""
+    facts = world_facts(figures)
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
+    return f'<h2>Dynamics</h2><p class="dim">{_DYNAMICS.format(**figures)}</p><dl class="facts">{listed}</dl>'
+
+
+def world_facts(figures: Mapping[str, Any]) -> dict[str, str]:
+    """What to call each figure of dynamics, and the figure with its reference."""
+    gain = figures["forward_db"] - figures["still_db"]
+    return {
+        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB beside repeating the given frame "
+        f"({figures['still_db']:.2f} dB); the VAE alone: {figures['ceiling_db']:.2f} dB",
+        "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of {figures['moved_mm']:.1f} mm moved",
+    }
 
 
 def _latency(report: Mapping[str, Any]) -> str:

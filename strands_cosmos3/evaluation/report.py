@@ -39,6 +39,7 @@ def make_report(
         "episodes": len(records),
         "planned": len(plan),
         "rows": summarise(plan, records),
+        "dynamics": folder.read_world() if settings.clips else None,
         "loop_latency": _loop_latency(records.values()),
         "failures": [_failure(folder, a, records[a.key]) for a in failures_to_film(plan, records, settings)],
         "given_up": lost,

@@ -86,6 +86,7 @@ class Settings:
         episode_timeout: Longest time in seconds on the wall that an episode may take, waiting for a gang that starts again
             included; then its simulator is taken for hung.
         films: Failures of each row that are filmed.
+        clips: Clips of the expert on which forward and inverse dynamics are judged; 0 judges neither.
 
     Raises:
         ConfigError, UnknownNameError, InputError: It cannot be run; nothing was started or written.
@@ -103,6 +104,7 @@ class Settings:
     workers: int | None = None
     episode_timeout: float = 1800.0
     films: int = 3
+    clips: int = 0
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
@@ -110,7 +112,7 @@ class Settings:
         for task in self.tasks:
             get_task(task)
         distinct(self.conditions)
-        for name, least in (("seeds", 1), ("seed", 0), ("films", 0), ("workers", 1)):
+        for name, least in (("seeds", 1), ("seed", 0), ("films", 0), ("clips", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}.")
@@ -147,6 +149,8 @@ class Settings:
             raise ConfigError(f"device {policy.device!r}: num_gpus says where replicas run; leave the device out.")
         if self.topology.cfg_size > 1 and policy.guidance_scale == 1:
             raise ConfigError("cfg_size=2 with guidance_scale=1: there is no second pass to compute; use cfg_size=1.")
+        if self.clips and policy.backend != "native":
+            raise ConfigError(f"clips={self.clips}: dynamics are judged with backend 'native', not with {policy.backend!r}.")
         for condition in self.conditions:
             if condition.images == "blank" and policy.backend == "scripted":
                 raise ConfigError(
@@ -181,6 +185,10 @@ class Settings:
             "control_frequency": self.control_frequency,
         }
 
+    def world_identity(self) -> dict[str, Any]:
+        """What decides the figures of dynamics, as :meth:`identity` does for an episode."""
+        return {"model": self.policy.model, "num_steps": self.policy.num_steps, "clips": self.clips, "seed": self.seed}
+
     def digest(self, assignment: Assignment) -> str:
         """:meth:`identity`, in 16 characters."""
         text = json.dumps(self.identity(assignment), sort_keys=True)
@@ -197,7 +205,7 @@ class Settings:
 _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
 _POLICY = tuple(name for name in PolicySettings.__dataclass_fields__ if name != "token")
 _EPISODES = ("tasks", "seeds", "seed", "conditions", "instruction", "duration", "control_frequency")
-_RUN = (*_EPISODES, "workers", "episode_timeout", "films")
+_RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
 _PLACE = ("out", "address")
 OPTIONS = (*_RUN, *_POLICY, *_TOPOLOGY, *_PLACE)
 """Every option by name, the same in TOML and (with dashes) on the command line."""

@@ -9,30 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.demos import DemoConfig, DemoStudio
 from strands_cosmos3.training.held_out import chunk_errors
 from strands_cosmos3.training.phrases import plain
 from strands_cosmos3.training.release import DOMAIN, caption
-from strands_cosmos3.training.shards import Demos
+from strands_cosmos3.training.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.vae import to_pixels
-from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, executed_rows, state_columns
+from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, executed_rows, latent_columns, state_columns, undisturbed
 from strands_cosmos3.types import Mode
+
+HELD_OUT_SEED = 1_000_000
+_CLIPS_AN_EPISODE = 4
 
 
 @dataclass(frozen=True)
 class DynamicsReport:
-    """Figures over some held-out clips.
+    """Figures over some clips that no training saw.
 
     Args:
         clips: How many.
@@ -56,7 +62,6 @@ def judge_dynamics(
     demos: Demos,
     ticks: NDArray[np.int64],
     steps: int = 4,
-    content_hw: tuple[int, int] = (128, 144),
     on_clip: Callable[[int, int], None] | None = None,
 ) -> DynamicsReport:
     """Ask a checkpoint what known actions do, and what was done, on some clips.
@@ -65,17 +70,16 @@ def judge_dynamics(
         checkpoint: In the released layout, trained with the future.
         demos: Where the clips are. ticks: Where they begin; they must be held out.
         steps: Denoising steps.
-        content_hw: The pictures' part that the model sees, in pixels; the rest is padding and is not compared.
         on_clip: Called with clips done and in all.
 
     Raises:
-        ConfigError: The checkpoint answers actions without a video.
+        ConfigError: As :func:`require_video`.
     """
-    if Checkpoint.open(checkpoint).policy_frames == (1,):
-        raise ConfigError(f"{checkpoint} answers actions without a video; train it jointly with the future first.")
+    require_video(checkpoint)
     rows = executed_rows(demos, ticks)
     forward, still, ceiling, recovered = [], [], [], []
-    height, width = content_hw
+    canvas_hw = demos.frame(0).shape[:2]
+    height, width = content_hw = canvas_hw[0], 16 * latent_columns(canvas_hw)  # the rest is padding, which no model sees
     with Cosmos3Engine.from_pretrained(checkpoint, dtype=torch.float32, decode_video=True) as engine:
         tokens = PromptTokenizer(checkpoint / "text_tokenizer")
         for i, tick in enumerate(ticks):
@@ -98,6 +102,60 @@ def judge_dynamics(
     return DynamicsReport(len(ticks), decibels[0], decibels[1], decibels[2], errors.end_mm, errors.moved_mm, steps)
 
 
+def judge_on_expert(
+    checkpoint: Path,
+    clips: int,
+    seed: int = 0,
+    steps: int | None = None,
+    on_step: Callable[[str, int, int], None] | None = None,
+) -> DynamicsReport:
+    """Record the undisturbed expert on tables that no training saw, and judge a checkpoint on some of its chunks.
+
+    Args:
+        checkpoint: As in :func:`judge_dynamics`.
+        clips: How many; four of each episode at the most.
+        seed: Of the tables. Demonstrations of other seeds than ``HELD_OUT_SEED + seed`` have others.
+        steps: Denoising steps; None is the checkpoint's preset.
+        on_step: Called with what is under way, how much of it is done and how much there is.
+
+    Raises:
+        ConfigError: It is no checkpoint that demonstrations trained jointly with the future.
+    """
+    whole_number(clips, "clips", 1)
+    opened = require_video(checkpoint)
+    sampling, tier = opened.sampling, int(opened.metadata["resolution_tier"])
+    say = on_step or (lambda *_: None)
+    with TemporaryDirectory(prefix="sc3-clips-") as folder, DemoStudio(DemoConfig(tier, bend=0.0, distractors=0.0)) as studio:
+        kept, episode, least = [], 0, -(-clips // _CLIPS_AN_EPISODE)
+        while len(kept) < least:
+            record = studio.record(HELD_OUT_SEED + seed, episode)
+            episode += 1
+            if record is not None and len(record.opening) > ROWS + 1:
+                kept.append(record)
+                say("expert", len(kept), least)
+        write_shard(shard_path(Path(folder), 0), pack(kept))
+        demos = Demos.open(Path(folder))
+        ticks = demos.clips(ROWS)
+        ticks = ticks[undisturbed(demos, ticks)]
+        chosen = ticks[np.linspace(0, len(ticks) - 1, clips).round().astype(int)]
+        preset = steps or (4 if sampling is None else sampling.num_steps)
+        return judge_dynamics(checkpoint, demos, chosen, preset, on_clip=lambda done, of: say("dynamics", done, of))
+
+
+def require_video(checkpoint: Path) -> Checkpoint:
+    """A checkpoint that can be asked about the world.
+
+    Raises:
+        ConfigError: It answers actions without a video, or speaks another contract than the demonstrations'.
+    """
+    opened = Checkpoint.open(checkpoint)
+    if opened.state_row is None:
+        raise ConfigError(f"{checkpoint} has no state row: dynamics are judged on checkpoints that demonstrations trained.")
+    if opened.policy_frames == (1,):
+        raise ConfigError(f"{checkpoint} answers actions without a video; train it jointly with the future first.")
+    return opened
+
+
 class _Question:
     """One clip's requests."""
 
@@ -113,7 +171,7 @@ class _Question:
         steps: int,
     ):
         state = engine.checkpoint.state_row
-        assert state is not None  # every checkpoint that demonstrations train has one
+        assert state is not None  # require_video saw to it
         measured = state_columns(demos.T_base_cosmos[[tick]], demos.opening[[tick]])
         self._engine, self._rows = engine, torch.from_numpy(rows)
         sampling = engine.checkpoint.sampling

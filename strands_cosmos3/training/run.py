@@ -63,7 +63,16 @@ from strands_cosmos3.training.vae import (
     reconstruction_loss,
     to_pixels,
 )
-from strands_cosmos3.training.windows import ROWS, Batch, Captions, ClipWindows, PictureWindows, cached_latents, state_row_of
+from strands_cosmos3.training.windows import (
+    ROWS,
+    Batch,
+    Captions,
+    ClipWindows,
+    PictureWindows,
+    cached_latents,
+    latent_columns,
+    state_row_of,
+)
 
 OnStep = Callable[[str, int, int, Parts], None]
 LossOf = Callable[[int], tuple[torch.Tensor, Parts]]
@@ -165,9 +174,8 @@ class SmallRun:
 
     @cached_property
     def columns(self) -> int:
-        """Latent columns that the picture's content reaches; DROID's composite is 640 x 540."""
-        height, width = self.canvas_hw
-        return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
+        """Latent columns that the picture's content reaches."""
+        return latent_columns(self.canvas_hw)
 
     @property
     def seen_width(self) -> int:

@@ -178,6 +178,18 @@ def executed_rows(demos: Demos, ticks: NDArray[np.int64], rows: int = ROWS) -> N
     return normalize_chunk(raw.reshape(-1, raw.shape[-1]), "droid_lerobot").reshape(raw.shape).astype(np.float32)
 
 
+def latent_columns(canvas_hw: tuple[int, int]) -> int:
+    """Latent columns that a canvas's content reaches; DROID's composite is 640 x 540."""
+    height, width = canvas_hw
+    return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
+
+
+def undisturbed(demos: Demos, ticks: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[n] whether the expert pursued one goal, and nothing bent what it did, over the chunk after each tick."""
+    span = ticks[:, None] + np.arange(ROWS)
+    return ~demos.bent[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
+
+
 class ClipWindows:
     """Windows with their future: whole clips, what was done in them, and what it was for.
 
@@ -206,9 +218,7 @@ class ClipWindows:
         self._latents, self._rows = latents, executed_rows(demos, ticks)
         self._state = state.scaled(state_columns(demos.T_base_cosmos[ticks], demos.opening[ticks])).astype(np.float32)
         self._goal = demos.goal[ticks]
-        span = ticks[:, None] + np.arange(ROWS)
-        undisturbed = ~demos.bent[span].any(1) & (demos.goal[span] == self._goal[:, None]).all(1)
-        self._undisturbed = np.flatnonzero(undisturbed)
+        self._undisturbed = np.flatnonzero(undisturbed(demos, ticks))
         if not len(self._undisturbed):
             raise ConfigError("no clip shows the expert undisturbed for a whole chunk; record more demonstrations.")
         self._captions, self._batch, self._dropout, self._seed = captions, batch, dropout, seed

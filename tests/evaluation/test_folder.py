@@ -103,3 +103,18 @@ def test_only_times_are_left_out_of_a_comparison(folder):
     stored = folder.write(PLAN[0], record(PLAN[0]))
     assert stored == json.loads(folder.episode_path(PLAN[0]).read_text())
     assert set(stored) - set(without_times(stored)) == {"times"}
+
+
+def test_figures_of_dynamics_are_kept_for_the_settings_they_were_made_with(tmp_path):
+    def settings(**more):
+        return make_settings({"tasks": "reach", "seeds": 1, "model": "somewhere", "clips": 4, **more})
+
+    with RunFolder(tmp_path, settings(), resume=False) as folder:
+        assert folder.read_world() is None
+        folder.write_world({"forward_db": 21.0})
+        assert folder.read_world()["forward_db"] == 21.0
+    for other in ({"clips": 5}, {"seed": 1}, {"num_steps": 1}, {"model": "elsewhere"}):
+        with RunFolder(tmp_path, settings(**other), resume=False) as folder:
+            assert folder.read_world() is None, other
+    with RunFolder(tmp_path, settings(seeds=9), resume=False) as folder:
+        assert folder.read_world() is not None

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.folder import RunFolder
+from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.report import make_report, write_report
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import Simulator
@@ -102,3 +103,14 @@ def test_the_command_repeats_the_very_episode(tmp_path):
     (again,) = json.loads((tmp_path / "again.json").read_text())["episodes"]
     for name in ("seed", "task", "outcome", "duration_s", "ik", "path", "tracking", "steps", "counters"):
         assert again[name] == record[name], name
+
+
+def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
+    report, without = made(tmp_path)
+    assert "Dynamics" not in without
+    figures = {"clips": 7, "forward_db": 21.5, "still_db": 20.0, "ceiling_db": 24.0}
+    figures |= {"inverse_mm": 33.0, "moved_mm": 120.0, "steps": 4}
+    shown = page({**report, "dynamics": figures}, {})
+    for text in ("7 chunks", "4 denoising steps", "21.50 dB", "+1.50 dB", "20.00 dB", "24.00 dB", "33.0 mm", "120.0 mm"):
+        assert text in shown
+    Balance().feed(shown)

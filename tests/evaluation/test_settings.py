@@ -92,6 +92,8 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"model": "c", "num_gpus": 2, "device": "cuda"}, "num_gpus says where"),
         ({"model": "c", "num_gpus": 2, "cfg_size": 2, "guidance_scale": 1}, "no second pass"),
         ({"conditions": "blank"}, "no eyes"),
+        ({"clips": 4}, "dynamics are judged with backend 'native'"),
+        ({"clips": -1}, "clips"),
         ({"conditions": "steps=4"}, "no denoising steps"),
         ({"conditions": "plain,"}, "''"),
         ({"replan_rows": 0}, "replan_rows"),

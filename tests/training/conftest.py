@@ -11,9 +11,10 @@ from training_kit import CANVAS, EPISODES, TICKS
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes
 from strands_cosmos3.training.demos import DemoConfig, DemoStudio
-from strands_cosmos3.training.release import fresh_policy, fresh_tokenizer, new_config, read_captions
+from strands_cosmos3.training.release import export, fresh_policy, fresh_tokenizer, new_config, read_captions
 from strands_cosmos3.training.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.vae import VaeSizes, flat_first_frames, make_vae
+from strands_cosmos3.training.windows import state_row_of
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 
@@ -68,3 +69,12 @@ def policy(config_json):
 @pytest.fixture(scope="session")
 def vae():
     return flat_first_frames(make_vae(VaeSizes(16, 8, 8))).eval().requires_grad_(False)
+
+
+@pytest.fixture
+def released(policy, vae, tokenizer, config_json, demos, tmp_path):
+    """A checkpoint of the policy stage: actions without a future."""
+    vae.register_to_config(latents_mean=[0.1] * 16, latents_std=[0.7] * 16)
+    state = state_row_of(demos)
+    args = (tmp_path / "checkpoint", config_json, dict(policy.named_parameters()), vae, tokenizer, state, 128)
+    return export(*args, frames=(1,), label="untrained, for a test", dtype=torch.float32)

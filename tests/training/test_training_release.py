@@ -28,14 +28,6 @@ from strands_cosmos3.training.windows import PictureWindows, state_columns, stat
 from strands_cosmos3.types import Request
 
 
-@pytest.fixture
-def released(policy, vae, tokenizer, config_json, demos, tmp_path):
-    vae.register_to_config(latents_mean=[0.1] * 16, latents_std=[0.7] * 16)
-    state = state_row_of(demos)
-    args = (tmp_path / "checkpoint", config_json, dict(policy.named_parameters()), vae, tokenizer, state, 128)
-    return export(*args, frames=(1,), label="untrained, for a test", dtype=torch.float32)
-
-
 def ask(folder, request: Request, frame) -> torch.Tensor:
     """The engine's answer in one step from pure noise, through the very processor that serves a robot."""
     with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32) as engine:

@@ -1,0 +1,48 @@
+"""Forward and inverse dynamics of the embedded checkpoint, as ``evaluate --clips`` judges them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training import dynamics
+from strands_cosmos3.training.dynamics import judge_on_expert, require_video
+
+
+@pytest.fixture(scope="module")
+def report():
+    return judge_on_expert(embedded_checkpoint(task="reach"), 2)
+
+
+def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
+    assert (report.clips, report.steps) == (2, 4)  # the checkpoint's preset
+    assert report.ceiling_db > report.forward_db > report.still_db - 2
+    assert report.inverse_mm < 0.6 * report.moved_mm
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_others(report):
+    checkpoint = embedded_checkpoint(task="reach")
+    assert judge_on_expert(checkpoint, 2) == report
+    assert judge_on_expert(checkpoint, 2, seed=1).still_db != report.still_db
+
+
+def test_only_a_checkpoint_with_a_future_is_asked(released):
+    with pytest.raises(ConfigError, match="without a video"):
+        require_video(released)
+
+
+def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, capsys, monkeypatch):
+    asked = ["evaluate", "--tasks", "reach", "--seeds", "1", "--duration", "0.2", "--films", "0", "--workers", "1"]
+    asked += ["--clips", "1", "--num-steps", "1", "--out", str(tmp_path / "run")]
+    assert main(asked) == 0
+    assert "inverse dynamics: end points" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "run/report.json").read_text())["dynamics"]
+    assert (figures["clips"], figures["steps"]) == (1, 1)
+    assert "Dynamics" in (tmp_path / "run/report.html").read_text()
+    monkeypatch.setattr(dynamics, "judge_on_expert", None)  # not asked again
+    assert main([*asked, "--resume"]) == 0
+    assert json.loads((tmp_path / "run/report.json").read_text())["dynamics"] == figures
