@@ -93,10 +93,12 @@ def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[
 
 
 def _repeat(settings: Settings, assignment: Assignment) -> str | None:
-    """The command that runs the same episode again, where one exists: rollout knows no conditions of seeing and telling."""
+    """The command that runs the same episode again, where one exists: rollout knows no conditions of seeing and telling, and
+    takes the number format that the device has."""
     condition, policy, topology = assignment.condition, settings.policy, settings.topology
-    if condition.images != "seen" or assignment.asked != assignment.told:
+    if condition.images != "seen" or assignment.asked != assignment.told or policy.dtype is not None:
         return None
+    on_cpu = "cpu" if policy.backend == "native" and not topology.num_gpus and topology.replicas else None
     options: dict[str, Any] = {
         "task": assignment.task,
         "instruction": assignment.asked,
@@ -110,7 +112,7 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "num-steps": condition.num_steps or policy.num_steps,
         "guidance-scale": policy.guidance_scale,
         "policy-frames": policy.policy_frames,
-        "device": policy.device,
+        "device": policy.device or on_cpu,
         "replan-rows": condition.replan_rows or policy.replan_rows,
         "host": policy.host,
         "port": policy.port,

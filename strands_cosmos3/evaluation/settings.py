@@ -30,7 +30,7 @@ class PolicySettings:
         backend: One of :data:`BACKENDS`.
         model: For ``native`` and ``diffusers``: a checkpoint's folder or hub repository.
         num_steps, guidance_scale, policy_frames, device, dtype: Of the model; None is its preset.
-        replan_rows: Rows before the next chunk is asked for; None executes whole chunks.
+        replan_rows: Rows before the next chunk is asked for; None is what the checkpoint says is best, else whole chunks.
         host, port, action_space, dialect, token: Of ``service``.
 
     Raises:

@@ -184,6 +184,9 @@ def test_failures_are_filmed_and_the_report_shows_them(local_ray, tmp_path):
     assert not any(record["success"] for record in found.values())
     assert [path.name for path in tmp_path.rglob("*.mp4")] == ["reach-00000.mp4"]
     assert (driver.progress.films, driver.progress.films_total) == (1, 1)
+    (shown,) = make_report(driver.folder, driver.records, {}, driver.progress.lost)["failures"]
+    assert shown["index"] == 0
+    assert (tmp_path / shown["film"]).stat().st_size > 1000
     assert run(tmp_path, 1, settings, resume=True)[0].progress.workers == 0
 
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
-from strands_cosmos3.evaluation.report import make_report, write_report
+from strands_cosmos3.evaluation.report import _repeat, make_report, write_report
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.evaluation.statistics import wilson
@@ -103,6 +103,19 @@ def test_the_command_repeats_the_very_episode(tmp_path):
     (again,) = json.loads((tmp_path / "again.json").read_text())["episodes"]
     for name in ("seed", "task", "outcome", "duration_s", "ik", "path", "tracking", "steps", "counters"):
         assert again[name] == record[name], name
+
+
+def test_a_command_is_only_given_where_it_repeats_the_episode():
+    def said(**more):
+        settings = make_settings({"tasks": "reach", "seeds": 1, "model": "c", **more})
+        return _repeat(settings, settings.plan()[0])
+
+    assert "--device" not in said()
+    assert "--backend distributed --tp 2" in said(tp_size=2)
+    assert "--device cpu" in said(tp_size=2), "on a machine with a GPU it would run there, in other numbers"
+    assert "--device" not in said(tp_size=2, num_gpus=2)
+    assert "--device cuda:1" in said(device="cuda:1")
+    assert said(dtype="bfloat16") is None, "rollout cannot be told"
 
 
 def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
