@@ -36,7 +36,7 @@ _REACHES = (
 )
 _PICKS = (
     *("pick up", "grab", "grasp", "lift", "take", "raise", "fetch", "get hold of and lift", "pick", "grab and lift"),
-    *("lift up", "take hold of and raise", "fetch us"),
+    *("lift up", "take hold of and raise", "fetch me"),
 )
 _CALLED = ("the {} cube", "the {} block", "the {} one", "that {} cube", "that {} block", "this {} cube", "the cube which is {}")
 _TAILS: Mapping[Verb, tuple[str, ...]] = {
@@ -53,6 +53,7 @@ _OTHERWISE: Mapping[Verb, tuple[str, ...]] = {
         "the {} block is what you should reach",
         "could you go to the {} cube",
         "see the {} block over there? touch it",
+        "please go to the {} block",
     ),
     Verb.PICK: (
         "pick the {} cube up",
@@ -64,6 +65,7 @@ _OTHERWISE: Mapping[Verb, tuple[str, ...]] = {
         "could you lift the {} one",
         "see the {} cube over there? grab it",
         "raise the {} block up into the air",
+        "please lift the {} one",
     ),
 }
 _PLAIN: Mapping[Verb, str] = {Verb.REACH: "reach the {} cube", Verb.PICK: "pick up the {} cube"}
