@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 
 from strands_cosmos3.cli import COMMANDS, main
+from strands_cosmos3.errors import BackendError
+from strands_cosmos3.sim.robot import Robot
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
@@ -67,6 +70,21 @@ def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
     report = json.loads((tmp_path / "a.json").read_text())
     assert [episode["seed"] for episode in report["episodes"]] == [7, 8]
     assert report["summary"]["success_rate"] == 1.0
+
+
+def test_a_later_episode_that_fails_takes_no_figures_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_policy = Robot.run_policy
+
+    def gone(robot: Robot, **options: Any) -> Any:
+        if options["seed"] > 0:
+            raise BackendError("the server is gone")
+        return run_policy(robot, **options)
+
+    monkeypatch.setattr(Robot, "run_policy", gone)
+    report = tmp_path / "a.json"
+    assert main([*EXPERT, "--task", "reach", "--duration", "0.3", "--episodes", "2", "--json", str(report)]) == 1
+    (episode,) = json.loads(report.read_text())["episodes"]
+    assert episode["seed"] == 0
 
 
 def test_replay_reports_drift_and_no_success(tmp_path: Path):

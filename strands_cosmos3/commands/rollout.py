@@ -119,7 +119,7 @@ class Rollout:
     film: Literal["full", "views"] = "full"
     """What the film shows: the scene and the cameras, or the cameras alone (ten times quicker)."""
     json: Path | None = None
-    """Write every figure of every episode (.json)."""
+    """Write every figure of every episode (.json), anew after each."""
     plot: Path | None = None
     """Write a plot of commanded against achieved (.png, .pdf or .svg)."""
     npz: Path | None = None
@@ -161,19 +161,11 @@ class Rollout:
             for seed in self._seeds():
                 episode = self._episode(robot, policy, seed, bar, watch, recorder)
                 episodes.append(episode)
-                self._keep(episode)
+                self._keep(episodes)
                 if episode.outcome is Outcome.INTERRUPTED:
                     break
-        summary = _summary(episodes)
-        summary |= {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
-        if self.json is not None:
-            write_json(
-                self.json,
-                {"episodes": [e.to_dict() for e in episodes], "summary": summary, "versions": versions()},
-            )
-        _print(
-            console, episodes, summary, [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
-        )
+        files = [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
+        _print(console, episodes, self._summary(episodes), files)
         failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
         return int(failed)
 
@@ -278,8 +270,12 @@ class Rollout:
         bar.update(row, description=f"{label}: {episode.outcome}", completed=episode.duration_s, total=episode.duration_s)
         return episode
 
-    def _keep(self, episode: Episode) -> None:
-        many = self.episodes != 1
+    def _keep(self, episodes: list[Episode]) -> None:
+        """Write the latest episode's files, and the figures of all so far: a later one that fails takes nothing with it."""
+        episode, many = episodes[-1], self.episodes != 1
+        if self.json is not None:
+            report = {"episodes": [e.to_dict() for e in episodes], "summary": self._summary(episodes), "versions": versions()}
+            write_json(self.json, report)
         npz, plot = numbered(self.npz, episode.seed, many), numbered(self.plot, episode.seed, many)
         if npz is not None:
             write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
@@ -287,6 +283,10 @@ class Rollout:
             from strands_cosmos3.sim.plot import plot_rollout
 
             write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
+
+    def _summary(self, episodes: list[Episode]) -> dict[str, Any]:
+        how = {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
+        return _summary(episodes) | how
 
 
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
