@@ -163,10 +163,12 @@ def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
     robot.reset(0)
     with LiveView(robot, stage, "native", cameras=False) as live:
         video = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
-        live.show_prediction(video)
+        live.show_prediction(video, 0.0)
         assert live._predicted(0.0)[0, 0, 0] == 0  # type: ignore[index]
         assert live._predicted(0.21)[0, 0, 0] == 3  # type: ignore[index]
         assert live._predicted(9.0)[0, 0, 0] == 4  # type: ignore[index]
+        live.show_prediction(video, 0.21)  # of what was observed that long ago
+        assert live._predicted(0.0)[0, 0, 0] == 3  # type: ignore[index]
         live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
         assert live.inference_ms == 3.0
 
