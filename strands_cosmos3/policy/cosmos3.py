@@ -163,7 +163,7 @@ class Cosmos3Policy(Policy):
         )
         service = ServiceOptions(host, port, api_key, client, dialect)
         if backend is None and model is None and not service.given:
-            backend = self.default_backend or ("native" if parallel is None else "distributed")
+            backend = "distributed" if parallel is not None else self.default_backend or "native"
         if backend in ("native", "distributed") and model is None:
             model = embedded_checkpoint(self.embodiment.name, robot)
         self.backend = make_backend(backend, model, options, action_space, service)
