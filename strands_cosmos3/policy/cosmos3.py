@@ -219,7 +219,8 @@ class Cosmos3Policy(Policy):
             return self.actions_per_step
         if len(self._marks.ends_s):
             return len(self._marks.ends_s)
-        return self._steps_of(self.replan_rows or self.embodiment.chunk_rows(self.action_space.name))
+        whole = self._steps_of(self._rows_asked, self.action_space.row_lead)
+        return whole if self.replan_rows is None else min(whole, self._steps_of(self.replan_rows))
 
     @property
     def replan_rows(self) -> int | None:
@@ -227,10 +228,22 @@ class Cosmos3Policy(Policy):
         own: int | None = getattr(self.backend, "replan_rows", None)
         return own if self.actions_per_step is None else self.actions_per_step
 
-    def _steps_of(self, rows: int) -> int:
-        """Control steps that rows take, where limits do not ask for more time."""
+    @property
+    def _rows_asked(self) -> int:
+        return self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
+
+    def _steps_of(self, rows: int, lead: int = 1) -> int:
+        """Control steps that rows take, where limits do not ask for more time; raw deltas are a step each.
+
+        Args:
+            rows: How many.
+            lead: 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
+        """
         fps, hz = self.embodiment.fps, self.control_frequency
-        return max(1, rows if hz is None or fps is None or self._arm is None else int(np.ceil(rows / fps * hz - 1e-9)))
+        by_time = self._arm is not None or self.action_space.meaning == "joint_position"
+        if hz is None or fps is None or not by_time:
+            return max(1, rows)
+        return max(1, int(np.ceil((rows - 1 + lead) / fps * hz - 1e-9)))
 
     @classmethod
     def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
@@ -439,7 +452,7 @@ class Cosmos3Policy(Policy):
             embodiment=self.embodiment,
             action_space=self.action_space,
             instruction=instruction,
-            n_rows=self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name),
+            n_rows=self._rows_asked,
             q_rad=observation.q_rad,
             gripper=observation.gripper,
             T_base_cosmos=None if self._arm is None else self._arm.T_base_cosmos(observation, self.embodiment),
