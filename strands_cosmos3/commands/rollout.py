@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from strands_cosmos3.backends.options import MODEL_BACKENDS, refuse_model_options
 from strands_cosmos3.commands.files import numbered, require_writable, versions, write_json, write_whole
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
@@ -22,7 +23,6 @@ from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
-_MODELS = ("native", "distributed", "diffusers")
 _TROUBLES = ("deadline_misses", "idle_ticks", "stale", "refused", "failed", "reconnects", "restarts", "late_ticks", "abandoned")
 
 
@@ -211,11 +211,16 @@ class Rollout:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
         if self.backend != "replay" and self.trajectory is not None:
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
-        if (self.backend in _MODELS) != (self.model is not None):
+        if self.backend in MODEL_BACKENDS and self.model is None:
             raise ConfigError(
-                "--model CHECKPOINT belongs to --backend native, distributed or diffusers, which need it: a folder in the "
-                "released layout, or a hub repository."
+                f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released layout, or a hub name."
             )
+        if self.backend not in MODEL_BACKENDS and self.model is not None:
+            raise ConfigError(
+                f"--model {self.model} belongs to --backend native, distributed or diffusers, not to {self.backend}; leave it "
+                "out."
+            )
+        refuse_model_options(str(self.backend), **self._model_options)
         if self.backend != "distributed" and (self.tp, self.cfg) != (1, 1):
             raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {self.backend}.")
         ParallelConfig(self.tp, self.cfg)
@@ -230,13 +235,17 @@ class Rollout:
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
         require_writable(self.npz, (".npz",), "--npz")
 
+    @property
+    def _model_options(self) -> dict[str, Any]:
+        names = ("num_steps", "guidance_scale", "device", "policy_frames")
+        return {name: getattr(self, name) for name in names}
+
     def _policy_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
-        if self.backend in _MODELS:
-            config |= {"model": self.model, "num_steps": self.num_steps, "guidance_scale": self.guidance_scale}
-            config |= {"device": self.device, "policy_frames": self.policy_frames}
+        if self.backend in MODEL_BACKENDS:
+            config |= {"model": self.model, **self._model_options}
             config["decode_video"] = self._wants_world and self.policy_frames != 1
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
