@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -24,7 +25,7 @@ from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_colu
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.contract import Policy, Step
-from strands_cosmos3.policy.preflight import check_inputs, require_every_camera
+from strands_cosmos3.policy.preflight import check_inputs, require_every_camera, require_options
 from strands_cosmos3.policy.resample import MotionMarks, resample_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
@@ -253,6 +254,7 @@ class Cosmos3Policy(Policy):
             ObservationError: A joint, the gripper or a camera is missing; the message says which and what there is.
             ConfigError, UnknownNameError: An option cannot be had, or no action would reach the robot.
         """
+        require_options(policy_config, inspect.signature(cls).parameters)
         check_inputs(observation_keys, **policy_config)
 
     def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
