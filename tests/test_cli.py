@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.cli import COMMANDS, main
+from strands_cosmos3.commands import doctor
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.sim.robot import Robot
 
@@ -197,6 +198,17 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path):
     findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
     assert findings["rendering"]["state"] == "ok"
     assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
+
+
+def test_doctor_promises_no_checkpoint_where_torch_is_absent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(doctor, "_CHECKS", tuple(check for check in doctor._CHECKS if check[0] in ("python", "torch", "viser")))
+    assert main(["doctor"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "viser" in said
+    assert "can run without a checkpoint: strands-cosmos3 rollout --backend scripted (absent: torch)" in said
 
 
 def test_doctor_names_what_is_broken_and_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
