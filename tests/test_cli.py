@@ -126,6 +126,7 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     out, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
     assert "interrupted" in out
+    assert "a-seed0.npz" in out.replace("\n", "")
     (episode,) = json.loads(report.read_text())["episodes"]
     assert episode["outcome"] == "interrupted"
     with np.load(tmp_path / "a-seed0.npz") as arrays:
@@ -191,6 +192,14 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert "default" in printed or command == "doctor"
     needed = {"bench": 1, "infer": 1, "demos": 1, "train": 1}  # which bench; which checkpoint; where to
     assert printed.count("(required)") == needed.get(command, 0)
+
+
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]):
+    for arguments, says in ((["help", "rollout"], "--task"), (["help"], "Exit status")):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        assert says in capsys.readouterr().out
 
 
 def test_doctor_finds_this_machine_fit(tmp_path: Path):

@@ -165,7 +165,7 @@ class Rollout:
                 if episode.outcome is Outcome.INTERRUPTED:
                     break
         files = [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
-        _print(console, episodes, self._summary(episodes), files)
+        _print(console, episodes, self._summary(episodes), files, self.episodes != 1)
         failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
         return int(failed)
 
@@ -311,7 +311,7 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], files: list[Path]) -> None:
+def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], files: list[Path], many: bool) -> None:
     last = episodes[-1]
     table = Table(title=f"“{last.instruction}”" if last.instruction else "replay", title_justify="left")
     for name in ("error", "mean mm", "max mm", "mean deg", "max deg", "of what against what"):
@@ -345,8 +345,9 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
     if summary["success_rate"] is not None and len(episodes) > 1:
         console.print(f"success: {summary['successes']} of {len(episodes)}")
     for file in files:
-        one_each = len(episodes) > 1 and file.suffix not in (".json", "")
-        console.print(f"wrote {file}" + (" (one for each seed)" if one_each else ""))
+        one_each = many and file.suffix not in (".json", "")
+        rest = " (one for each seed)" if one_each and len(episodes) > 1 else ""
+        console.print(f"wrote {numbered(file, last.seed, one_each)}{rest}")
 
 
 def _bar(console: Console) -> Progress:
