@@ -38,7 +38,7 @@ Start here:
   strands-cosmos3 rollout --task pick --video out.mp4    a simulated Franka does a task, filmed
   strands-cosmos3 doctor                                 what works on this machine, and the remedy for what does not
 
-Exit status: 0 done, 1 a task or check failed, 2 bad usage.
+Exit status: 0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
 """
 
 
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, run, and turn our own errors into one line on standard error.
 
     Returns:
-        0 done, 1 a task or check failed, 2 bad usage.
+        0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
     """
     import tyro
 
@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments in (["--version"], ["-V"]):
         print(__version__)
         return 0
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
         with redirect_stdout(io.StringIO()) if _follows() else nullcontext():

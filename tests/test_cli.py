@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 
 from strands_cosmos3.cli import COMMANDS, main
+from strands_cosmos3.commands import doctor
+from strands_cosmos3.errors import BackendError
+from strands_cosmos3.sim.robot import Robot
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
@@ -69,6 +73,21 @@ def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
     assert report["summary"]["success_rate"] == 1.0
 
 
+def test_a_later_episode_that_fails_takes_no_figures_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_policy = Robot.run_policy
+
+    def gone(robot: Robot, **options: Any) -> Any:
+        if options["seed"] > 0:
+            raise BackendError("the server is gone")
+        return run_policy(robot, **options)
+
+    monkeypatch.setattr(Robot, "run_policy", gone)
+    report = tmp_path / "a.json"
+    assert main([*EXPERT, "--task", "reach", "--duration", "0.3", "--episodes", "2", "--json", str(report)]) == 1
+    (episode,) = json.loads(report.read_text())["episodes"]
+    assert episode["seed"] == 0
+
+
 def test_replay_reports_drift_and_no_success(tmp_path: Path):
     source = recording(tmp_path / "motion.npz")
     status = main(["rollout", "--backend", "replay", "--trajectory", str(source), "--json", str(tmp_path / "r.json")])
@@ -107,6 +126,7 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     out, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
     assert "interrupted" in out
+    assert "a-seed0.npz" in out.replace("\n", "")
     (episode,) = json.loads(report.read_text())["episodes"]
     assert episode["outcome"] == "interrupted"
     with np.load(tmp_path / "a-seed0.npz") as arrays:
@@ -137,6 +157,13 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--duration", "-1"], "duration"),
         (["rollout", "--port", "8000"], "--backend service"),
         (["rollout", "--backend", "replay", "--trajectory", "x.json", "--dialect", "openpi"], "--backend service"),
+        ([*EXPERT, "--num-steps", "3"], "--num-steps 3 belongs to --backend native, distributed or diffusers, not to scripted"),
+        ([*EXPERT, "--device", "cuda"], "--device cuda"),
+        ([*EXPERT, "--policy-frames", "1"], "--policy-frames 1 belongs to --backend native or distributed"),
+        (["rollout", "--backend", "service", "--guidance-scale", "3"], "--guidance-scale 3"),
+        (["rollout", "--backend", "diffusers", "--model", "x", "--policy-frames", "1"], "--policy-frames 1"),
+        ([*EXPERT, "--model", "x"], "--model x belongs to"),
+        (["rollout", "--backend", "diffusers"], "--backend diffusers needs --model"),
         (["bench", "ik", "--chunks", "0"], "--chunks"),
         (["bench", "service", "--exchanges", "0"], "--exchanges"),
     ],
@@ -167,11 +194,30 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert printed.count("(required)") == needed.get(command, 0)
 
 
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]):
+    for arguments, says in ((["help", "rollout"], "--task"), (["help"], "Exit status")):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        assert says in capsys.readouterr().out
+
+
 def test_doctor_finds_this_machine_fit(tmp_path: Path):
     assert main(["doctor", "--json", str(tmp_path / "d.json")]) == 0
     findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
     assert findings["rendering"]["state"] == "ok"
     assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
+
+
+def test_doctor_promises_no_checkpoint_where_torch_is_absent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(doctor, "_CHECKS", tuple(check for check in doctor._CHECKS if check[0] in ("python", "torch", "viser")))
+    assert main(["doctor"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "viser" in said
+    assert "can run without a checkpoint: strands-cosmos3 rollout --backend scripted (absent: torch)" in said
 
 
 def test_doctor_names_what_is_broken_and_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

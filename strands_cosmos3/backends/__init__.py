@@ -13,6 +13,7 @@ from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownN
 BACKENDS = ("scripted", "replay", "native", "distributed", "diffusers", "service")
 """Backends that this version has, by name."""
 _WITHOUT_PICTURES = ("scripted", "replay")
+_WITHOUT_MODEL = ("scripted", "service")
 _PRIVILEGED = ("scripted",)
 
 
@@ -69,7 +70,7 @@ def make_backend(
         service: Where ``service`` finds its server.
 
     Raises:
-        ConfigError: No backend was chosen, or it lacks its model.
+        ConfigError: No backend was chosen, or it lacks its model, or has no use for one.
         CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
@@ -87,6 +88,11 @@ def make_backend(
         )
     if options is not None and options.parallel is not None and backend != "distributed":
         raise ConfigError(f"parallel= belongs to backend 'distributed', not to {backend!r}.")
+    if model is not None and backend in _WITHOUT_MODEL:
+        raise ConfigError(
+            f"backend {backend!r} runs no model, and model={str(model)!r} was given; leave one of them out: a model alone is "
+            "run by 'native'."
+        )
     if not isinstance(backend, str):
         if not isinstance(backend, Backend):
             raise ConfigError(f"{type(backend).__name__} is no backend: it needs infer(), reset(), close() and a name.")

@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.parallel.config import ParallelConfig
+
+MODEL_BACKENDS = ("native", "distributed", "diffusers")
+_BELONG = {
+    "num_steps": MODEL_BACKENDS,
+    "guidance_scale": MODEL_BACKENDS,
+    "device": MODEL_BACKENDS,
+    "policy_frames": ("native", "distributed"),
+}
+
+
+def refuse_model_options(backend: str, **given: Any) -> None:
+    """Refuse options of a model, as the command line names them, where the backend would not heed them.
+
+    Args:
+        backend: Its name.
+        given: ``num_steps``, ``guidance_scale``, ``device``, ``policy_frames``; None is not given.
+
+    Raises:
+        ConfigError: One is given that the backend does not heed; the message names it and whose it is.
+    """
+    for name, value in given.items():
+        if value is not None and backend not in _BELONG[name]:
+            *most, last = _BELONG[name]
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value} belongs to --backend {', '.join(most)} or {last}, not to {backend}; "
+                "leave it out."
+            )
 
 
 @dataclass(frozen=True)

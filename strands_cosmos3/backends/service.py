@@ -62,7 +62,7 @@ class ServiceBackend:
         number = self._calls
         message = encode_request(request, self._dialect, self._session, number)
         self._asked = True
-        return self._client.exchange(message, lambda reply: decode_reply(reply, request, self._dialect, number))
+        return self._client.exchange(message, lambda reply: decode_reply(reply, request, number))
 
     def reset(self, seed: int | None = None) -> None:
         """Start another session; a server whose dialect has an endpoint for it is told, if it was asked anything yet.

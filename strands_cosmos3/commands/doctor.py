@@ -66,10 +66,18 @@ class Doctor:
         if self.json is not None:
             write_json(self.json, {"version": __version__, "findings": [vars(finding) for finding in findings]})
         broken = [finding.what for finding in findings if finding.state == BROKEN]
-        console.print(
-            f"the main job cannot run: {', '.join(broken)}" if broken else "the main job can run: strands-cosmos3 rollout"
-        )
+        console.print(_verdict(findings))
         return int(bool(broken))
+
+
+def _verdict(findings: list[Finding]) -> str:
+    """What of the main job can run: all of it, the expert alone where no checkpoint can, or nothing."""
+    if broken := [finding.what for finding in findings if finding.state == BROKEN]:
+        return f"the main job cannot run: {', '.join(broken)}"
+    if missing := [finding.what for finding in findings if finding.what in _OF_A_CHECKPOINT and finding.state != OK]:
+        rest = "strands-cosmos3 rollout --backend scripted"
+        return f"the main job can run without a checkpoint: {rest} (absent: {', '.join(missing)})"
+    return "the main job can run: strands-cosmos3 rollout"
 
 
 def _try(what: str, needed: bool, check: Callable[[], tuple[str, str]]) -> Finding:
@@ -214,6 +222,8 @@ def _menagerie() -> tuple[str, str]:
     return str(found), ""
 
 
+_OF_A_CHECKPOINT = ("torch", "embedded policy")
+"""What a rollout without --backend needs besides."""
 _REMEDIES = {
     "mujoco": "pip install 'strands-cosmos3[sim]'",
     "mink": "pip install 'strands-cosmos3[sim]'",
@@ -222,6 +232,9 @@ _REMEDIES = {
     "plots": "pip install 'strands-cosmos3[sim]'",
     "policy wire": "only serve and the service backend need it: pip install 'strands-cosmos3[serve]'",
     "ray": "only evaluate needs it: pip install 'strands-cosmos3[scale]'",
+    "viser": "only view needs it: pip install 'strands-cosmos3[view]'",
+    "pyarrow": "only datasets need it: pip install 'strands-cosmos3[data]'",
+    "peft": "only train with LoRA needs it: pip install 'strands-cosmos3[train]'",
     "packaged data": "reinstall strands-cosmos3",
     "embedded policy": "reinstall strands-cosmos3; any other backend works without it",
     "torch": "every Cosmos 3 checkpoint needs it, the embedded one too: pip install 'strands-cosmos3[engine]'",
@@ -239,6 +252,9 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], tuple[str, str]]], ...] = (
     ("plots", False, _package("matplotlib", "matplotlib")),
     ("policy wire", False, _wire),
     ("ray", False, _package("ray", "ray")),
+    ("viser", False, _package("viser", "viser")),
+    ("pyarrow", False, _package("pyarrow", "pyarrow")),
+    ("peft", False, _package("peft", "peft")),
     ("display", False, _display),
     ("torch", False, _torch),
     ("embedded policy", False, _embedded),

@@ -140,7 +140,7 @@ class Evaluate:
             report, progress = evaluate(settings, out, self.resume, options.get("address"), show, about, world)
         for table in _tables(report):
             console.print(table)
-        _say(console, report, progress, out)
+        _say(console, report, out)
         return 130 if progress.interrupted else int(not report["complete"])
 
 
@@ -149,6 +149,8 @@ def _settle(options: dict[str, Any]) -> None:
     options.setdefault("backend", "native")
     if options["backend"] == "native" and options.get("model") is None:
         asked = options.setdefault("tasks", ",".join(TASKS))
+        if not isinstance(asked, str | list):
+            return  # make_settings says what tasks are
         for task in asked.split(",") if isinstance(asked, str) else asked:
             options["model"] = str(embedded_checkpoint(task=str(task).strip()))
 
@@ -274,7 +276,7 @@ def _columns(title: str, names: tuple[str, ...]) -> Table:
     return table
 
 
-def _say(console: Console, report: dict[str, Any], progress: Progress, out: Path) -> None:
+def _say(console: Console, report: dict[str, Any], out: Path) -> None:
     if report["dynamics"] is not None:
         from strands_cosmos3.evaluation.page import world_facts
 

@@ -78,7 +78,7 @@ class Infer:
     width: int | None = None
     """Width of the canvas in pixels, with --height."""
     image_size: int | None = None
-    """Resolution tier: 256, 480, 704 or 720."""
+    """Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints)."""
     seed: int = 0
     """Seed of the noise; the same on every device."""
     prompt_format: Literal["plain", "json"] | None = None

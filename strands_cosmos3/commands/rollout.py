@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from strands_cosmos3.backends.options import MODEL_BACKENDS, refuse_model_options
 from strands_cosmos3.commands.files import numbered, require_writable, versions, write_json, write_whole
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
@@ -22,7 +23,6 @@ from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
-_MODELS = ("native", "distributed", "diffusers")
 _TROUBLES = ("deadline_misses", "idle_ticks", "stale", "refused", "failed", "reconnects", "restarts", "late_ticks", "abandoned")
 
 
@@ -119,7 +119,7 @@ class Rollout:
     film: Literal["full", "views"] = "full"
     """What the film shows: the scene and the cameras, or the cameras alone (ten times quicker)."""
     json: Path | None = None
-    """Write every figure of every episode (.json)."""
+    """Write every figure of every episode (.json), anew after each."""
     plot: Path | None = None
     """Write a plot of commanded against achieved (.png, .pdf or .svg)."""
     npz: Path | None = None
@@ -161,19 +161,11 @@ class Rollout:
             for seed in self._seeds():
                 episode = self._episode(robot, policy, seed, bar, watch, recorder)
                 episodes.append(episode)
-                self._keep(episode)
+                self._keep(episodes)
                 if episode.outcome is Outcome.INTERRUPTED:
                     break
-        summary = _summary(episodes)
-        summary |= {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
-        if self.json is not None:
-            write_json(
-                self.json,
-                {"episodes": [e.to_dict() for e in episodes], "summary": summary, "versions": versions()},
-            )
-        _print(
-            console, episodes, summary, [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
-        )
+        files = [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
+        _print(console, episodes, self._summary(episodes), files, self.episodes != 1)
         failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
         return int(failed)
 
@@ -219,11 +211,16 @@ class Rollout:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
         if self.backend != "replay" and self.trajectory is not None:
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
-        if (self.backend in _MODELS) != (self.model is not None):
+        if self.backend in MODEL_BACKENDS and self.model is None:
             raise ConfigError(
-                "--model CHECKPOINT belongs to --backend native, distributed or diffusers, which need it: a folder in the "
-                "released layout, or a hub repository."
+                f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released layout, or a hub name."
             )
+        if self.backend not in MODEL_BACKENDS and self.model is not None:
+            raise ConfigError(
+                f"--model {self.model} belongs to --backend native, distributed or diffusers, not to {self.backend}; leave it "
+                "out."
+            )
+        refuse_model_options(str(self.backend), **self._model_options)
         if self.backend != "distributed" and (self.tp, self.cfg) != (1, 1):
             raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {self.backend}.")
         ParallelConfig(self.tp, self.cfg)
@@ -238,13 +235,17 @@ class Rollout:
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
         require_writable(self.npz, (".npz",), "--npz")
 
+    @property
+    def _model_options(self) -> dict[str, Any]:
+        names = ("num_steps", "guidance_scale", "device", "policy_frames")
+        return {name: getattr(self, name) for name in names}
+
     def _policy_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
-        if self.backend in _MODELS:
-            config |= {"model": self.model, "num_steps": self.num_steps, "guidance_scale": self.guidance_scale}
-            config |= {"device": self.device, "policy_frames": self.policy_frames}
+        if self.backend in MODEL_BACKENDS:
+            config |= {"model": self.model, **self._model_options}
             config["decode_video"] = self._wants_world and self.policy_frames != 1
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
@@ -278,8 +279,12 @@ class Rollout:
         bar.update(row, description=f"{label}: {episode.outcome}", completed=episode.duration_s, total=episode.duration_s)
         return episode
 
-    def _keep(self, episode: Episode) -> None:
-        many = self.episodes != 1
+    def _keep(self, episodes: list[Episode]) -> None:
+        """Write the latest episode's files, and the figures of all so far: a later one that fails takes nothing with it."""
+        episode, many = episodes[-1], self.episodes != 1
+        if self.json is not None:
+            report = {"episodes": [e.to_dict() for e in episodes], "summary": self._summary(episodes), "versions": versions()}
+            write_json(self.json, report)
         npz, plot = numbered(self.npz, episode.seed, many), numbered(self.plot, episode.seed, many)
         if npz is not None:
             write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
@@ -287,6 +292,10 @@ class Rollout:
             from strands_cosmos3.sim.plot import plot_rollout
 
             write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
+
+    def _summary(self, episodes: list[Episode]) -> dict[str, Any]:
+        how = {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
+        return _summary(episodes) | how
 
 
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
@@ -302,7 +311,7 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], files: list[Path]) -> None:
+def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], files: list[Path], many: bool) -> None:
     last = episodes[-1]
     table = Table(title=f"“{last.instruction}”" if last.instruction else "replay", title_justify="left")
     for name in ("error", "mean mm", "max mm", "mean deg", "max deg", "of what against what"):
@@ -336,8 +345,9 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
     if summary["success_rate"] is not None and len(episodes) > 1:
         console.print(f"success: {summary['successes']} of {len(episodes)}")
     for file in files:
-        one_each = len(episodes) > 1 and file.suffix not in (".json", "")
-        console.print(f"wrote {file}" + (" (one for each seed)" if one_each else ""))
+        one_each = many and file.suffix not in (".json", "")
+        rest = " (one for each seed)" if one_each and len(episodes) > 1 else ""
+        console.print(f"wrote {numbered(file, last.seed, one_each)}{rest}")
 
 
 def _bar(console: Console) -> Progress:

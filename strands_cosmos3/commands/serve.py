@@ -74,7 +74,7 @@ class Serve:
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
         from strands_cosmos3.backends import make_backend
-        from strands_cosmos3.backends.options import InferenceOptions
+        from strands_cosmos3.backends.options import InferenceOptions, refuse_model_options
 
         config = ServerConfig(self.host, self.port, self._token(), self.grace, self.max_clients)
         if self.model is not None and self.trajectory is not None:
@@ -86,16 +86,12 @@ class Serve:
             raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {name}.")
         if self.trajectory is not None and name != "replay":
             raise ConfigError(f"--trajectory belongs to --backend replay, not to {name}.")
+        heeded = {"num_steps": self.num_steps, "guidance_scale": self.guidance_scale, "policy_frames": self.policy_frames}
+        refuse_model_options(name, **heeded, device=self.device)
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
-        options = InferenceOptions(
-            device=self.device,
-            num_steps=self.num_steps,
-            guidance_scale=self.guidance_scale,
-            policy_frames=self.policy_frames,
-            parallel=parallel if name == "distributed" else None,
-        )
+        options = InferenceOptions(**heeded, device=self.device, parallel=parallel if name == "distributed" else None)
         model = self.trajectory or self.model
         if model is None and name in ("native", "distributed"):
             model = embedded_checkpoint(self.embodiment)

@@ -145,6 +145,7 @@ class Joined:
         plan: Its rows still to come, as they were planned: the intended path, their times counted from now.
         motion: What the executor made of them.
         motion_from_s: Where the motion's own clock stood.
+        since_s: What the motion's own clock has gone on by since the chunk's observation.
         rows_passed: Rows that were dropped because they had passed.
         latency_ms: From the question until now on the arm's clock: what the loop experienced.
         wall_ms: What inference and planning took on the wall's clock.
@@ -153,6 +154,7 @@ class Joined:
     plan: JointTrajectory
     motion: PlannedMotion
     motion_from_s: float
+    since_s: float
     rows_passed: int
     latency_ms: float
     wall_ms: float
@@ -407,7 +409,7 @@ class ControlLoop:
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
         if self._on_joined is not None:
             latency_ms, wall_ms = (self.arm.now_s() - question.asked_s) * 1e3, question.job.wall_s * 1e3
-            self._on_joined(Joined(late, motion, motion_from_s, self._rows_passed, latency_ms, wall_ms), begun)
+            self._on_joined(Joined(late, motion, motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms), begun)
         return True
 
     def _failed(self, error: Cosmos3Error, now_s: float, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -24,7 +25,7 @@ from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_colu
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.contract import Policy, Step
-from strands_cosmos3.policy.preflight import check_inputs, require_every_camera
+from strands_cosmos3.policy.preflight import check_inputs, require_every_camera, require_options
 from strands_cosmos3.policy.resample import MotionMarks, resample_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
@@ -163,7 +164,7 @@ class Cosmos3Policy(Policy):
         )
         service = ServiceOptions(host, port, api_key, client, dialect)
         if backend is None and model is None and not service.given:
-            backend = self.default_backend or ("native" if parallel is None else "distributed")
+            backend = "distributed" if parallel is not None else self.default_backend or "native"
         if backend in ("native", "distributed") and model is None:
             model = embedded_checkpoint(self.embodiment.name, robot)
         self.backend = make_backend(backend, model, options, action_space, service)
@@ -219,7 +220,8 @@ class Cosmos3Policy(Policy):
             return self.actions_per_step
         if len(self._marks.ends_s):
             return len(self._marks.ends_s)
-        return self._steps_of(self.replan_rows or self.embodiment.chunk_rows(self.action_space.name))
+        whole = self._steps_of(self._rows_asked, self.action_space.row_lead)
+        return whole if self.replan_rows is None else min(whole, self._steps_of(self.replan_rows))
 
     @property
     def replan_rows(self) -> int | None:
@@ -227,10 +229,22 @@ class Cosmos3Policy(Policy):
         own: int | None = getattr(self.backend, "replan_rows", None)
         return own if self.actions_per_step is None else self.actions_per_step
 
-    def _steps_of(self, rows: int) -> int:
-        """Control steps that rows take, where limits do not ask for more time."""
+    @property
+    def _rows_asked(self) -> int:
+        return self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
+
+    def _steps_of(self, rows: int, lead: int = 1) -> int:
+        """Control steps that rows take, where limits do not ask for more time; raw deltas are a step each.
+
+        Args:
+            rows: How many.
+            lead: 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
+        """
         fps, hz = self.embodiment.fps, self.control_frequency
-        return max(1, rows if hz is None or fps is None or self._arm is None else int(np.ceil(rows / fps * hz - 1e-9)))
+        by_time = self._arm is not None or self.action_space.meaning == "joint_position"
+        if hz is None or fps is None or not by_time:
+            return max(1, rows)
+        return max(1, int(np.ceil((rows - 1 + lead) / fps * hz - 1e-9)))
 
     @classmethod
     def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
@@ -240,6 +254,7 @@ class Cosmos3Policy(Policy):
             ObservationError: A joint, the gripper or a camera is missing; the message says which and what there is.
             ConfigError, UnknownNameError: An option cannot be had, or no action would reach the robot.
         """
+        require_options(policy_config, inspect.signature(cls).parameters)
         check_inputs(observation_keys, **policy_config)
 
     def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
@@ -439,7 +454,7 @@ class Cosmos3Policy(Policy):
             embodiment=self.embodiment,
             action_space=self.action_space,
             instruction=instruction,
-            n_rows=self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name),
+            n_rows=self._rows_asked,
             q_rad=observation.q_rad,
             gripper=observation.gripper,
             T_base_cosmos=None if self._arm is None else self._arm.T_base_cosmos(observation, self.embodiment),

@@ -8,13 +8,14 @@ from typing import Any
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy.contract import Policy
 from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
+from strands_cosmos3.policy.preflight import require_options
 
 
 def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     """A policy by name, as strands-robots makes them: ``create_policy("cosmos3", embodiment="droid", backend="scripted")``.
 
-    Without a backend it is ``service`` on localhost:8000, as strands-robots' own ``cosmos3``; ``"cosmos3://host:port"`` says
-    where that server is.
+    Without a backend, model or parallel it is ``service`` on localhost:8000, as strands-robots' own ``cosmos3``;
+    ``"cosmos3://host:port"`` says where that server is.
 
     Raises:
         ConfigError: Another provider (this package makes Cosmos 3 policies only), or an option that there is not.
@@ -26,9 +27,7 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
         if twice := [key for key in ("host", "port", "client") if config.get(key) is not None]:
             raise ConfigError(f"{provider!r} says where the server is; leave {', '.join(twice)} out.")
         config["host"] = f"ws://{address}"
-    options = list(inspect.signature(Cosmos3Policy).parameters)
-    if unknown := [name for name in config if name not in options]:
-        raise ConfigError(f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(options)}.")
-    if config.get("backend") is None:
+    require_options(config, inspect.signature(Cosmos3Policy).parameters)
+    if all(config.get(name) is None for name in ("backend", "model", "parallel")):
         config["backend"] = "service"
     return Cosmos3Policy(**config)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from strands_cosmos3.backends import needs_pictures, needs_privileged
+from strands_cosmos3.backends import BACKENDS, needs_pictures, needs_privileged
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.types import Mode
 
 
 def require_every_camera(mapping: RobotMapping, cameras: Iterable[str] | None) -> None:
@@ -35,6 +38,17 @@ def require_every_camera(mapping: RobotMapping, cameras: Iterable[str] | None) -
     mapping.cameras.require(cameras)
 
 
+def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse options that a policy's constructor does not have.
+
+    Raises:
+        ConfigError: It lacks some of them; the message lists those that it has.
+    """
+    known = list(known)
+    if unknown := [name for name in config if name not in known]:
+        raise ConfigError(f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(known)}.")
+
+
 def check_inputs(
     observation_keys: Set[str],
     embodiment: Any = "droid",
@@ -54,13 +68,18 @@ def check_inputs(
     Raises:
         ObservationError: A state or camera is missing.
         ConfigError: Actions would reach no joint, or the backend sees what another simulator cannot show.
+        InputError: A value is out of range, or names what there is not.
     """
+    if isinstance(backend, str) and backend not in BACKENDS:
+        raise UnknownNameError("backend", backend, BACKENDS)
     if needs_privileged(backend):
         raise ConfigError(
             "backend 'scripted' sees the state of this package's own simulation (strands_cosmos3.Robot), which another one "
             "does not show; use 'replay', 'native' or 'service'."
         )
     chosen = get_embodiment(embodiment)
+    chosen.action_space(action_space)
+    _check_values(other)
     mapping = resolve_mapping(robot, None, observation_mapping, action_mapping, chosen.rig)
     if needs_pictures(backend):
         require_every_camera(mapping, None)
@@ -73,6 +92,15 @@ def check_inputs(
         served = backend in (None, "service") and "joint_pos" in chosen.spaces
         space = chosen.action_space(action_space or ("joint_pos" if served else None))
         _require_some(space.columns, observation_keys)
+
+
+def _check_values(options: Mapping[str, Any]) -> None:
+    """Refuse what the constructor would, of options that no observation bears on."""
+    InferenceOptions(num_steps=options.get("num_steps"), dtype=options.get("dtype"))
+    Mode.parse(options.get("mode", "policy"))
+    for name in ("actions_per_step", "chunk_rows"):
+        if options.get(name) is not None:
+            whole_number(options[name], name, 1)
 
 
 def _require_some(columns: Sequence[str], names: Set[str]) -> None:

@@ -170,8 +170,11 @@ def decode_request(
     pose = None
     if space.meaning == "joint_position":
         if q is None:
-            raise _missing(message, JOINTS)
+            raise _missing(message, JOINTS, remedy=_speaks("joint_pos"))
     else:
+        for key in (QUATERNION, POSITION):
+            if key not in message:
+                raise _missing(message, key, remedy=_speaks("midtrain"))
         rotation = quaternion_to_matrix(_latest(message, QUATERNION, 4))
         pose = se3(rotation, _latest(message, POSITION, 3))
     prompt = message.get(PROMPT, "")
@@ -242,9 +245,14 @@ def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
     return picture
 
 
-def _missing(message: Mapping[str, Any], key: str, other: str = "") -> ObservationError:
+def _speaks(space: str) -> str:
+    """The remedy of an asker whose state is another action space's."""
+    return f" This server speaks {space}: ask with --action-space {space} (action_space={space!r})."
+
+
+def _missing(message: Mapping[str, Any], key: str, other: str = "", remedy: str = "") -> ObservationError:
     have = ", ".join(str(name)[:60] for name in list(message)[:16]) or "nothing"
-    return ObservationError(f"the observation lacks {key!r}{other}; it has: {have}.")
+    return ObservationError(f"the observation lacks {key!r}{other}; it has: {have}.{remedy}")
 
 
 def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
@@ -271,7 +279,7 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
     return rows.astype(np.float32)
 
 
-def decode_reply(reply: Any, request: Request, dialect: Dialect, request_id: int) -> ActionChunk:
+def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
     """The chunk in a server's reply: a map with ``action`` or ``actions``, or a bare array.
 
     Raises:

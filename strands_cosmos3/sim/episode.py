@@ -185,7 +185,7 @@ class Episode:
         self._asking.in_force = action
         if action is not None:
             self.log.actions.append(action)
-        self.film.show_prediction(video)
+        self.film.show_prediction(video, joined.since_s)
         self.film.show_plan(joined.plan, joined.wall_ms)
 
     def _keep(self, tick: Tick) -> None:

@@ -32,8 +32,11 @@ class Audience(Protocol):
         """A chunk was accepted, after so much wall time of inference and planning."""
         ...
 
-    def show_prediction(self, video: Any) -> None:
-        """The world predicted with it, [F, H, W, 3] uint8, or None where the policy predicts none."""
+    def show_prediction(self, video: Any, since_s: float) -> None:
+        """The world predicted with it, [F, H, W, 3] uint8, or None where the policy predicts none.
+
+        Its first frame is of the chunk's observation, ``since_s`` ago on the motion's clock.
+        """
         ...
 
 
@@ -94,13 +97,13 @@ class Film:
             T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
             self._commanded = (T_hand @ T_hand_tcp)[:, :3, 3]
 
-    def show_prediction(self, video: Any) -> None:
-        """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one."""
+    def show_prediction(self, video: Any, since_s: float) -> None:
+        """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one, from ``since_s`` seconds on."""
         if self._audience is not None:
-            self._audience.show_prediction(video)
+            self._audience.show_prediction(video, since_s)
         if video is not None:
             self._predicted = np.asarray(video)
-            self._prediction_from_s = self._ticks * self._tick_s
+            self._prediction_from_s = self._ticks * self._tick_s - since_s
 
     def frame(self, data: mujoco.MjData) -> None:
         """Called at every control tick; renders a frame when one is due."""

@@ -54,10 +54,10 @@ class LiveView:
         T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
         self._commanded, self.inference_ms = (T_hand @ T_hand_tcp)[:, :3, 3], inference_ms
 
-    def show_prediction(self, video: Any) -> None:
-        """The world predicted with a chunk."""
+    def show_prediction(self, video: Any, since_s: float) -> None:
+        """The world predicted with a chunk, from its observation ``since_s`` seconds ago on."""
         self._video = None if video is None else np.asarray(video)
-        self._video_from_s = float(self.robot.data.time)
+        self._video_from_s = float(self.robot.data.time) - since_s
 
     def on_tick(self, robot: Robot) -> None:
         """Update what is due, then wait for the clock."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import mujoco
 import numpy as np
@@ -75,10 +77,11 @@ def from_npz(path: Path) -> Recorded:
         with np.load(path, allow_pickle=False) as arrays:
             names = ("t_s", "q_achieved_rad", "gripper_achieved", "q_commanded_rad")
             t_s, q, gripper, commanded = (np.asarray(arrays[name]) for name in names)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is no recording of a rollout ({error}); `rollout --npz` writes one.") from None
     t_s = finite_array(t_s, "t_s", (None,))
-    rows = np.clip(np.searchsorted(t_s, np.arange(t_s[0], t_s[-1], 1 / _NPZ_FPS)), 0, len(t_s) - 1)
+    at_s = np.append(np.arange(t_s[0], t_s[-1], 1 / _NPZ_FPS), t_s[-1])
+    rows = np.clip(np.searchsorted(t_s, at_s), 0, len(t_s) - 1)
     q = finite_array(q, "q_achieved_rad", (len(t_s), 7))[rows]
     tcp = (dh_forward(finite_array(commanded, "q_commanded_rad", (len(t_s), 7))[rows]) @ T_hand_tcp)[:, :3, 3]
     return Recorded(q, finite_array(gripper, "gripper_achieved", (len(t_s),))[rows], tcp, _NPZ_FPS, path.name)

@@ -226,11 +226,6 @@ class Stage:
         """Fill the panel."""
         self._status.content = status.to_html()
 
-    @property
-    def watchers(self) -> int:
-        """How many browsers look."""
-        return len(self.server.get_clients())
-
     def close(self) -> None:
         """Stop serving. Harmless when repeated."""
         if self._open:

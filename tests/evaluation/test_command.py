@@ -198,6 +198,13 @@ def test_bad_usage_is_told_before_ray_starts(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_tasks_that_are_no_names_are_told(tmp_path, capsys):
+    file = tmp_path / "e.toml"
+    file.write_text(f"tasks = 3\nout = '{tmp_path}/run'\n")
+    assert main(["evaluate", "--config", str(file)]) == 2
+    assert "tasks are names" in capsys.readouterr().err
+
+
 def test_a_file_and_the_command_line_together(tmp_path, capsys):
     file = tmp_path / "e.toml"
     file.write_text(f'num_gpus = 8\nout = "{tmp_path / "run"}"\n[model]\npath = "nowhere"\ntp_size = 2\n')

@@ -49,6 +49,24 @@ def test_the_horizon_is_the_chunk_in_the_caller_s_steps(policy, spy):
     assert not single.is_chunk_emitting()
 
 
+def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
+    """Rows of 15 Hz, the first for now: 32 end after 31 / 15 s, and the ninth is due after 8 / 15 s. Raw ones likewise."""
+    joints = Spy(joints_rad_s=np.zeros(7))
+    observation = flat() | {f"joint_{i}": 0.5 for i in range(7)} | {"gripper": 0.2}
+    for robot in ("panda", None):
+        for own, rows, steps in ((None, None, 104), (None, 32, 104), (8, None, 27), (40, None, 104)):
+            joints.replan_rows = own  # as a checkpoint may say of itself
+            policy = Cosmos3Policy(robot=robot, backend=joints, action_space="joint_pos", chunk_rows=rows)
+            policy.set_control_frequency(50)
+            assert policy.execution_horizon == steps
+            assert len(policy.get_actions_sync(observation, "go")) == policy.execution_horizon == steps
+    spy.replan_rows = 8
+    deltas = Cosmos3Policy(backend=spy, chunk_rows=24)
+    deltas.set_control_frequency(50)
+    assert deltas.execution_horizon == len(deltas.get_actions_sync(observation, "go")) == 8
+    assert Cosmos3Policy(backend=Spy(), chunk_rows=24).execution_horizon == 24
+
+
 def test_the_motion_goes_on_where_the_answered_steps_end(spy):
     """A flat observation tells no time; a replay, or a server that replays, goes by what was handed out."""
     policy = Cosmos3Policy(robot="panda", backend=spy)
@@ -171,6 +189,13 @@ KNOWN = {*KEYS, *VIEWS, "joint1.vel"}
         (KNOWN, {"action_mapping": {"tx": "x"}}, "no column"),
         (KNOWN, {"backend": "scripted"}, "strands_cosmos3.Robot"),
         (KNOWN, {"robot": "spot"}, "panda"),
+        (KNOWN, {"backend": "bogus"}, r"unknown backend 'bogus'.*native"),
+        (KNOWN, {"nonsense": 1}, r"unknown policy option 'nonsense'; valid: embodiment"),
+        (KNOWN, {"num_steps": -1}, "num_steps must be at least 1"),
+        (KNOWN, {"dtype": "float8"}, "float8"),
+        (KNOWN, {"mode": "dream"}, "dream"),
+        (KNOWN, {"chunk_rows": 0}, "chunk_rows"),
+        (KNOWN, {"action_space": "velocity"}, "midtrain"),
         (KNOWN, {"embodiment": "toaster"}, "toaster"),
         (KNOWN, {"robot": None}, r"joint_0.*gripper.*robot='panda'"),
         (KNOWN, {"robot": None, "backend": "native"}, r"tx.*robot='panda'"),

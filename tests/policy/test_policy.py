@@ -8,7 +8,9 @@ from spy import DROID, KEYS, T_HAND_COSMOS, Spy, flat
 
 from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.errors import ActionSpaceError, BackendError, ConfigError, Cosmos3Error, InputError, ObservationError
+from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
+from strands_cosmos3.policy.host import HostedCosmos3Policy
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 
@@ -185,6 +187,19 @@ def test_create_policy_and_close(spy):
         assert policy.provider_name == "cosmos3"
         assert not policy.requires_images
     assert spy.closed == 1
+
+
+def test_a_model_that_is_given_is_run_or_refused(spy):
+    with pytest.raises(Cosmos3Error, match="/no/such/checkpoint"):  # it is looked for: no server is meant
+        create_policy("cosmos3", robot="panda", model="/no/such/checkpoint")
+    with pytest.raises(ConfigError, match="host belong to backend 'service'"):
+        create_policy("cosmos3://gpu-box:8000", robot="panda", model="/no/such/checkpoint")
+    for backend in ("service", "scripted"):
+        with pytest.raises(ConfigError, match=f"{backend}.*/no/such/checkpoint.*leave one of them out"):
+            Cosmos3Policy(robot="panda", backend=backend, model="/no/such/checkpoint")
+    for make in (lambda **config: create_policy("cosmos3", **config), HostedCosmos3Policy):
+        with pytest.raises(ConfigError, match="embedded checkpoint"):  # for distributed, and for a Panda
+            make(parallel=ParallelConfig(2))
 
 
 def test_the_expert_needs_the_simulator():

@@ -79,6 +79,8 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         (["--model", "/no/such", "--trajectory", "MOTION"], "give one"),
         (["--backend", "replay"], "recording"),
         (["--trajectory", "/no/such.npz"], "/no/such.npz"),
+        (["--trajectory", "MOTION", "--num-steps", "3"], "--num-steps 3 belongs to --backend native"),
+        (["--trajectory", "MOTION", "--device", "cuda"], "--device cuda"),
         (["--trajectory", "MOTION", "--embodiment", "umi"], "wire"),
     ],
 )

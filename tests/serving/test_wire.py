@@ -12,6 +12,7 @@ from strands_cosmos3.actions.rotations import se3, so3_exp
 from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
+    ObservationError,
     ServiceChunkError,
     ServiceRefusedError,
     ServiceUnreadableError,
@@ -106,7 +107,7 @@ def test_joint_rows_come_back_as_they_were_answered(gripper, n):
     rows = np.column_stack([np.random.default_rng(n).uniform(-2, 2, (n, 7)), np.full(n, gripper)])
     sent = wire.encode_rows(ActionChunk(rows, JOINT_POS, DROID), request())
     np.testing.assert_allclose(sent[:, 7], 1 - gripper, atol=1e-6)
-    back = wire.decode_reply({"action": sent}, request(), wire.ROBOLAB, 1)
+    back = wire.decode_reply({"action": sent}, request(), 1)
     np.testing.assert_allclose(back.action, rows, atol=1e-6)
     assert back.action_space is JOINT_POS
 
@@ -115,7 +116,7 @@ def test_joint_rows_come_back_as_they_were_answered(gripper, n):
 def test_pose_rows_come_back_as_absolute_poses(asked):
     rows = np.array([[0.4, 0.1, 0.3, 0.5, -0.5, 0.5, 0.5, 0.2]])
     sent = wire.encode_rows(ActionChunk(rows, POSE_ABS, DROID), request(asked))
-    back = wire.decode_reply({"actions": sent}, request(asked), wire.ROBOLAB, 1)
+    back = wire.decode_reply({"actions": sent}, request(asked), 1)
     assert back.action_space is POSE_ABS
     np.testing.assert_allclose(back.action, rows, atol=1e-6)
     assert sent[0, 7] == pytest.approx(0.8)
@@ -129,7 +130,7 @@ def good(**more):
     "reply", [good(), {"actions": good()["action"]}, good()["action"], good(server_timing={"infer_ms": 5.0})]
 )
 def test_every_dialect_s_reply_is_a_chunk(reply):
-    chunk = wire.decode_reply(reply, request(), wire.ROBOLAB, 1)
+    chunk = wire.decode_reply(reply, request(), 1)
     assert chunk.action.shape == (4, 8)
     assert chunk.action[0, 7] == 1.0  # zero is open on the wire
 
@@ -171,13 +172,13 @@ def with_value(value: float) -> np.ndarray:
 )
 def test_wrong_replies_are_refused_by_name(reply, error, says):
     with pytest.raises(error, match=says) as caught:
-        wire.decode_reply(reply, request(), wire.ROBOLAB, 1)
+        wire.decode_reply(reply, request(), 1)
     assert "secret" not in str(caught.value)
 
 
 def test_joint_angles_are_not_taken_for_poses():
     with pytest.raises(ServiceChunkError, match="no quaternions"):
-        wire.decode_reply(good(), request(MIDTRAIN), wire.ROBOLAB, 1)
+        wire.decode_reply(good(), request(MIDTRAIN), 1)
 
 
 def test_rows_of_another_meaning_are_not_sent():
@@ -190,3 +191,12 @@ def test_an_embodiment_without_a_form_on_the_wire_is_named():
 
     with pytest.raises(ActionSpaceError, match="umi"):
         wire.wire_space(get_embodiment("umi"), None)
+
+
+def test_the_other_action_space_is_answered_with_the_remedy():
+    joints = wire.encode_request(request(), wire.ROBOLAB, "s", 1)
+    with pytest.raises(ObservationError, match=r"lacks 'observation/eef_quat'.*speaks midtrain.*--action-space midtrain"):
+        wire.decode_request(joints, DROID, MIDTRAIN, images=False)
+    pose = wire.encode_request(request(MIDTRAIN), wire.ROBOLAB, "s", 1)
+    with pytest.raises(ObservationError, match=r"lacks 'observation/joint_position'.*speaks joint_pos: ask with"):
+        wire.decode_request(pose, DROID, JOINT_POS, images=False)

@@ -13,6 +13,7 @@ from strands_cosmos3.control.seam import join_late
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim import episode
+from strands_cosmos3.sim.film import Film
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
 
@@ -47,6 +48,20 @@ def test_eight_tenths_of_a_second_cost_no_tick(robot, seed):
     assert {name: rollout.counters.get(name, 0) for name in IDLE} == dict.fromkeys(IDLE, 0)
     assert_within_limits(rollout)
     assert rollout.tracking.max_mm < 2.0
+
+
+def test_a_predicted_world_begins_with_its_observation(robot):
+    """Its first frame is of what was seen then: one latency before the chunk is taken up, or none while the arm waited."""
+    since_s = []
+    told = SimpleNamespace(show_plan=lambda plan, ms: None, show_prediction=lambda video, since: since_s.append(since))
+    robot.run_policy(policy_config=CONFIG, task="pick", seed=0, duration=4.0, latency=0.5, audience=told)
+    assert since_s[0] == 0.0
+    assert len(since_s) > 1
+    assert all(0.4 < since <= 0.5 + 1e-6 for since in since_s[1:])  # a motion that was stretched has come less far
+    film = Film(robot.scene, None, 50.0)
+    film.show_prediction(np.arange(9), 0.3)
+    film.frame(robot.data)
+    assert film._imagined() == 4  # 0.32 s at 15 frames a second
 
 
 @pytest.mark.slow

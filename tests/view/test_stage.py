@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ import pytest
 from strands_cosmos3.arm.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.cli import main
 from strands_cosmos3.datasets import DatasetWriter
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory
@@ -163,10 +164,12 @@ def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
     robot.reset(0)
     with LiveView(robot, stage, "native", cameras=False) as live:
         video = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
-        live.show_prediction(video)
+        live.show_prediction(video, 0.0)
         assert live._predicted(0.0)[0, 0, 0] == 0  # type: ignore[index]
         assert live._predicted(0.21)[0, 0, 0] == 3  # type: ignore[index]
         assert live._predicted(9.0)[0, 0, 0] == 4  # type: ignore[index]
+        live.show_prediction(video, 0.21)  # of what was observed that long ago
+        assert live._predicted(0.0)[0, 0, 0] == 3  # type: ignore[index]
         live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
         assert live.inference_ms == 3.0
 
@@ -219,3 +222,25 @@ def test_a_recorded_episode_is_played(robot: Robot, stage: Stage, tmp_path: Path
     assert main(["view", "--play", str(tmp_path / "set"), "--episode", "3", *short]) == 2
     assert main(["view", "--play", str(tmp_path / "nothing.npz"), *short]) == 2
     assert main(["view", "--play", str(tmp_path), *short]) == 1
+
+
+def test_a_recording_is_shown_to_its_last_row(tmp_path: Path):
+    for n in (1, 2, 100):
+        q = HOME_Q + np.linspace(0, 0.1, n)[:, None]
+        arrays = {"t_s": np.arange(n) / 600, "q_achieved_rad": q, "gripper_achieved": np.ones(n), "q_commanded_rad": q}
+        np.savez(tmp_path / "a.npz", **arrays)
+        (recorded,) = recorded_episodes(tmp_path / "a.npz")
+        np.testing.assert_allclose(recorded.q_rad[-1], q[-1])
+
+
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path):
+    path = tmp_path / "a.npz"
+    whole = {name: np.ones((3, 7)) for name in ("q_achieved_rad", "q_commanded_rad")}
+    np.savez(path, **whole, t_s=np.arange(3.0), gripper_achieved=np.ones(3))
+    saved = path.read_bytes()
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    for content in (b"", b"text", saved[: len(saved) // 2], array.getvalue()):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"a\.npz"):
+            list(recorded_episodes(path))
