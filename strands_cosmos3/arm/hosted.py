@@ -91,8 +91,9 @@ def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
         if kind == mujoco.mjtTrn.mjTRN_JOINT and target == joint:
             return actuator
         if kind == mujoco.mjtTrn.mjTRN_TENDON:
-            first = model.tendon_adr[target]
-            if joint in model.wrap_objid[first : first + model.tendon_num[target]]:
+            path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
+            of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have numbers too
+            if joint in model.wrap_objid[path][of_joints]:
                 through_tendon = actuator
     return through_tendon
 

@@ -46,7 +46,7 @@ def physics_steps_per_tick(control_frequency: float) -> int:
 def _reconnects_of(policy: Policy) -> int | None:
     """How often a policy's service was dialled again in its life, if it has one."""
     counters = getattr(getattr(policy, "backend", None), "counters", None)
-    return None if counters is None else counters["reconnects"]
+    return None if counters is None else counters.get("reconnects", 0)
 
 
 def _nothing() -> None:

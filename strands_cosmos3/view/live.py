@@ -47,29 +47,38 @@ class LiveView:
         self._video: NDArray[np.uint8] | None = None
         self._video_from_s = 0.0
         self._pose_due = self._panel_due = self._camera_due = -1.0
-        self._offset_s = time.monotonic() - float(self.robot.data.time)
+        self._seen_s = float(self.robot.data.time)
+        self._offset_s = time.monotonic() - self._seen_s
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """A chunk was accepted: its path, in the robot's base, which is the world."""
+        self._notice_reset()
         T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
         self._commanded, self.inference_ms = (T_hand @ T_hand_tcp)[:, :3, 3], inference_ms
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """The world predicted with a chunk, from its observation ``since_s`` seconds ago on."""
+        self._notice_reset()
         self._video = None if video is None else np.asarray(video)
         self._video_from_s = float(self.robot.data.time) - since_s
 
     def on_tick(self, robot: Robot) -> None:
         """Update what is due, then wait for the clock."""
+        self._notice_reset()
         now_s = float(robot.data.time)
-        if now_s < self._pose_due - 2 * _CAMERA_S:  # the robot was reset
-            self.begin(self.instruction)
         self._show(now_s)
         ahead_s = now_s + self._offset_s - time.monotonic()
         if ahead_s > 0:
             time.sleep(ahead_s)
         elif ahead_s < -_BEHIND_S:  # planning took long; do not hurry after it
             self._offset_s -= ahead_s
+
+    def _notice_reset(self) -> None:
+        """Begin anew where the clock has gone back, before anything of the new episode is shown."""
+        now_s = float(self.robot.data.time)
+        if now_s < self._seen_s:
+            self.begin(self.instruction)
+        self._seen_s = now_s
 
     def _show(self, now_s: float, outcome: str = "", everything: bool = False) -> None:
         robot, stage = self.robot, self.stage

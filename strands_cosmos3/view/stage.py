@@ -81,13 +81,15 @@ def require_loopback(address: str, expose: bool) -> None:
     """Refuse to serve other machines unless told to.
 
     Raises:
-        ConfigError: The address is not loopback and ``expose`` is off, or is no address.
+        ConfigError: The address is not loopback and ``expose`` is off, or is no address, or one of IPv6.
     """
     try:
-        loopback = address == "localhost" or ipaddress.ip_address(address).is_loopback
+        ip = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
     except ValueError:
         raise ConfigError(f"{address!r} is no IP address to serve on; use 127.0.0.1, or 0.0.0.0 with --expose.") from None
-    if not loopback and not expose:
+    if ip.version == 6:
+        raise ConfigError(f"{address} is of IPv6, and the page is served on IPv4; use 127.0.0.1, or 0.0.0.0 with --expose.")
+    if not ip.is_loopback and not expose:
         raise ConfigError(
             f"{address} can be reached from other machines, and the page has no password; say --expose if that is meant, or "
             "keep 127.0.0.1 and use an ssh tunnel."

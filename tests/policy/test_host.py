@@ -66,6 +66,16 @@ def test_the_embedded_arm_is_known_wherever_it_stands():
     assert driven_gripper(model, "panda/", "nothing") is None
 
 
+def test_a_tendon_between_sites_drives_no_joint_of_their_numbers():
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><worldbody><site name="fixed"/><body><joint name="j"/><geom size=".1"/><site name="s" pos=".1 0 0"/></body>
+        </worldbody><tendon><spatial name="t"><site site="fixed"/><site site="s"/></spatial></tendon>
+        <actuator><position name="m" tendon="t" ctrlrange="0 1" ctrllimited="true"/></actuator></mujoco>"""
+    )
+    assert driven_gripper(model, "", "m") == MODEL_GRIPPER
+    assert driven_gripper(model, "", "j") is None
+
+
 def yaw_the_hand(spec):
     spec.body("hand").quat = [1, 0, 0, 0]  # 45 degrees: what a model of panda_link8 for a hand looks like
 

@@ -101,6 +101,13 @@ def test_rows_that_were_executed_before_a_fault_are_counted(robot, monkeypatch):
     assert rollout.counters["reconnects"] == 0
 
 
+def test_a_backend_counts_what_it_likes(robot):
+    backend = ScriptedBackend()
+    backend.counters = {"thoughts": 3}
+    with Cosmos3Policy(robot="panda", backend=backend) as policy:
+        assert robot.run_policy(instruction=REACH, policy=policy, duration=0.3).counters["reconnects"] == 0
+
+
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_the_film(robot, tmp_path):
     ticks = []
 

@@ -87,7 +87,7 @@ def test_it_serves_loopback_and_leaves_nothing(robot: Robot):
     stage.close()
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::", "example.org", ""])
+@pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::", "::1", "example.org", ""])
 def test_other_interfaces_must_be_asked_for(robot: Robot, address: str):
     with pytest.raises(ConfigError, match=r"--expose"):
         Stage(robot.scene.model, address, port=0)
@@ -158,6 +158,33 @@ def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: 
     off = np.linalg.norm(commanded[:, None, 0] - trail[None, -1, 1], axis=2).min()
     assert off < 0.03  # the arm is on the path that it is given
     assert "completed" in stage._status.content
+
+
+def test_a_second_episode_keeps_its_first_chunk(robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    """Its clock goes back when its chunk is there already: the path is the new one, and the trail begins anew."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    pathless: list[bool] = []
+    with LiveView(robot, stage, "scripted", cameras=False) as live:
+
+        def on_tick(robot: Robot) -> None:
+            live.on_tick(robot)
+            pathless.append(live._commanded is None or live.inference_ms is None)
+
+        for _ in range(2):
+            robot.run_policy(
+                policy_config={"backend": "scripted"},
+                instruction="reach the red cube",
+                duration=0.6,
+                on_tick=on_tick,
+                audience=live,
+            )
+            assert len(live._trail) < 20  # of this episode alone, 25 a second
+    assert not any(pathless)
+
+
+def test_ipv6_is_refused_by_name(robot: Robot):
+    with pytest.raises(ConfigError, match=r"::1 is of IPv6.*127\.0\.0\.1"):
+        Stage(robot.scene.model, "::1", port=0)
 
 
 def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
