@@ -113,7 +113,7 @@ class Loop:
             on_step: Called with the steps done and the loss's parts.
 
         Raises:
-            TrainingError: The loss is no longer finite; the last state is kept.
+            TrainingError: The loss or its gradient is no longer finite; the state that was last written stays as it is.
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
         saved, sums, count = time.monotonic(), {}, 0
@@ -130,6 +130,9 @@ class Loop:
                 if time.monotonic() - saved > self.config.save_s:
                     self.save()
                     saved = time.monotonic()
+        except TrainingError:
+            self._consistent = False  # weights may have diverged before the loss showed it
+            raise
         finally:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
@@ -139,11 +142,10 @@ class Loop:
             group["lr"] = self.config.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
         loss, parts = self._loss(self.step)
-        if not math.isfinite(value := loss.item()):
-            raise TrainingError(f"the loss is {value} at step {self.step}; go on from the last state with a lower rate.")
+        self._require_finite("loss", loss)
         loss.backward()
+        self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
         self._consistent = False
-        nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip)
         self.optimizer.step()
         keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
@@ -152,6 +154,14 @@ class Loop:
         self.step += 1
         self._consistent = True
         return parts
+
+    def _require_finite(self, name: str, number: torch.Tensor) -> None:
+        if not math.isfinite(value := whole(number).item()):
+            raise TrainingError(
+                f"the {name} is {value} at step {self.step} in {self.folder}, and going on would draw the same windows again. "
+                "Give another --out, with another --seed or with --start <this run>/<stage>/checkpoint; in post-training a "
+                "lower --lr goes on from the last state."
+            )
 
     def _note(self, parts: Parts) -> None:
         if not self._writes:
