@@ -21,6 +21,7 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
+from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import ArmKeys, ArmWindows, dataset_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -65,7 +66,8 @@ class PostTraining:
         on_step: Called with what is being done, steps done, in all, and the loss's parts.
 
     Raises:
-        CheckpointError, DatasetError, ConfigError: One of them cannot be used.
+        CheckpointError, DatasetError: One of them cannot be used.
+        ConfigError: They do not fit each other, or the new checkpoint would take the place of the one it comes from.
     """
 
     def __init__(
@@ -82,8 +84,7 @@ class PostTraining:
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         if self.checkpoint.action_space is None:
             raise VariantError("nothing says what this checkpoint's actions mean; record it in checkpoint.json.")
-        if folder.resolve() == self.checkpoint.root.resolve():
-            raise ConfigError("--out is the checkpoint itself; choose another folder.")
+        self._require_apart()
         named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
         self.embodiment: Embodiment = get_embodiment(named)
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +96,11 @@ class PostTraining:
             keys = keys or ArmKeys()
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
+
+    def _require_apart(self) -> None:
+        target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
+        if target == source or target in source.parents or source in target.parents:
+            raise ConfigError(f"the new checkpoint would lie in {target}, where {source} does; choose another --out.")
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
@@ -143,10 +149,13 @@ class PostTraining:
 
     def export(self, policy: TrainedPolicy) -> Path:
         """The source checkpoint with what was trained in its place, in ``checkpoint/``; types stay as they were."""
-        target, source = self.folder / "checkpoint", self.checkpoint.root
-        if target.exists():
-            shutil.rmtree(target)
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), symlinks=False)
+        target = self.folder / "checkpoint"
+        write_folder(target, lambda hidden: self._fill(hidden, policy))
+        return target
+
+    def _fill(self, target: Path, policy: TrainedPolicy) -> None:
+        source = self.checkpoint.root
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
         shutil.copytree(source / "vae", target / "vae", dirs_exist_ok=True)
         changed = self._changed(merged_state(policy))
         for file in self.checkpoint.weights.files:
@@ -154,7 +163,6 @@ class PostTraining:
         if self.stats is not None:
             write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
         self._describe(target)
-        return target
 
     def _changed(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int | None, torch.Tensor]]:
         """Released key -> (row of the domain, or None; tensor) of what training may have changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training import post as post_module
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
@@ -141,6 +143,33 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     adapted = {f"layers.{i}.self_attn.add_{n}_proj.weight" for i in (0, 1) for n in ("q", "v")}
     assert changed <= adapted | {"action_modality_embed"}
     assert adapted & changed
+
+
+@pytest.mark.parametrize(("where", "out"), [("checkpoint", "."), ("checkpoint/inner", "."), (".", "."), (".", "deep/er")])
+def test_a_checkpoint_is_never_replaced_by_what_comes_from_it(source, arm_set, tmp_path, where, out):
+    """It would lie in the same folder, around it, or within it."""
+    mine = tmp_path / "tuned" / where
+    shutil.copytree(source, mine)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="choose another --out"):
+        PostTraining(mine, arm_set, tmp_path / "tuned" / out, PostConfig(steps=1, batch=2, every=8))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_that_is_interrupted_leaves_the_one_before(source, arm_set, tmp_path, monkeypatch):
+    post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8))
+    before = released(post.export(post.policy))
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(post_module, "save_file", stop)
+    with pytest.raises(KeyboardInterrupt):
+        post.export(post.policy)
+    after = released(tmp_path / "out/checkpoint")
+    assert set(after) == set(before)
+    Checkpoint.open(tmp_path / "out/checkpoint").verify()
+    assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []
 
 
 def test_patterns_speak_the_released_layout(policy):
