@@ -160,6 +160,7 @@ class PostTraining:
         changed = self._changed(merged_state(policy))
         for file in self.checkpoint.weights.files:
             save_file(_replaced(load_file(file), changed), target / "transformer" / file.name, metadata={"format": "pt"})
+        (target / STATISTICS).unlink(missing_ok=True)  # the source's, which the new rows are not in the scale of
         if self.stats is not None:
             write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
         self._describe(target)

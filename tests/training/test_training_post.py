@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,16 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
     heard = own.outward(spoken, droid)  # what a policy decodes with the packaged statistics
     np.testing.assert_allclose(denormalize_chunk(heard, "droid"), raw, atol=1e-7)
     np.testing.assert_allclose(own.inward(heard, droid), spoken, atol=1e-6)
+
+
+def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set, tmp_path, space):
+    config = PostConfig(steps=1, batch=2, every=8)
+    own = PostTraining(source, arm_set, tmp_path / "own", config)
+    first = own.export(own.policy)
+    if space == "midtrain":
+        assert OwnScale(Checkpoint.open(first)).stats is not None
+    again = PostTraining(first, arm_set, tmp_path / "packaged", replace(config, stats="packaged"))
+    assert OwnScale(Checkpoint.open(again.export(again.policy))).stats is None
 
 
 def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
