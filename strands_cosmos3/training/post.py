@@ -23,11 +23,14 @@ from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
-from strands_cosmos3.training.arm_windows import ArmKeys, ArmWindows, dataset_statistics, write_statistics
+from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, dataset_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LoopConfig, Parts
+from strands_cosmos3.training.kept import identity_of, keep_settings, write
+from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy
+
+SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class PostTraining:
         if self.config.lora_rank:
             add_lora(self.policy, self.config.lora_rank, self.config.lora_targets)
         with Dataset(dataset) as data:
-            keys = keys or ArmKeys()
+            keys = (keys or ArmKeys()).resolved(data, self.embodiment)
+            self._keep(data, keys)
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
 
@@ -101,6 +105,18 @@ class PostTraining:
         target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
         if target == source or target in source.parents or source in target.parents:
             raise ConfigError(f"the new checkpoint would lie in {target}, where {source} does; choose another --out.")
+
+    def _keep(self, data: Dataset, keys: ArmKeys) -> None:
+        """Hold what latents and state were made from against what is asked; how long and how fast may change."""
+        path = self.folder / SETTINGS
+        how = {name: value for name, value in asdict(self.config).items() if name not in ("steps", "lr")}
+        named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
+        if not any((self.folder / made).exists() for made in (LATENTS, STATE)):
+            write(path, {**how, **named, "keys": asdict(keys)})  # nothing binds yet
+            return
+        if not path.exists():
+            write(path, {})
+        keep_settings(path, {**how, **named, "keys": asdict(keys)})
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":

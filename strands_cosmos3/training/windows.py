@@ -271,6 +271,9 @@ def cached_latents(
         ticks: Whose. path: The cache (.npy), written whole.
         columns: Latent columns that the picture's content reaches; the rest is padding, which the model does not see.
         on_batch: Called with ticks done and ticks in all.
+
+    Raises:
+        ConfigError: The cache is of another number of ticks.
     """
     if not path.exists():
         parts = []
@@ -286,4 +289,10 @@ def cached_latents(
             os.replace(hidden, path)
         finally:
             hidden.unlink(missing_ok=True)
-    return np.load(path, mmap_mode="r")
+    latents = np.load(path, mmap_mode="r")
+    if len(latents) != len(ticks):
+        raise ConfigError(
+            f"{path} holds the latents of {len(latents)} windows, and there are {len(ticks)}: they are of other episodes, or "
+            "of other settings. Choose another folder."
+        )
+    return latents

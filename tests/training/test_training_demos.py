@@ -13,6 +13,7 @@ from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.conditions import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.observe.views import compose, to_canvas
@@ -152,6 +153,23 @@ def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkey
         record_part(options, tmp_path / "000000", 0)
     with Dataset(tmp_path / "000000") as dataset:
         assert len(dataset) == 2
+
+
+def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
+    from strands_cosmos3.datasets import DatasetWriter
+
+    for name, which in (("one", 0), ("two", 1)):  # of the same length
+        with DatasetWriter(tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO) as writer:
+            add_record(writer, records[which], 3, which)
+    unpack(tmp_path / "one", tmp_path / "shards")
+    unpack(tmp_path / "one", tmp_path / "shards")
+    with pytest.raises(ConfigError, match=r"of another dataset.*path .*one \(now .*two\)"):
+        unpack(tmp_path / "two", tmp_path / "shards")
+    (tmp_path / "shards/dataset.json").unlink()  # as an older version leaves it
+    with pytest.raises(ConfigError, match="was not unpacked from"):
+        unpack(tmp_path / "two", tmp_path / "shards")
+    unpack(tmp_path / "one", tmp_path / "shards")
+    assert (tmp_path / "shards/dataset.json").exists()
 
 
 @pytest.mark.slow

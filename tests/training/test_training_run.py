@@ -143,6 +143,31 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
         SmallRun(tmp_path, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
 
 
+def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_lacks(shards, records, tmp_path):
+    SmallRun(tmp_path / "run", shards, TINY)
+    path = tmp_path / "run/settings.json"
+    settings = json.loads(path.read_text())
+    older = {name: value for name, value in settings.items() if name not in ("joint_forward", "joint_inverse")}
+    path.write_text(json.dumps(older))
+    SmallRun(tmp_path / "run", shards, TINY)
+    assert json.loads(path.read_text()) == settings
+    path.write_text(json.dumps(older))
+    (tmp_path / "run/joint").mkdir()
+    (tmp_path / "run/joint/state.pt").touch()
+    with pytest.raises(ConfigError, match="older version, which did not record joint_forward, joint_inverse"):
+        SmallRun(tmp_path / "run", shards, TINY)
+    path.write_text(json.dumps({**settings, "speed": 3}))
+    with pytest.raises(ConfigError, match="another version, with speed"):
+        SmallRun(tmp_path / "run", shards, TINY)
+    path.write_text(json.dumps(settings))
+    other = tmp_path / "other"
+    for i in range(2):
+        other.mkdir(exist_ok=True)
+        write_shard(shard_path(other, i), pack(records[::-1]))
+    with pytest.raises(ConfigError, match=r"demos .*now .*other"):
+        SmallRun(tmp_path / "run", other, TINY)
+
+
 def test_windows_drop_prompts_as_often_as_they_should(demos, captions):
     latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
     windows = PictureWindows(demos, latents, _state(), captions, batch=4000, dropout=0.08)
