@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.resources import write_whole
 
 Parts = Mapping[str, float]
 M = TypeVar("M", bound=nn.Module)
@@ -104,6 +105,8 @@ class Loop:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / STATE).exists():
             self._load(folder / STATE)
+        if self._writes:
+            drop_from(folder / CURVE, self.step + 1)
 
     def run(self, until: int | None = None, on_step: Callable[[int, Parts], None] | None = None) -> None:
         """Train until the last step, or until some step.
@@ -184,12 +187,7 @@ class Loop:
         }
         if not self._writes:
             return
-        hidden = self.folder / f".{STATE}.{os.getpid()}"
-        try:
-            torch.save(state, hidden)
-            os.replace(hidden, self.folder / STATE)
-        finally:
-            hidden.unlink(missing_ok=True)
+        write_whole(self.folder / STATE, partial(torch.save, state))
 
     def _load(self, path: Path) -> None:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -220,6 +218,15 @@ class Loop:
         with torch.no_grad():
             for name, p in self._trained.items():
                 p.copy_(self.ema[name])
+
+
+def drop_from(path: Path, step: int) -> None:
+    """Drop a curve's lines of a step and of later ones, which a state that was gone on from had not seen."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
+        if len(kept) < len(lines):
+            write_whole(path, lambda hidden: hidden.write_text("".join(kept), encoding="utf-8"))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

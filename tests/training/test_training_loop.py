@@ -120,6 +120,16 @@ def test_another_models_state_is_refused(tmp_path):
         LoopConfig(steps=0)
 
 
+def test_a_curve_does_not_fold_back_after_a_kill(tmp_path):
+    config = LoopConfig(steps=20, log_every=5, save_s=1e9)
+    Loop(net := model(), loss_of(net), config, tmp_path).run(until=10)
+    curve = tmp_path / "curve.jsonl"
+    with curve.open("a") as file:  # killed at step 15, after the state of step 10
+        file.write('{"step": 15, "time": 0.0, "loss": 1.0}\n{"step": 2')
+    Loop(net := model(), loss_of(net), config, tmp_path).run()
+    assert [json.loads(line)["step"] for line in curve.read_text().splitlines()] == [5, 10, 15, 20]
+
+
 def test_the_curve_has_a_point_every_so_often(tmp_path):
     Loop(net := model(), loss_of(net), LoopConfig(steps=25, log_every=10), tmp_path).run()
     points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
