@@ -94,6 +94,8 @@ class Train:
             raise ConfigError("give --demos for a new small policy, or --checkpoint and --dataset for post-training.")
         if (self.checkpoint is None) != (self.dataset is None):
             raise ConfigError("--checkpoint and --dataset belong together.")
+        if self.checkpoint is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("post-training (--checkpoint) runs in one process; start it without torchrun.")
         for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps"):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
