@@ -35,7 +35,7 @@ from strands_cosmos3.training.dynamics import judge_dynamics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.held_out import chunk_errors, predict_rows
 from strands_cosmos3.training.kept import keep, keep_settings, write
-from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts, whole
+from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts, drop_from, whole
 from strands_cosmos3.training.matching import ALONE, FlowConfig, Share, flow_loss
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import (
@@ -48,6 +48,7 @@ from strands_cosmos3.training.release import (
     new_config,
     policy_sizes,
     read_captions,
+    released_steps,
     with_statistics,
 )
 from strands_cosmos3.training.sharding import averaged, spread
@@ -370,7 +371,8 @@ class SmallRun:
                 value, parts = flow_loss(whole_policy, windows.batch(step), FlowConfig(), noise, self.share)
                 for pictures in beside:
                     more, seen = flow_loss(whole_policy, pictures.batch(step), FlowConfig(), noise, self.share)
-                    value, parts = value + more, {**parts, "alone": seen["action"]}
+                    total = parts["loss"] + seen["loss"]
+                    value, parts = value + more, {**parts, "loss": total, "alone": seen["action"]}
                 return value, parts
 
             with lower_precision(self.device):
@@ -394,23 +396,32 @@ class SmallRun:
                 self.config.tier,
                 frames=frames,
                 label=label,
+                steps=loop.step,
             )
+
+        def judge() -> None:
+            step, lines = loop.step, self.folder / stage / "held_out.jsonl"
+            average = {name: whole(tensor).cpu() for name, tensor in loop.ema.items()}
+            if self.share.rank:
+                return
+            judged = fresh_policy(self.transformer_config)
+            judged.load_state_dict(average)
+            errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
+            drop_from(lines, step)
+            with lines.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
+            release(average)
 
         def said(step: int, parts: Parts) -> None:
             self._on_step(stage, step, steps, parts)
             if step % _RELEASE_EVERY == 0 or step == steps:
-                average = {name: whole(tensor).cpu() for name, tensor in loop.ema.items()}
-                if self.share.rank:
-                    return
-                judged = fresh_policy(self.transformer_config)
-                judged.load_state_dict(average)
-                errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
-                with (self.folder / stage / "held_out.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
-                release(average)
+                judge()
 
+        checkpoint = self.folder / stage / "checkpoint"
+        if loop.step >= steps and released_steps(checkpoint) != loop.step:  # stopped in its last release
+            judge()
         loop.run(on_step=said)
-        return self.folder / stage / "checkpoint"
+        return checkpoint
 
     def _held_out(self, windows: PictureWindows, first: int) -> Batch:
         rng = np.random.default_rng(5)

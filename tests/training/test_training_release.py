@@ -178,6 +178,15 @@ def test_a_folder_is_replaced_whole_and_found_again_after_a_kill(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["checkpoint", "checkpoint/b"]
 
 
+def test_an_export_that_is_interrupted_leaves_the_checkpoint_before(released, policy, vae, tokenizer, config_json, demos):
+    before = {path: path.read_bytes() for path in released.rglob("*") if path.is_file()}
+    torn = type("Torn", (), {"config": vae.config, "state_dict": lambda _: {}})()  # fails after the transformer is written
+    args = (released, config_json, dict(policy.named_parameters()), torn, tokenizer, state_row_of(demos), 128)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        export(*args, frames=(17, 1), label="other")
+    assert {path: path.read_bytes() for path in released.rglob("*") if path.is_file()} == before
+
+
 def test_captions_are_short_and_keep_their_words(tokenizer, captions):
     assert max(len(ids) for sentences in captions.by_goal for ids in sentences) < 40
     sentences = [ids for sentences in captions.by_goal for ids in sentences]

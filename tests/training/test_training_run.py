@@ -16,6 +16,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.training import run as run_module
+from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.run import RunConfig, SmallRun
@@ -101,10 +102,21 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     assert (errors["step"], errors["windows"]) == (4, 32)
     assert errors["end_mm"] > 0
 
+    metadata = checkpoint / "checkpoint.json"
+    written = metadata.read_text()
+    assert json.loads(written)["strands_cosmos3"]["steps"] == 4
+    metadata.write_text(written.replace('"steps": 4', '"steps": 2'))  # Ctrl-C came in the last release
+
     again = SmallRun(tmp_path, shards, TINY)
     first = (tmp_path / "vae/final.pt").read_bytes()
-    assert again.train_policy(again.train_vae()) == checkpoint  # nothing is left to be done
+    assert again.train_policy(again.train_vae()) == checkpoint  # nothing is left to be trained
     assert (tmp_path / "vae/final.pt").read_bytes() == first
+
+    assert json.loads(metadata.read_text())["strands_cosmos3"]["steps"] == 4
+    Checkpoint.open(checkpoint).verify()
+    again_released = load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(tensor, released[name]) for name, tensor in again_released.items())
+    assert len((tmp_path / "policy/held_out.jsonl").read_text().splitlines()) == 1
 
     joint = again.train_joint(again.train_vae())
     with Cosmos3Engine.from_pretrained(joint, dtype=torch.float32, decode_video=True) as engine:
@@ -116,6 +128,8 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     assert dynamics["inverse_mm"] > 10
     curve = [json.loads(line) for line in (tmp_path / "joint/curve.jsonl").read_text().splitlines()]
     assert {"action", "video", "alone"} <= set(curve[-1])
+    optimised = curve[-1]["action"] + FlowConfig().video * curve[-1]["video"] + curve[-1]["alone"]
+    assert curve[-1]["loss"] == pytest.approx(optimised, abs=1e-5)
     assert plot(tmp_path).stat().st_size > 5_000
 
     on = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
@@ -210,6 +224,13 @@ def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_post_training_in_several_processes_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "--out", str(tmp_path / "x"), "--checkpoint", "c", "--dataset", "d"]) == 2
+    assert "start it without torchrun" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
