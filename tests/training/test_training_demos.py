@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -123,7 +125,11 @@ def test_there_and_back_through_lerobot(records, tmp_path):
     assert np.abs(off).mean() < 2.0
 
 
-def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkeypatch):
+@pytest.fixture
+def takes(records, monkeypatch):
+    """A studio that repeats two episodes, and whether it takes a start."""
+    taken = {"start": True}
+
     class Studio:
         def __init__(self, config):
             pass
@@ -135,14 +141,56 @@ def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkey
             pass
 
         def record(self, seed, episode):
-            return records[episode % len(records)]
+            return records[episode % len(records)] if taken["start"] else None
 
+    monkeypatch.setattr("strands_cosmos3.training.demos.DemoStudio", Studio)
+    return taken
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """The command's workers run here, where the studio is the test's own."""
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers, mp_context):
+            super().__init__(1)
+
+    monkeypatch.setattr("strands_cosmos3.commands.demos.ProcessPoolExecutor", Pool)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, tmp_path, monkeypatch):
+    monkeypatch.setattr("strands_cosmos3.commands.demos._BATCH", 2)
+    merged = []
+
+    def killed(parts, out):
+        merged.append([part.name for part in parts])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strands_cosmos3.datasets.merge_datasets", killed)
+    for episodes in (3, 4):
+        with pytest.raises(KeyboardInterrupt):
+            DemosCommand(tmp_path / "demos", episodes=episodes, bend=0.1).run()
+    assert merged == [["000000-000001", "000002-000002"], ["000000-000001", "000002-000003"]]
+    with Dataset(tmp_path / ".demos.parts-seed0/000002-000003") as dataset:
+        assert len(dataset) == 2
+    with pytest.raises(ConfigError, match=r"bend 0\.1 \(now 0\.5\)"):
+        DemosCommand(tmp_path / "demos", episodes=4, bend=0.5).run()
+
+
+def test_a_part_in_which_no_start_is_taken_says_so(takes, tmp_path):
+    takes["start"] = False
+    with pytest.raises(ConfigError, match=r"episodes 0 to 1 of seed 0 no start.*--seed"):
+        record_part(DemosCommand(tmp_path / "demos", episodes=2), tmp_path / "part", 0)
+
+
+@pytest.mark.usefixtures("takes")
+def test_a_part_that_was_interrupted_is_recorded_again(tmp_path, monkeypatch):
     def killed(writer, record, seed, episode):
         if episode == 1:
             raise KeyboardInterrupt
         add_record(writer, record, seed, episode)
 
-    monkeypatch.setattr("strands_cosmos3.training.demos.DemoStudio", Studio)
     monkeypatch.setattr("strands_cosmos3.training.lerobot.add_record", killed)
     options = DemosCommand(tmp_path / "demos", episodes=2)
     with pytest.raises(KeyboardInterrupt):
