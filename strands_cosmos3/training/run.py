@@ -162,8 +162,9 @@ class SmallRun:
     ):
         self.folder, self.config, self.share = folder, config or RunConfig(), share
         self._on_step = on_step or (lambda *_: None)
-        folder.mkdir(parents=True, exist_ok=True)
         self._start = None if start is None else Checkpoint.open(start)
+        self._require_its_sizes()
+        folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         begun = (folder / "joint" / STATE).exists()
         keep_settings(folder / "settings.json", self.config.fixed, [] if begun else RunConfig.of_joint())
@@ -174,12 +175,28 @@ class SmallRun:
         keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
+    def _require_its_sizes(self) -> None:
+        if self._start is None:
+            return
+        theirs, ours = self._start.config, self.config
+        sizes = {
+            "hidden": (theirs.hidden_size, ours.hidden),
+            "layers": (theirs.num_hidden_layers, ours.layers),
+            "latent_channels": (theirs.latent_channel, ours.latent_channels),
+        }
+        other = [f"{name} {of_start} (here {asked})" for name, (of_start, asked) in sizes.items() if of_start != asked]
+        if other:
+            raise ConfigError(f"the checkpoint {self._start.root} has {', '.join(other)}; give its sizes with --start.")
+
     @property
     def canvas_hw(self) -> tuple[int, int]:
         """The pictures' height and width."""
         height, width = self.demos.frame(0).shape[:2]
         if (height, width) not in TIERS.get(self.config.tier, ()):
-            raise ConfigError(f"demonstrations are {height} x {width}, which is no canvas of tier {self.config.tier}.")
+            raise ConfigError(
+                f"demonstrations are {height} x {width}, which is no canvas of tier {self.config.tier}; their own is "
+                f"{tier_of(height, width)}."
+            )
         return height, width
 
     @cached_property
@@ -480,6 +497,21 @@ class SmallRun:
 
     def _said(self, stage: str, steps: int) -> Callable[[int, Parts], None]:
         return lambda step, parts: self._on_step(stage, step, steps, parts)
+
+
+def tier_of(height: int, width: int) -> int:
+    """The resolution tier that a picture is a canvas of; the lowest, where there are several.
+
+    Raises:
+        ConfigError: There is none; the valid ones are named.
+    """
+    found = [tier for tier, sizes in TIERS.items() if (height, width) in sizes]
+    if not found:
+        raise ConfigError(
+            f"demonstrations are {height} x {width}, which is no tier's canvas; record them with `demos --tier`, one of "
+            f"{', '.join(map(str, TIERS))}."
+        )
+    return found[0]
 
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:

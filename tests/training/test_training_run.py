@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from strands_cosmos3.training import run as run_module
 from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.run import RunConfig, SmallRun
+from strands_cosmos3.training.run import RunConfig, SmallRun, tier_of
 from strands_cosmos3.training.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.vae import ColourGate, flat_first_frames, to_pixels
 from strands_cosmos3.training.windows import PictureWindows
@@ -180,6 +181,33 @@ def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_
         write_shard(shard_path(other, i), pack(records[::-1]))
     with pytest.raises(ConfigError, match=r"demos .*now .*other"):
         SmallRun(tmp_path / "run", other, TINY)
+
+
+def test_a_start_brings_its_sizes(released, shards, tmp_path):
+    other = RunConfig(**{**vars(TINY), "layers": 3})
+    with pytest.raises(ConfigError, match=r"has layers 2 \(here 3\)"):
+        SmallRun(tmp_path / "on", shards, other, start=released)
+    assert not (tmp_path / "on").exists()
+    SmallRun(tmp_path / "on", shards, TINY, start=released)
+
+
+def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
+    seen = []
+
+    def begun(self, folder, demos, config, *_):
+        seen.append(config.tier)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(SmallRun, "__init__", begun)
+    for tier, (height, width) in {128: (128, 160), 256: (256, 320)}.items():
+        frames = [np.zeros((len(record.frames), height, width, 3), np.uint8) for record in records]
+        grown = [replace(record, frames=pictures) for record, pictures in zip(records, frames, strict=True)]
+        (tmp_path / str(tier)).mkdir()
+        write_shard(shard_path(tmp_path / str(tier), 0), pack(grown))
+        assert main(["train", "--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))]) == 2
+    assert seen == [128, 256]
+    with pytest.raises(ConfigError, match=r"no tier's canvas.*128, 256"):
+        tier_of(100, 100)
 
 
 def test_windows_drop_prompts_as_often_as_they_should(demos, captions):
