@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.errors import ConfigError, InputError, TrainingError
 from strands_cosmos3.resources import write_whole
 
 Parts = Mapping[str, float]
@@ -64,7 +64,16 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", 1)
-        positive(self.lr, "lr")
+        whole_number(self.warmup, "warmup", 0)
+        whole_number(self.log_every, "log_every", 1)
+        whole_number(self.seed, "seed", 0)
+        for name in ("lr", "clip", "save_s"):
+            positive(getattr(self, name), name)
+        for name in ("decay", "ema"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is a share in 0..1, got {getattr(self, name)!r}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay must be a finite number of at least zero, got {self.weight_decay!r}.")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""

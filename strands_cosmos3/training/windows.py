@@ -6,7 +6,6 @@ robot's base (translation, rot6d) and the opening, each column centred and scale
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_whole
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.shards import Demos
 
@@ -283,12 +283,7 @@ def cached_latents(
             if on_batch is not None:
                 on_batch(min(start + batch, len(ticks)), len(ticks))
         path.parent.mkdir(parents=True, exist_ok=True)
-        hidden = path.with_name(f".{os.getpid()}.{path.name}")
-        try:
-            np.save(hidden, np.concatenate(parts))
-            os.replace(hidden, path)
-        finally:
-            hidden.unlink(missing_ok=True)
+        write_whole(path, lambda hidden: np.save(hidden, np.concatenate(parts)))
     latents = np.load(path, mmap_mode="r")
     if len(latents) != len(ticks):
         raise ConfigError(
