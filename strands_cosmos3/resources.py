@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,27 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(hidden, path)
     finally:
         hidden.unlink(missing_ok=True)
+
+
+def write_folder(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a hidden folder beside ``path``, then put it in its place; until then what was there stays.
+
+    Killed between the two renamings, the next call finds the old folder and puts it back first.
+    """
+    hidden, old = (path.with_name(f".{path.name}.{state}") for state in ("new", "old"))
+    if old.exists() and not path.exists():
+        os.replace(old, path)
+    for left in (hidden, old):
+        shutil.rmtree(left, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    try:
+        write(hidden)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(hidden, path)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -49,29 +49,40 @@ class Demos:
     def run(self) -> int:
         """Record, merge, and say what was written."""
         from strands_cosmos3.datasets import Dataset, merge_datasets
+        from strands_cosmos3.training.kept import keep_settings
 
         whole_number(self.episodes, "--episodes", 1)
         whole_number(self.workers, "--workers", 1)
         self._check()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        firsts = range(0, self.episodes, _BATCH)
+        look = {name: getattr(self, name) for name in ("seed", "bend", "distractors", "look", "tier")}
+        keep_settings(parts / "options.json", look)
+        roots = {first: parts / self._part(first) for first in range(0, self.episodes, _BATCH)}
         with _bar(console) as bar:
             row = bar.add_task("episodes", total=self.episodes)
             context = multiprocessing.get_context("spawn")  # OpenGL does not survive a fork
             with ProcessPoolExecutor(self.workers, mp_context=context) as pool:
-                waiting = {pool.submit(record_part, self, parts / f"{first:06d}", first): first for first in firsts}
+                waiting = {pool.submit(record_part, self, root, first): first for first, root in roots.items()}
                 try:
                     for part in as_completed(waiting):
                         part.result()
                         bar.advance(row, min(_BATCH, self.episodes - waiting[part]))
                 finally:  # on Ctrl-C or a failure nothing further is begun
                     pool.shutdown(wait=False, cancel_futures=True)
-        merge_datasets([parts / f"{first:06d}" for first in firsts], self.out).close()
+        merge_datasets(list(roots.values()), self.out).close()
         shutil.rmtree(parts)
         with Dataset(self.out) as dataset:
             console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.n_frames} frames")
         return 0
+
+    def _drawn(self, first: int) -> range:
+        """The episodes of the part that begins with one."""
+        return range(first, min(first + _BATCH, self.episodes))
+
+    def _part(self, first: int) -> str:
+        """The name of that part: its first and last episode, so that a shorter one is never taken for it."""
+        return f"{first:06d}-{self._drawn(first)[-1]:06d}"
 
     def _check(self) -> None:
         if self.out.exists() and any(self.out.iterdir()):
@@ -82,7 +93,11 @@ class Demos:
 
 
 def record_part(options: Demos, root: Path, first: int) -> None:
-    """Record one batch of episodes as a dataset of its own, unless it is there. Runs in a worker process."""
+    """Record one batch of episodes as a dataset of its own, unless it is there. Runs in a worker process.
+
+    Raises:
+        ConfigError: None of them could begin.
+    """
     from strands_cosmos3.datasets import DatasetWriter
     from strands_cosmos3.training.demos import DemoConfig, DemoStudio
     from strands_cosmos3.training.lerobot import VIDEO, add_record, demo_spec
@@ -93,9 +108,13 @@ def record_part(options: Demos, root: Path, first: int) -> None:
     shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed
     config = DemoConfig(options.tier, bend=options.bend, distractors=options.distractors, look=options.look)
     with DemoStudio(config) as studio:
-        drawn = range(first, min(first + _BATCH, options.episodes))
-        records = [(episode, studio.record(options.seed, episode)) for episode in drawn]
+        records = [(episode, studio.record(options.seed, episode)) for episode in options._drawn(first)]
     kept = [(episode, record) for episode, record in records if record is not None]
+    if not kept:
+        raise ConfigError(
+            f"of episodes {first} to {records[-1][0]} of seed {options.seed} no start could be taken; give another --seed, or "
+            f"--episodes of at least {records[-1][0] + 2}."
+        )
     with DatasetWriter(hidden, demo_spec(kept[0][1].frames.shape[1:3]), commit_every=_BATCH, video=VIDEO) as writer:
         for episode, record in kept:
             add_record(writer, record, options.seed, episode)

@@ -94,6 +94,8 @@ class Train:
             raise ConfigError("give --demos for a new small policy, or --checkpoint and --dataset for post-training.")
         if (self.checkpoint is None) != (self.dataset is None):
             raise ConfigError("--checkpoint and --dataset belong together.")
+        if self.checkpoint is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("post-training (--checkpoint) runs in one process; start it without torchrun.")
         for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps"):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
@@ -109,16 +111,21 @@ class Train:
 
     def _from_demos(self, demos: Path, console: Console) -> Path | None:
         from strands_cosmos3.training.lerobot import unpack
-        from strands_cosmos3.training.run import RunConfig, SmallRun
+        from strands_cosmos3.training.run import RunConfig, SmallRun, tier_of
         from strands_cosmos3.training.sharding import processes
+        from strands_cosmos3.training.shards import Demos
 
         sizes = ("hidden", "layers", "policy_batch", "joint_batch", "seed")
         steps = ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps")
-        config = RunConfig(**{name: getattr(self, name) for name in (*sizes, *steps)})
+        given = {name: getattr(self, name) for name in (*sizes, *steps)}
         shards = demos if any(demos.glob("shard-*.npz")) else self.out / "unpacked"
         with processes() as share, _shown(console, share.rank == 0) as show:
             if shards is not demos:
                 unpack(demos, shards, lambda done, of: show("unpacking", done, of, {}))
+            first = Demos.open(
+                shards, [int(path.stem.removeprefix("shard-")) for path in sorted(shards.glob("shard-*.npz"))[:1]]
+            )
+            config = RunConfig(**given, tier=tier_of(*first.frame(0).shape[:2]))
             run = SmallRun(self.out, shards, config, show, share, self.start)
             vae = run.train_vae() if self.vae is None else run.take_vae(self.vae)
             if self.until == "vae":

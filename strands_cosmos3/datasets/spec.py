@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from strands_cosmos3.checks import instance_of, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError, UnknownNameError
@@ -214,8 +212,3 @@ def arm_spec(
         **{camera_key(view): Feature(VIDEO, (*size, 3)) for view, size in cameras.items()},
     }
     return DatasetSpec(int(rate), features, robot_type)
-
-
-def numpy_dtype(feature: Feature) -> np.dtype[Any]:
-    """The numpy type of a feature's numbers; uint8 for a camera."""
-    return np.dtype("uint8" if feature.is_video else feature.dtype)

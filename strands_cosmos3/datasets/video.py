@@ -115,14 +115,6 @@ class EpisodeEncoder:
         self._container.close()
 
 
-def encode_frames(frames: Frames, fps: int, config: VideoConfig) -> bytes:
-    """[N, H, W, 3] uint8 as an mp4 in memory."""
-    encoder = EpisodeEncoder((frames.shape[1], frames.shape[2]), fps, config)
-    for frame in frames:
-        encoder.add(frame)
-    return encoder.finish()
-
-
 def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path) -> None:
     """Copy the packets of several videos into one file, without encoding again.
 

@@ -23,7 +23,6 @@ from strands_cosmos3.engine.weight_files import WeightFiles
 from strands_cosmos3.errors import LayoutError, ShapeError
 
 SPATIAL_COMPRESSION = 16
-_DECODER = ("decoder.", "post_quant_conv.")
 
 
 class FlatConv(nn.Module):
@@ -165,6 +164,7 @@ def materialise(
 
 
 def convolve_flat(model: nn.Module) -> None:
+    """Replace every causal convolution of a VAE, in place, by a :class:`FlatConv` that shares its weights."""
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Conv3d):

@@ -30,6 +30,7 @@ from strands_cosmos3.observe.views import compose
 from strands_cosmos3.training.lerobot import poses_of, raw_rows
 from strands_cosmos3.training.windows import Batch, cached_latents
 
+LATENTS = "latents.npy"
 _LEAST_SPREAD = 1e-4
 
 
@@ -131,7 +132,7 @@ class ArmWindows:
         self._latents = cached_latents(
             lambda some: torch.cat([self._encode(made[i][0].pixel_values)[..., : shape[1], : shape[2]] for i in some]),
             index,
-            cache / "latents.npy",
+            cache / LATENTS,
             shape[2],
             on_window,
             batch=4,

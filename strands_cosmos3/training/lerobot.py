@@ -31,6 +31,7 @@ from strands_cosmos3.datasets import (
 from strands_cosmos3.datasets.spec import DONE, SUCCESS
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.demos import ROW_HZ, EpisodeRecord
+from strands_cosmos3.training.kept import identity_of, keep_settings
 from strands_cosmos3.training.phrases import GOALS, sentence
 from strands_cosmos3.training.shards import EPISODES_A_SHARD, pack, shard_path, write_shard
 from strands_cosmos3.training.windows import RAW_WIDTH, ROWS
@@ -100,7 +101,7 @@ def poses_of(columns: Any) -> F64:
 
 
 def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:
-    """Turn a dataset of demonstrations into shards; those that are there are kept.
+    """Turn a dataset of demonstrations into shards; those of the same dataset that are there are kept.
 
     Args:
         root: The dataset.
@@ -108,9 +109,8 @@ def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None
         on_shard: Called with shards done and in all.
 
     Raises:
-        ConfigError: It is a LeRobot dataset without an expert's labels.
+        ConfigError: It is a LeRobot dataset without an expert's labels, or the shards that are there are of another one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with Dataset(root) as dataset:
         lacking = [key for key in (EXPERT, LABELLED, BENT, GOAL, COMPOSITE, EE_POSE) if key not in dataset.spec.features]
         if lacking:
@@ -119,6 +119,7 @@ def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None
                 "checkpoint on any arm's episodes use --checkpoint."
             )
         count = -(-len(dataset) // EPISODES_A_SHARD)
+        _require_same(dataset, folder)
         for index in range(count):
             if not shard_path(folder, index).exists():
                 first = index * EPISODES_A_SHARD
@@ -126,6 +127,26 @@ def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None
                 write_shard(shard_path(folder, index), pack(records))
             if on_shard is not None:
                 on_shard(index + 1, count)
+
+
+def _require_same(dataset: Dataset, folder: Path) -> None:
+    """Hold the shards of a folder against the dataset that it is to be unpacked from.
+
+    A folder of an older version, which does not say what it was unpacked from, is compared by its episodes.
+    """
+    known = folder / "dataset.json"
+    if not known.exists():
+        for index, path in enumerate(sorted(folder.glob("shard-*.npz"))):
+            first = index * EPISODES_A_SHARD
+            with np.load(path) as shard:
+                lengths, poses = np.diff(shard["starts"]), shard["T_base_cosmos"]
+            there = dataset.lengths[first : first + EPISODES_A_SHARD]
+            if not np.array_equal(lengths, there) or not np.allclose(poses_of(dataset[first][EE_POSE]), poses[: lengths[0]]):
+                raise ConfigError(f"{path} was not unpacked from {dataset.root}; choose another --out.")
+    try:
+        keep_settings(known, identity_of(dataset))
+    except ConfigError as error:
+        raise ConfigError(f"the demonstrations in {folder} are of another dataset: {error}") from None
 
 
 def _record(episode: Any) -> EpisodeRecord:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.errors import ConfigError, InputError, TrainingError
+from strands_cosmos3.resources import write_whole
 
 Parts = Mapping[str, float]
 M = TypeVar("M", bound=nn.Module)
@@ -63,7 +64,16 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", 1)
-        positive(self.lr, "lr")
+        whole_number(self.warmup, "warmup", 0)
+        whole_number(self.log_every, "log_every", 1)
+        whole_number(self.seed, "seed", 0)
+        for name in ("lr", "clip", "save_s"):
+            positive(getattr(self, name), name)
+        for name in ("decay", "ema"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is a share in 0..1, got {getattr(self, name)!r}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay must be a finite number of at least zero, got {self.weight_decay!r}.")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
@@ -104,6 +114,8 @@ class Loop:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / STATE).exists():
             self._load(folder / STATE)
+        if self._writes:
+            drop_from(folder / CURVE, self.step + 1)
 
     def run(self, until: int | None = None, on_step: Callable[[int, Parts], None] | None = None) -> None:
         """Train until the last step, or until some step.
@@ -113,7 +125,7 @@ class Loop:
             on_step: Called with the steps done and the loss's parts.
 
         Raises:
-            TrainingError: The loss is no longer finite; the last state is kept.
+            TrainingError: The loss or its gradient is no longer finite; the state that was last written stays as it is.
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
         saved, sums, count = time.monotonic(), {}, 0
@@ -130,6 +142,9 @@ class Loop:
                 if time.monotonic() - saved > self.config.save_s:
                     self.save()
                     saved = time.monotonic()
+        except TrainingError:
+            self._consistent = False  # weights may have diverged before the loss showed it
+            raise
         finally:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
@@ -139,11 +154,10 @@ class Loop:
             group["lr"] = self.config.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
         loss, parts = self._loss(self.step)
-        if not math.isfinite(value := loss.item()):
-            raise TrainingError(f"the loss is {value} at step {self.step}; go on from the last state with a lower rate.")
+        self._require_finite("loss", loss)
         loss.backward()
+        self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
         self._consistent = False
-        nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip)
         self.optimizer.step()
         keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
@@ -152,6 +166,14 @@ class Loop:
         self.step += 1
         self._consistent = True
         return parts
+
+    def _require_finite(self, name: str, number: torch.Tensor) -> None:
+        if not math.isfinite(value := whole(number).item()):
+            raise TrainingError(
+                f"the {name} is {value} at step {self.step} in {self.folder}, and going on would draw the same windows again. "
+                "Give another --out, with another --seed or with --start <this run>/<stage>/checkpoint; in post-training a "
+                "lower --lr goes on from the last state."
+            )
 
     def _note(self, parts: Parts) -> None:
         if not self._writes:
@@ -174,12 +196,7 @@ class Loop:
         }
         if not self._writes:
             return
-        hidden = self.folder / f".{STATE}.{os.getpid()}"
-        try:
-            torch.save(state, hidden)
-            os.replace(hidden, self.folder / STATE)
-        finally:
-            hidden.unlink(missing_ok=True)
+        write_whole(self.folder / STATE, partial(torch.save, state))
 
     def _load(self, path: Path) -> None:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -210,6 +227,15 @@ class Loop:
         with torch.no_grad():
             for name, p in self._trained.items():
                 p.copy_(self.ema[name])
+
+
+def drop_from(path: Path, step: int) -> None:
+    """Drop a curve's lines of a step and of later ones, which a state that was gone on from had not seen."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
+        if len(kept) < len(lines):
+            write_whole(path, lambda hidden: hidden.write_text("".join(kept), encoding="utf-8"))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,12 +21,16 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
+from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
-from strands_cosmos3.training.arm_windows import ArmKeys, ArmWindows, dataset_statistics, write_statistics
+from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, dataset_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LoopConfig, Parts
+from strands_cosmos3.training.kept import identity_of, keep_settings, write
+from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy
+
+SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class PostTraining:
         on_step: Called with what is being done, steps done, in all, and the loss's parts.
 
     Raises:
-        CheckpointError, DatasetError, ConfigError: One of them cannot be used.
+        CheckpointError, DatasetError: One of them cannot be used.
+        ConfigError: They do not fit each other, or the new checkpoint would take the place of the one it comes from.
     """
 
     def __init__(
@@ -82,8 +87,7 @@ class PostTraining:
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         if self.checkpoint.action_space is None:
             raise VariantError("nothing says what this checkpoint's actions mean; record it in checkpoint.json.")
-        if folder.resolve() == self.checkpoint.root.resolve():
-            raise ConfigError("--out is the checkpoint itself; choose another folder.")
+        self._require_apart()
         named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
         self.embodiment: Embodiment = get_embodiment(named)
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,9 +96,27 @@ class PostTraining:
         if self.config.lora_rank:
             add_lora(self.policy, self.config.lora_rank, self.config.lora_targets)
         with Dataset(dataset) as data:
-            keys = keys or ArmKeys()
+            keys = (keys or ArmKeys()).resolved(data, self.embodiment)
+            self._keep(data, keys)
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
+
+    def _require_apart(self) -> None:
+        target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
+        if target == source or target in source.parents or source in target.parents:
+            raise ConfigError(f"the new checkpoint would lie in {target}, where {source} does; choose another --out.")
+
+    def _keep(self, data: Dataset, keys: ArmKeys) -> None:
+        """Hold what latents and state were made from against what is asked; how long and how fast may change."""
+        path = self.folder / SETTINGS
+        how = {name: value for name, value in asdict(self.config).items() if name not in ("steps", "lr")}
+        named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
+        if not any((self.folder / made).exists() for made in (LATENTS, STATE)):
+            write(path, {**how, **named, "keys": asdict(keys)})  # nothing binds yet
+            return
+        if not path.exists():
+            write(path, {})
+        keep_settings(path, {**how, **named, "keys": asdict(keys)})
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
@@ -143,18 +165,21 @@ class PostTraining:
 
     def export(self, policy: TrainedPolicy) -> Path:
         """The source checkpoint with what was trained in its place, in ``checkpoint/``; types stay as they were."""
-        target, source = self.folder / "checkpoint", self.checkpoint.root
-        if target.exists():
-            shutil.rmtree(target)
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), symlinks=False)
+        target = self.folder / "checkpoint"
+        write_folder(target, lambda hidden: self._fill(hidden, policy))
+        return target
+
+    def _fill(self, target: Path, policy: TrainedPolicy) -> None:
+        source = self.checkpoint.root
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
         shutil.copytree(source / "vae", target / "vae", dirs_exist_ok=True)
         changed = self._changed(merged_state(policy))
         for file in self.checkpoint.weights.files:
             save_file(_replaced(load_file(file), changed), target / "transformer" / file.name, metadata={"format": "pt"})
+        (target / STATISTICS).unlink(missing_ok=True)  # the source's, which the new rows are not in the scale of
         if self.stats is not None:
             write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
         self._describe(target)
-        return target
 
     def _changed(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int | None, torch.Tensor]]:
         """Released key -> (row of the domain, or None; tensor) of what training may have changed."""

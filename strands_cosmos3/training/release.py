@@ -33,6 +33,7 @@ from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes
 from strands_cosmos3.instruction import COLOURS
 from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
+from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.phrases import GOALS, TRAINED
 from strands_cosmos3.training.windows import FPS, ROWS, Captions
@@ -155,8 +156,9 @@ def export(
     label: str,
     dtype: torch.dtype = torch.float16,
     sampling: Mapping[str, Any] | None = None,
+    steps: int | None = None,
 ) -> Path:
-    """Write a checkpoint in the released layout.
+    """Write a checkpoint in the released layout, whole or not at all.
 
     Args:
         folder: Where; made if need be.
@@ -169,20 +171,9 @@ def export(
         label: What a user reads about it.
         dtype: Type of the weights on disk.
         sampling: Its default sampling.
+        steps: Steps of the stage that it comes from, if it comes from one.
     """
-    typed = TransformerConfig.from_dict(config)
-    write_json(folder / "transformer/config.json", dict(config))
-    weights = released_weights(policy, typed, get_embodiment(DOMAIN).domain_id)
-    kept = {key: w if key.startswith("time_embedder") else w.to(dtype) for key, w in weights.items()}
-    write_weights(folder / "transformer", {k: w.contiguous() for k, w in kept.items()}, label=label)
-    _save_vae(vae, folder / "vae", dtype)
-    (folder / "text_tokenizer").mkdir(parents=True, exist_ok=True)
-    for file in tokenizer.iterdir():
-        (folder / "text_tokenizer" / file.name).write_bytes(file.read_bytes())
-    write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
-    write_json(folder / "model_index.json", MODEL_INDEX)
-    files = sorted(folder.glob("*/*.safetensors"))
-    ours = {
+    ours: dict[str, Any] = {
         "variant": "small-silu",
         "action_space": "midtrain",
         "prompt_format": "plain",
@@ -193,10 +184,41 @@ def export(
         "policy_frames": list(frames),
         "replan_rows": REPLAN_ROWS,
         "label": label,
-        "sha256": {str(file.relative_to(folder)): sha256(file) for file in files},
+        **({} if steps is None else {"steps": steps}),
     }
-    write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
+    write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, tokenizer, dtype, ours))
     return folder
+
+
+def released_steps(folder: Path) -> int | None:
+    """Steps of its stage that a checkpoint was exported after; None where there is none, or it does not say."""
+    path = folder / "checkpoint.json"
+    return json.loads(path.read_text(encoding="utf-8"))["strands_cosmos3"].get("steps") if path.exists() else None
+
+
+def _fill(
+    folder: Path,
+    config: Mapping[str, Any],
+    policy: Mapping[str, torch.Tensor],
+    vae: AutoencoderKLWan,
+    tokenizer: Path,
+    dtype: torch.dtype,
+    ours: Mapping[str, Any],
+) -> None:
+    typed = TransformerConfig.from_dict(config)
+    write_json(folder / "transformer/config.json", dict(config))
+    weights = released_weights(policy, typed, get_embodiment(DOMAIN).domain_id)
+    kept = {key: w if key.startswith("time_embedder") else w.to(dtype) for key, w in weights.items()}
+    write_weights(folder / "transformer", {k: w.contiguous() for k, w in kept.items()}, label=ours["label"])
+    _save_vae(vae, folder / "vae", dtype)
+    (folder / "text_tokenizer").mkdir(parents=True, exist_ok=True)
+    for file in tokenizer.iterdir():
+        (folder / "text_tokenizer" / file.name).write_bytes(file.read_bytes())
+    write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
+    write_json(folder / "model_index.json", MODEL_INDEX)
+    files = sorted(folder.glob("*/*.safetensors"))
+    digests = {str(file.relative_to(folder)): sha256(file) for file in files}
+    write_json(folder / "checkpoint.json", {"strands_cosmos3": {**ours, "sha256": digests}})
 
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from strands_cosmos3.resources import write_whole
 from strands_cosmos3.training.dynamics import judge_dynamics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.held_out import chunk_errors, predict_rows
-from strands_cosmos3.training.loop import Loop, LoopConfig, Parts, whole
+from strands_cosmos3.training.kept import keep, keep_settings, write
+from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts, drop_from, whole
 from strands_cosmos3.training.matching import ALONE, FlowConfig, Share, flow_loss
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import (
@@ -47,6 +48,7 @@ from strands_cosmos3.training.release import (
     new_config,
     policy_sizes,
     read_captions,
+    released_steps,
     with_statistics,
 )
 from strands_cosmos3.training.sharding import averaged, spread
@@ -127,6 +129,11 @@ class RunConfig:
         """Settings that a run keeps from its start to its end."""
         return {name: value for name, value in asdict(self).items() if not name.endswith("_steps")}
 
+    @classmethod
+    def of_joint(cls) -> list[str]:
+        """Settings that decide nothing before the joint stage."""
+        return [field.name for field in fields(cls) if field.name.startswith("joint_")]
+
 
 class SmallRun:
     """One run.
@@ -140,7 +147,7 @@ class SmallRun:
         start: A checkpoint of this trainer's to go on from: its VAE on pictures, its tokenizer, state row and weights.
 
     Raises:
-        ConfigError: The folder holds a run with other settings, or there are no demonstrations.
+        ConfigError: The folder holds a run with other settings or demonstrations, or there are none.
         CheckpointError: The checkpoint cannot be loaded.
     """
 
@@ -155,21 +162,41 @@ class SmallRun:
     ):
         self.folder, self.config, self.share = folder, config or RunConfig(), share
         self._on_step = on_step or (lambda *_: None)
-        folder.mkdir(parents=True, exist_ok=True)
         self._start = None if start is None else Checkpoint.open(start)
-        _keep(folder / "start.json", {"checkpoint": self._start and self._start.digest})
-        _keep(folder / "settings.json", self.config.fixed)
+        self._require_its_sizes()
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
+        begun = (folder / "joint" / STATE).exists()
+        keep_settings(folder / "settings.json", self.config.fixed, [] if begun else RunConfig.of_joint())
         there = sorted(int(path.stem.removeprefix("shard-")) for path in demos.glob("shard-*.npz"))
-        shards = _keep(folder / "shards.json", there, same=False)  # what is recorded later belongs to a later run
+        shards = keep(folder / "shards.json", there)  # what is recorded later belongs to a later run
         self.demos = Demos.open(demos, shards)
+        where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
+        keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _require_its_sizes(self) -> None:
+        if self._start is None:
+            return
+        theirs, ours = self._start.config, self.config
+        sizes = {
+            "hidden": (theirs.hidden_size, ours.hidden),
+            "layers": (theirs.num_hidden_layers, ours.layers),
+            "latent_channels": (theirs.latent_channel, ours.latent_channels),
+        }
+        other = [f"{name} {of_start} (here {asked})" for name, (of_start, asked) in sizes.items() if of_start != asked]
+        if other:
+            raise ConfigError(f"the checkpoint {self._start.root} has {', '.join(other)}; give its sizes with --start.")
 
     @property
     def canvas_hw(self) -> tuple[int, int]:
         """The pictures' height and width."""
         height, width = self.demos.frame(0).shape[:2]
         if (height, width) not in TIERS.get(self.config.tier, ()):
-            raise ConfigError(f"demonstrations are {height} x {width}, which is no canvas of tier {self.config.tier}.")
+            raise ConfigError(
+                f"demonstrations are {height} x {width}, which is no canvas of tier {self.config.tier}; their own is "
+                f"{tier_of(height, width)}."
+            )
         return height, width
 
     @cached_property
@@ -239,7 +266,7 @@ class SmallRun:
 
     def _open_gate(self, vae: Any) -> None:
         gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
-        _write(self.folder / "vae/gate.json", asdict(gate))
+        write(self.folder / "vae/gate.json", asdict(gate))
         gate.require()
 
     def _fit_motion(self, vae: Any) -> None:
@@ -262,14 +289,14 @@ class SmallRun:
         path = self.folder / "vae/latent_stats.json"
         if self._start is not None and not path.exists():  # the weights to go on from know these figures
             known = self._start.vae_config
-            _write(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
+            write(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
         if not path.exists():
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
             with torch.no_grad():
                 parts = (to_pixels(self.demos.frames(part)).to(self.device) for part in np.array_split(ticks, 8) if len(part))
                 raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
             latents = torch.cat(raw)[..., : self.columns]
-            _write(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
+            write(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
         figures = json.loads(path.read_text())
         return with_statistics(vae, figures["mean"], figures["std"])
 
@@ -338,7 +365,7 @@ class SmallRun:
             report = judge_dynamics(
                 checkpoint, self.demos, held_out, on_clip=lambda done, of: self._on_step("dynamics", done, of, {})
             )
-            _write(self.folder / "joint/dynamics.json", asdict(report))
+            write(self.folder / "joint/dynamics.json", asdict(report))
         return checkpoint
 
     def _trained_on(self, ticks: NDArray[np.int64]) -> int:
@@ -361,7 +388,8 @@ class SmallRun:
                 value, parts = flow_loss(whole_policy, windows.batch(step), FlowConfig(), noise, self.share)
                 for pictures in beside:
                     more, seen = flow_loss(whole_policy, pictures.batch(step), FlowConfig(), noise, self.share)
-                    value, parts = value + more, {**parts, "alone": seen["action"]}
+                    total = parts["loss"] + seen["loss"]
+                    value, parts = value + more, {**parts, "loss": total, "alone": seen["action"]}
                 return value, parts
 
             with lower_precision(self.device):
@@ -385,23 +413,32 @@ class SmallRun:
                 self.config.tier,
                 frames=frames,
                 label=label,
+                steps=loop.step,
             )
+
+        def judge() -> None:
+            step, lines = loop.step, self.folder / stage / "held_out.jsonl"
+            average = {name: whole(tensor).cpu() for name, tensor in loop.ema.items()}
+            if self.share.rank:
+                return
+            judged = fresh_policy(self.transformer_config)
+            judged.load_state_dict(average)
+            errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
+            drop_from(lines, step)
+            with lines.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
+            release(average)
 
         def said(step: int, parts: Parts) -> None:
             self._on_step(stage, step, steps, parts)
             if step % _RELEASE_EVERY == 0 or step == steps:
-                average = {name: whole(tensor).cpu() for name, tensor in loop.ema.items()}
-                if self.share.rank:
-                    return
-                judged = fresh_policy(self.transformer_config)
-                judged.load_state_dict(average)
-                errors = chunk_errors(predict_rows(judged, held_out), held_out.rows)
-                with (self.folder / stage / "held_out.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
-                release(average)
+                judge()
 
+        checkpoint = self.folder / stage / "checkpoint"
+        if loop.step >= steps and released_steps(checkpoint) != loop.step:  # stopped in its last release
+            judge()
         loop.run(on_step=said)
-        return self.folder / stage / "checkpoint"
+        return checkpoint
 
     def _held_out(self, windows: PictureWindows, first: int) -> Batch:
         rng = np.random.default_rng(5)
@@ -450,7 +487,7 @@ class SmallRun:
             return self._start.state_row
         path = self.folder / "state_row.json"
         if not path.exists():
-            _write(path, state_row_of(self.demos).to_metadata())
+            write(path, state_row_of(self.demos).to_metadata())
         figures = StateRow.from_metadata({"state": json.loads(path.read_text())})
         assert figures is not None
         return figures
@@ -460,6 +497,21 @@ class SmallRun:
 
     def _said(self, stage: str, steps: int) -> Callable[[int, Parts], None]:
         return lambda step, parts: self._on_step(stage, step, steps, parts)
+
+
+def tier_of(height: int, width: int) -> int:
+    """The resolution tier that a picture is a canvas of; the lowest, where there are several.
+
+    Raises:
+        ConfigError: There is none; the valid ones are named.
+    """
+    found = [tier for tier, sizes in TIERS.items() if (height, width) in sizes]
+    if not found:
+        raise ConfigError(
+            f"demonstrations are {height} x {width}, which is no tier's canvas; record them with `demos --tier`, one of "
+            f"{', '.join(map(str, TIERS))}."
+        )
+    return found[0]
 
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -476,24 +528,3 @@ def lower_precision(device: torch.device) -> torch.autocast:
 
 def _noise(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed * 1_000_003 + step) * 7919 + 3)
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def _keep(path: Path, value: Any, same: bool = True) -> Any:
-    """What a run was started with: written once, then read.
-
-    Raises:
-        ConfigError: Something else is asked for now.
-    """
-    if not path.exists():
-        _write(path, value)
-        return value
-    known = json.loads(path.read_text(encoding="utf-8"))
-    if same and known != json.loads(json.dumps(value)):
-        other = [f"{name} {known.get(name)} (now {value[name]})" for name in value if known.get(name) != value[name]]
-        raise ConfigError(f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its settings.")
-    return known

@@ -6,7 +6,6 @@ saying where each begins. What is there is not recorded again, so that a killed 
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_whole
 from strands_cosmos3.training.demos import DemoConfig, DemoStudio, EpisodeRecord
 
 EPISODES_A_SHARD = 20
@@ -60,12 +60,7 @@ def collect(
 
 def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a shard whole or not at all, uncompressed, so that its pictures can be mapped."""
-    hidden = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-    try:
-        np.savez(hidden, allow_pickle=False, **arrays)
-        os.replace(hidden, path)
-    finally:
-        hidden.unlink(missing_ok=True)
+    write_whole(path, lambda hidden: np.savez(hidden, allow_pickle=False, **arrays))
 
 
 def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:

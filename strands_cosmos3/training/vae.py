@@ -76,7 +76,7 @@ def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
 
 
 def flat_first_frames(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """The same module, computing lone first frames in two dimensions as the engine does."""
+    """The same module, computing in two dimensions as the engine does: lone first frames, and on CPUs clips as well."""
     convolve_flat(vae)
     return vae
 

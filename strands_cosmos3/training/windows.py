@@ -6,7 +6,6 @@ robot's base (translation, rot6d) and the opening, each column centred and scale
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_whole
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.shards import Demos
 
@@ -271,6 +271,9 @@ def cached_latents(
         ticks: Whose. path: The cache (.npy), written whole.
         columns: Latent columns that the picture's content reaches; the rest is padding, which the model does not see.
         on_batch: Called with ticks done and ticks in all.
+
+    Raises:
+        ConfigError: The cache is of another number of ticks.
     """
     if not path.exists():
         parts = []
@@ -280,10 +283,11 @@ def cached_latents(
             if on_batch is not None:
                 on_batch(min(start + batch, len(ticks)), len(ticks))
         path.parent.mkdir(parents=True, exist_ok=True)
-        hidden = path.with_name(f".{os.getpid()}.{path.name}")
-        try:
-            np.save(hidden, np.concatenate(parts))
-            os.replace(hidden, path)
-        finally:
-            hidden.unlink(missing_ok=True)
-    return np.load(path, mmap_mode="r")
+        write_whole(path, lambda hidden: np.save(hidden, np.concatenate(parts)))
+    latents = np.load(path, mmap_mode="r")
+    if len(latents) != len(ticks):
+        raise ConfigError(
+            f"{path} holds the latents of {len(latents)} windows, and there are {len(ticks)}: they are of other episodes, or "
+            "of other settings. Choose another folder."
+        )
+    return latents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.conditions import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.observe.views import compose, to_canvas
@@ -136,7 +138,11 @@ def test_there_and_back_through_lerobot(records, tmp_path):
     assert np.abs(off).mean() < 2.0
 
 
-def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkeypatch):
+@pytest.fixture
+def takes(records, monkeypatch):
+    """A studio that repeats two episodes, and whether it takes a start."""
+    taken = {"start": True}
+
     class Studio:
         def __init__(self, config):
             pass
@@ -148,14 +154,56 @@ def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkey
             pass
 
         def record(self, seed, episode):
-            return records[episode % len(records)]
+            return records[episode % len(records)] if taken["start"] else None
 
+    monkeypatch.setattr("strands_cosmos3.training.demos.DemoStudio", Studio)
+    return taken
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """The command's workers run here, where the studio is the test's own."""
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers, mp_context):
+            super().__init__(1)
+
+    monkeypatch.setattr("strands_cosmos3.commands.demos.ProcessPoolExecutor", Pool)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, tmp_path, monkeypatch):
+    monkeypatch.setattr("strands_cosmos3.commands.demos._BATCH", 2)
+    merged = []
+
+    def killed(parts, out):
+        merged.append([part.name for part in parts])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strands_cosmos3.datasets.merge_datasets", killed)
+    for episodes in (3, 4):
+        with pytest.raises(KeyboardInterrupt):
+            DemosCommand(tmp_path / "demos", episodes=episodes, bend=0.1).run()
+    assert merged == [["000000-000001", "000002-000002"], ["000000-000001", "000002-000003"]]
+    with Dataset(tmp_path / ".demos.parts-seed0/000002-000003") as dataset:
+        assert len(dataset) == 2
+    with pytest.raises(ConfigError, match=r"bend 0\.1 \(now 0\.5\)"):
+        DemosCommand(tmp_path / "demos", episodes=4, bend=0.5).run()
+
+
+def test_a_part_in_which_no_start_is_taken_says_so(takes, tmp_path):
+    takes["start"] = False
+    with pytest.raises(ConfigError, match=r"episodes 0 to 1 of seed 0 no start.*--seed"):
+        record_part(DemosCommand(tmp_path / "demos", episodes=2), tmp_path / "part", 0)
+
+
+@pytest.mark.usefixtures("takes")
+def test_a_part_that_was_interrupted_is_recorded_again(tmp_path, monkeypatch):
     def killed(writer, record, seed, episode):
         if episode == 1:
             raise KeyboardInterrupt
         add_record(writer, record, seed, episode)
 
-    monkeypatch.setattr("strands_cosmos3.training.demos.DemoStudio", Studio)
     monkeypatch.setattr("strands_cosmos3.training.lerobot.add_record", killed)
     options = DemosCommand(tmp_path / "demos", episodes=2)
     with pytest.raises(KeyboardInterrupt):
@@ -166,6 +214,23 @@ def test_a_part_that_was_interrupted_is_recorded_again(records, tmp_path, monkey
         record_part(options, tmp_path / "000000", 0)
     with Dataset(tmp_path / "000000") as dataset:
         assert len(dataset) == 2
+
+
+def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
+    from strands_cosmos3.datasets import DatasetWriter
+
+    for name, which in (("one", 0), ("two", 1)):  # of the same length
+        with DatasetWriter(tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO) as writer:
+            add_record(writer, records[which], 3, which)
+    unpack(tmp_path / "one", tmp_path / "shards")
+    unpack(tmp_path / "one", tmp_path / "shards")
+    with pytest.raises(ConfigError, match=r"of another dataset.*path .*one \(now .*two\)"):
+        unpack(tmp_path / "two", tmp_path / "shards")
+    (tmp_path / "shards/dataset.json").unlink()  # as an older version leaves it
+    with pytest.raises(ConfigError, match="was not unpacked from"):
+        unpack(tmp_path / "two", tmp_path / "shards")
+    unpack(tmp_path / "one", tmp_path / "shards")
+    assert (tmp_path / "shards/dataset.json").exists()
 
 
 @pytest.mark.slow

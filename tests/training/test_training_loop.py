@@ -73,16 +73,40 @@ def test_the_rate_rises_holds_and_falls_to_nothing():
     assert config.rate(99) < 0.01
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path):
-    net = model()
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_stops_and_keeps_the_last_good_state(what, tmp_path):
+    net, config = model(), LoopConfig(steps=9, warmup=1)
+    Loop(net, loss_of(net), config, tmp_path).run(until=2)
+    good = (tmp_path / "state.pt").read_bytes()
 
     def loss(step: int):
         value, parts = loss_of(net)(step)
-        return (value * float("nan") if step == 3 else value), parts
+        if step == 3:
+            value = value * float("nan") if what == "loss" else value + (net[0].bias.sum() * 0).sqrt()  # a root's slope at 0
+        return value, parts
 
-    with pytest.raises(TrainingError, match="step 3"):
-        Loop(net, loss, LoopConfig(steps=9), tmp_path).run()
-    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3
+    with pytest.raises(TrainingError, match=rf"{what}.* is nan at step 3.*another --out.*--seed.*--start"):
+        Loop(net, loss, config, tmp_path).run()
+    assert (tmp_path / "state.pt").read_bytes() == good
+    assert all(p.isfinite().all() for p in net.parameters())  # the poisoned step was not taken
+    again = Loop(net := model(), loss_of(net), config, tmp_path)
+    again.run()
+    assert again.step == 9
+
+
+def test_weights_that_a_step_left_without_numbers_do_not_replace_the_state(tmp_path):
+    net, config = model(), LoopConfig(steps=9, warmup=1, save_s=1e9)
+    Loop(net, loss_of(net), config, tmp_path).run(until=2)
+    loop = Loop(net, loss_of(net), config, tmp_path)
+
+    def poison(step: int, parts):
+        if step == 4:
+            net[0].weight.data.fill_(float("nan"))
+
+    with pytest.raises(TrainingError, match="step 4"):
+        loop.run(on_step=poison)
+    again = model()
+    assert Loop(again, loss_of(again), config, tmp_path).step == 2
 
 
 def test_another_models_state_is_refused(tmp_path):
@@ -92,8 +116,28 @@ def test_another_models_state_is_refused(tmp_path):
         Loop(other, loss_of(other), LoopConfig(steps=2), tmp_path)
     with pytest.raises(ConfigError, match="frozen"):
         Loop(other.requires_grad_(False), loss_of(other), LoopConfig(steps=2), tmp_path / "x")
-    with pytest.raises(InputError, match="steps"):
-        LoopConfig(steps=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("steps", 0), ("lr", 0.0), ("warmup", -1), ("decay", 1.5), ("weight_decay", -0.1), ("weight_decay", float("nan"))),
+        *(("clip", 0.0), ("ema", 1.1), ("ema", float("nan")), ("seed", -1), ("save_s", 0.0), ("log_every", 0)),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name, value):
+    with pytest.raises(InputError, match=name):
+        LoopConfig(**{"steps": 3, name: value})
+
+
+def test_a_curve_does_not_fold_back_after_a_kill(tmp_path):
+    config = LoopConfig(steps=20, log_every=5, save_s=1e9)
+    Loop(net := model(), loss_of(net), config, tmp_path).run(until=10)
+    curve = tmp_path / "curve.jsonl"
+    with curve.open("a") as file:  # killed at step 15, after the state of step 10
+        file.write('{"step": 15, "time": 0.0, "loss": 1.0}\n{"step": 2')
+    Loop(net := model(), loss_of(net), config, tmp_path).run()
+    assert [json.loads(line)["step"] for line in curve.read_text().splitlines()] == [5, 10, 15, 20]
 
 
 def test_the_curve_has_a_point_every_so_often(tmp_path):

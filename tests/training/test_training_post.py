@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,11 +20,13 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training import post as post_module
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.lerobot import pose7, raw_rows
 from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
+from strands_cosmos3.training.windows import cached_latents
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 
@@ -39,13 +43,17 @@ def source(tmp_path_factory, space):
 
 @pytest.fixture(scope="module")
 def arm_set(tmp_path_factory):
-    """Two episodes of a made-up arm with one small camera."""
-    root, rng = tmp_path_factory.mktemp("arm") / "set", np.random.default_rng(0)
+    return made_up_arm(tmp_path_factory.mktemp("arm") / "set", ("open the drawer", "close the drawer"))
+
+
+def made_up_arm(root, tasks):
+    """Episodes of a made-up arm with one small camera."""
+    rng = np.random.default_rng(0)
     full = arm_spec({"composite": (32, 48)})
     keys = (STATE, EE_POSE, ACTION, camera_key("composite"))
     spec = DatasetSpec(15, {key: full.features[key] for key in keys}, "panda")
     with DatasetWriter(root, spec) as writer:
-        for task in ("open the drawer", "close the drawer"):
+        for task in tasks:
             poses = np.tile(np.eye(4), (36, 1, 1))
             poses[:, :3, 3] = np.cumsum(rng.normal(0.004, 0.002, (36, 3)), 0)
             poses[:, :3, :3] = so3_exp(np.cumsum(rng.normal(0, 0.01, (36, 3)), 0))
@@ -123,6 +131,16 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
     np.testing.assert_allclose(own.inward(heard, droid), spoken, atol=1e-6)
 
 
+def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set, tmp_path, space):
+    config = PostConfig(steps=1, batch=2, every=8)
+    own = PostTraining(source, arm_set, tmp_path / "own", config)
+    first = own.export(own.policy)
+    if space == "midtrain":
+        assert OwnScale(Checkpoint.open(first)).stats is not None
+    again = PostTraining(first, arm_set, tmp_path / "packaged", replace(config, stats="packaged"))
+    assert OwnScale(Checkpoint.open(again.export(again.policy))).stats is None
+
+
 def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     config = PostConfig(
         train=("action_modality_embed",), lora_rank=2, lora_targets=("q", "v"), steps=3, batch=2, lr=3e-2, every=4
@@ -141,6 +159,61 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     adapted = {f"layers.{i}.self_attn.add_{n}_proj.weight" for i in (0, 1) for n in ("q", "v")}
     assert changed <= adapted | {"action_modality_embed"}
     assert adapted & changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"every": 1}, r"every 8 \(now 1\)"),
+        ({"stats": "packaged"}, "stats dataset"),
+        ({"lora_rank": 2}, r"lora_rank 0 \(now 2\)"),
+        ({}, "dataset .*'episodes': 2.*now .*'episodes': 1"),
+    ],
+)
+def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path, change, said):
+    config = PostConfig(steps=2, batch=2, every=8)
+    PostTraining(source, arm_set, tmp_path / "out", config).run(until=1)
+    PostTraining(source, arm_set, tmp_path / "out", replace(config, steps=3, lr=1e-5))  # longer and slower may follow
+    other = arm_set if change else made_up_arm(tmp_path / "other", ("open the drawer",))
+    with pytest.raises(ConfigError, match=said):
+        PostTraining(source, other, tmp_path / "out", replace(config, **change))
+    (tmp_path / "out/settings.json").unlink()
+    with pytest.raises(ConfigError, match=r"older version, which did not record .*dataset"):
+        PostTraining(source, arm_set, tmp_path / "out", config)
+
+
+def test_latents_of_other_windows_are_refused(tmp_path):
+    ticks = np.arange(5)
+    cached_latents(lambda some: torch.zeros(len(some), 4, 1, 2, 2), ticks, tmp_path / "made.npy", 2)
+    with pytest.raises(ConfigError, match="latents of 5 windows, and there are 4"):
+        cached_latents(lambda some: torch.zeros(len(some), 4, 1, 2, 2), ticks[:4], tmp_path / "made.npy", 2)
+
+
+@pytest.mark.parametrize(("where", "out"), [("checkpoint", "."), ("checkpoint/inner", "."), (".", "."), (".", "deep/er")])
+def test_a_checkpoint_is_never_replaced_by_what_comes_from_it(source, arm_set, tmp_path, where, out):
+    """It would lie in the same folder, around it, or within it."""
+    mine = tmp_path / "tuned" / where
+    shutil.copytree(source, mine)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="choose another --out"):
+        PostTraining(mine, arm_set, tmp_path / "tuned" / out, PostConfig(steps=1, batch=2, every=8))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_that_is_interrupted_leaves_the_one_before(source, arm_set, tmp_path, monkeypatch):
+    post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8))
+    before = released(post.export(post.policy))
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(post_module, "save_file", stop)
+    with pytest.raises(KeyboardInterrupt):
+        post.export(post.policy)
+    after = released(tmp_path / "out/checkpoint")
+    assert set(after) == set(before)
+    Checkpoint.open(tmp_path / "out/checkpoint").verify()
+    assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []
 
 
 def test_patterns_speak_the_released_layout(policy):

@@ -18,6 +18,7 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
+from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.held_out import predict_rows
 from strands_cosmos3.training.phrases import TRAINED
@@ -158,6 +159,32 @@ def test_a_state_that_is_not_understood_is_refused(state):
 def test_a_state_of_another_width_is_refused():
     with pytest.raises(ShapeError, match="10 columns"):
         StateRow((0.0,) * 10, (1.0,) * 10).scaled(np.zeros(8))
+
+
+def test_a_folder_is_replaced_whole_and_found_again_after_a_kill(tmp_path):
+    folder, old = tmp_path / "checkpoint", tmp_path / ".checkpoint.old"
+    write_folder(folder, lambda hidden: (hidden / "a").write_text("first"))
+    folder.rename(old)  # killed between the two renamings
+
+    def stop(hidden):
+        assert (folder / "a").read_text() == "first"
+        (hidden / "a").write_text("torn")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(folder, stop)
+    assert (folder / "a").read_text() == "first"
+    write_folder(folder, lambda hidden: (hidden / "b").write_text("second"))
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["checkpoint", "checkpoint/b"]
+
+
+def test_an_export_that_is_interrupted_leaves_the_checkpoint_before(released, policy, vae, tokenizer, config_json, demos):
+    before = {path: path.read_bytes() for path in released.rglob("*") if path.is_file()}
+    torn = type("Torn", (), {"config": vae.config, "state_dict": lambda _: {}})()  # fails after the transformer is written
+    args = (released, config_json, dict(policy.named_parameters()), torn, tokenizer, state_row_of(demos), 128)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        export(*args, frames=(17, 1), label="other")
+    assert {path: path.read_bytes() for path in released.rglob("*") if path.is_file()} == before
 
 
 def test_captions_are_short_and_keep_their_words(tokenizer, captions):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.training import run as run_module
+from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.run import RunConfig, SmallRun
+from strands_cosmos3.training.run import RunConfig, SmallRun, tier_of
 from strands_cosmos3.training.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.vae import ColourGate, flat_first_frames, to_pixels
 from strands_cosmos3.training.windows import PictureWindows
@@ -101,10 +103,21 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     assert (errors["step"], errors["windows"]) == (4, 32)
     assert errors["end_mm"] > 0
 
+    metadata = checkpoint / "checkpoint.json"
+    written = metadata.read_text()
+    assert json.loads(written)["strands_cosmos3"]["steps"] == 4
+    metadata.write_text(written.replace('"steps": 4', '"steps": 2'))  # Ctrl-C came in the last release
+
     again = SmallRun(tmp_path, shards, TINY)
     first = (tmp_path / "vae/final.pt").read_bytes()
-    assert again.train_policy(again.train_vae()) == checkpoint  # nothing is left to be done
+    assert again.train_policy(again.train_vae()) == checkpoint  # nothing is left to be trained
     assert (tmp_path / "vae/final.pt").read_bytes() == first
+
+    assert json.loads(metadata.read_text())["strands_cosmos3"]["steps"] == 4
+    Checkpoint.open(checkpoint).verify()
+    again_released = load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(tensor, released[name]) for name, tensor in again_released.items())
+    assert len((tmp_path / "policy/held_out.jsonl").read_text().splitlines()) == 1
 
     joint = again.train_joint(again.train_vae())
     with Cosmos3Engine.from_pretrained(joint, dtype=torch.float32, decode_video=True) as engine:
@@ -116,6 +129,8 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     assert dynamics["inverse_mm"] > 10
     curve = [json.loads(line) for line in (tmp_path / "joint/curve.jsonl").read_text().splitlines()]
     assert {"action", "video", "alone"} <= set(curve[-1])
+    optimised = curve[-1]["action"] + FlowConfig().video * curve[-1]["video"] + curve[-1]["alone"]
+    assert curve[-1]["loss"] == pytest.approx(optimised, abs=1e-5)
     assert plot(tmp_path).stat().st_size > 5_000
 
     on = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
@@ -141,6 +156,58 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
 
     with pytest.raises(ConfigError, match="hidden 64 "):
         SmallRun(tmp_path, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
+
+
+def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_lacks(shards, records, tmp_path):
+    SmallRun(tmp_path / "run", shards, TINY)
+    path = tmp_path / "run/settings.json"
+    settings = json.loads(path.read_text())
+    older = {name: value for name, value in settings.items() if name not in ("joint_forward", "joint_inverse")}
+    path.write_text(json.dumps(older))
+    SmallRun(tmp_path / "run", shards, TINY)
+    assert json.loads(path.read_text()) == settings
+    path.write_text(json.dumps(older))
+    (tmp_path / "run/joint").mkdir()
+    (tmp_path / "run/joint/state.pt").touch()
+    with pytest.raises(ConfigError, match="older version, which did not record joint_forward, joint_inverse"):
+        SmallRun(tmp_path / "run", shards, TINY)
+    path.write_text(json.dumps({**settings, "speed": 3}))
+    with pytest.raises(ConfigError, match="another version, with speed"):
+        SmallRun(tmp_path / "run", shards, TINY)
+    path.write_text(json.dumps(settings))
+    other = tmp_path / "other"
+    for i in range(2):
+        other.mkdir(exist_ok=True)
+        write_shard(shard_path(other, i), pack(records[::-1]))
+    with pytest.raises(ConfigError, match=r"demos .*now .*other"):
+        SmallRun(tmp_path / "run", other, TINY)
+
+
+def test_a_start_brings_its_sizes(released, shards, tmp_path):
+    other = RunConfig(**{**vars(TINY), "layers": 3})
+    with pytest.raises(ConfigError, match=r"has layers 2 \(here 3\)"):
+        SmallRun(tmp_path / "on", shards, other, start=released)
+    assert not (tmp_path / "on").exists()
+    SmallRun(tmp_path / "on", shards, TINY, start=released)
+
+
+def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
+    seen = []
+
+    def begun(self, folder, demos, config, *_):
+        seen.append(config.tier)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(SmallRun, "__init__", begun)
+    for tier, (height, width) in {128: (128, 160), 256: (256, 320)}.items():
+        frames = [np.zeros((len(record.frames), height, width, 3), np.uint8) for record in records]
+        grown = [replace(record, frames=pictures) for record, pictures in zip(records, frames, strict=True)]
+        (tmp_path / str(tier)).mkdir()
+        write_shard(shard_path(tmp_path / str(tier), 0), pack(grown))
+        assert main(["train", "--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))]) == 2
+    assert seen == [128, 256]
+    with pytest.raises(ConfigError, match=r"no tier's canvas.*128, 256"):
+        tier_of(100, 100)
 
 
 def test_windows_drop_prompts_as_often_as_they_should(demos, captions):
@@ -185,6 +252,13 @@ def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_post_training_in_several_processes_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "--out", str(tmp_path / "x"), "--checkpoint", "c", "--dataset", "d"]) == 2
+    assert "start it without torchrun" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
