@@ -111,7 +111,8 @@ class Train:
 
     def _from_demos(self, demos: Path, console: Console) -> Path | None:
         from strands_cosmos3.training.lerobot import unpack
-        from strands_cosmos3.training.run import RunConfig, SmallRun, tier_of
+        from strands_cosmos3.training.run import SmallRun
+        from strands_cosmos3.training.run_config import RunConfig, tier_of
         from strands_cosmos3.training.sharding import processes
         from strands_cosmos3.training.shards import Demos
 

@@ -20,7 +20,8 @@ from strands_cosmos3.training import run as run_module
 from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.run import RunConfig, SmallRun, tier_of
+from strands_cosmos3.training.run import SmallRun
+from strands_cosmos3.training.run_config import RunConfig, tier_of
 from strands_cosmos3.training.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.vae import ColourGate, flat_first_frames, to_pixels
 from strands_cosmos3.training.windows import PictureWindows
