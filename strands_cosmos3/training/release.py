@@ -222,8 +222,8 @@ def _fill(
 
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
-    """The VAE without the two-dimensional wrappers, whose weights have other names."""
-    plain: Any = AutoencoderKLWan.from_config(vae.config)
+    """The VAE without the two-dimensional wrappers, whose weights have other names, and without the place it was read from."""
+    plain: Any = AutoencoderKLWan.from_config({key: value for key, value in vae.config.items() if key != "_name_or_path"})
     plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
     for parameter in plain.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -148,6 +148,9 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     assert torch.equal(begun["transformer.generation.layers.1.mlp.up.weight"].half(), released[key])
     assert goes_on.state == Checkpoint.open(checkpoint).state_row
     further = goes_on.train_joint(motion)
+    assert "_name_or_path" not in json.loads(
+        (further / "vae/config.json").read_text()
+    )  # whose folder it was is nobody's business
     assert Checkpoint.open(further).policy_frames == (17, 1)
     assert (further / "text_tokenizer/tokenizer.json").read_bytes() == (
         checkpoint / "text_tokenizer/tokenizer.json"
