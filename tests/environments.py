@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -37,11 +38,24 @@ def environment(config: pytest.Config, name: str, python: str, requirements: Seq
 
 def strands_robots(config: pytest.Config) -> str:
     """The Python of an environment with strands-robots 0.5.3 and this package, as `pip install` makes it."""
+    requirements = ("strands-robots==0.5.3", "mujoco<4", "--editable", f"{ROOT}[sim,serve]")
+    python = python_3_12("strands-robots 0.5.3")
+    return environment(config, "strands", python, requirements, (ROOT / "pyproject.toml").read_text())
+
+
+def lerobot(config: pytest.Config) -> str:
+    """The Python of an environment with lerobot 0.6.1, or the one that LEROBOT_PYTHON names. A download of 3 GB."""
+    if given := os.environ.get("LEROBOT_PYTHON"):
+        return given
+    return environment(config, "lerobot", python_3_12("lerobot 0.6.1"), ("lerobot[dataset]==0.6.1",))
+
+
+def python_3_12(who: str) -> str:
+    """A Python 3.12; the calling test is skipped, with the reason, where there is none."""
     python = find_python((3, 12))
     if python is None:
-        pytest.skip("strands-robots 0.5.3 wants Python 3.12, and there is none on the path, in pyenv, or running this")
-    requirements = ("strands-robots==0.5.3", "mujoco<4", "--editable", f"{ROOT}[sim,serve]")
-    return environment(config, "strands", python, requirements, (ROOT / "pyproject.toml").read_text())
+        pytest.skip(f"{who} wants Python 3.12, and there is none on the path, in pyenv, or running this")
+    return python
 
 
 def find_python(version: tuple[int, int]) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from small_episodes import columns, fill, picture, spec
 
+import environments
 from strands_cosmos3.datasets import ACTION, STATE, DatasetWriter, merge_datasets
 
 pytestmark = pytest.mark.slow
@@ -23,37 +23,9 @@ SCRIPT = Path(__file__).parent / "lerobot_reads.py"
 LENGTHS = [40, 5, 33]
 
 
-def python_3_12() -> str | None:
-    candidates = [
-        shutil.which("python3.12"),
-        shutil.which("python3.13"),
-        *sorted(Path.home().glob(".pyenv/versions/3.1[23]*/bin/python")),
-    ]
-    for path in filter(None, candidates):
-        if subprocess.run([str(path), "-c", "import venv"], capture_output=True).returncode == 0:
-            return str(path)
-    return None
-
-
 @pytest.fixture(scope="session")
 def lerobot(pytestconfig: pytest.Config) -> str:
-    if given := os.environ.get("LEROBOT_PYTHON"):
-        return given
-    assert pytestconfig.cache is not None
-    home = Path(pytestconfig.cache.mkdir("lerobot"))
-    python, done = home / "bin/python", home / "done"
-    if not done.exists():
-        base = python_3_12()
-        if base is None:
-            pytest.skip("lerobot 0.6.1 needs Python 3.12, and there is none; set LEROBOT_PYTHON")
-        subprocess.run([base, "-m", "venv", "--clear", str(home)], check=True)
-        pip = subprocess.run(
-            [str(python), "-m", "pip", "install", "-q", "lerobot[dataset]==0.6.1"], capture_output=True, text=True
-        )
-        if pip.returncode:
-            pytest.skip(f"the package index does not give lerobot 0.6.1: {pip.stderr.strip().splitlines()[-1]}")
-        done.touch()
-    return str(python)
+    return environments.lerobot(pytestconfig)
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["written", "merged"])

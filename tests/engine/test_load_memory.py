@@ -24,7 +24,6 @@ print(growth / engine.kept_bytes, engine.kept_bytes)
 """
 
 
-@pytest.mark.skipif(not memory.STATUS.exists(), reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_peak_of_loading(tmp_path_factory, checkpoints, dtype):
     folder = tmp_path_factory.mktemp("mid") / "c"

@@ -51,8 +51,7 @@ def reddish(picture: np.ndarray) -> np.ndarray:
 
 
 def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: make test-browser installs it (apt-get install chromium)")
+    assert CHROMIUM is not None, "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install chromium)"
     with Browser(CHROMIUM, tmp_path / "home") as browser:
         browser.open(page)
         browser.wait("document.querySelector('canvas') !== null && document.getElementById('status') !== null")
