@@ -113,7 +113,7 @@ def judge_on_expert(
 
     Args:
         checkpoint: As in :func:`judge_dynamics`.
-        clips: How many; four of each episode at the most.
+        clips: How many; four of each episode on average.
         seed: Of the tables. Demonstrations of other seeds than ``HELD_OUT_SEED + seed`` have others.
         steps: Denoising steps; None is the checkpoint's preset.
         on_step: Called with what is under way, how much of it is done and how much there is.
