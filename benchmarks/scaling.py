@@ -132,7 +132,7 @@ def measure(folder: str, cfg: int, tp: int, quick: bool) -> None:
         flow_shift=5.0,
         use_karras_sigmas=False,
     )
-    several, traffic = cfg * tp > 1, getattr(engine.spread, "traffic", None)
+    several, traffic = cfg * tp > 1, getattr(engine.parallel_context, "traffic", None)
     engine.step(request)  # prompts, pages and connections are warm
     parts, marks, cpu = [], [], 0.0
     for _ in range(1 if quick else CALLS):
@@ -158,7 +158,7 @@ def measure(folder: str, cfg: int, tp: int, quick: bool) -> None:
         dist.all_gather(everyone, mine)
     else:
         everyone = [mine]
-    if engine.spread.rank == 0:
+    if engine.parallel_context.rank == 0:
         table = torch.stack(everyone)
         row = {"cfg": cfg, "tp": tp}
         row |= {f"{name}_ms": round(min(p[name] for p in parts), 1) for name in ("encode", "denoise")}
@@ -171,7 +171,7 @@ def measure(folder: str, cfg: int, tp: int, quick: bool) -> None:
         row |= {"messages_per_step": messages, "sent_mb_per_step": round(sent / STEPS / 1e6, 3)}
         row["kernel_mb_per_step"] = round((marks[-1] - marks[0]) / 1e6 / (STEPS - 1), 3)  # from the first step's end on
         print(json.dumps(row))
-    engine.spread.meet()
+    engine.parallel_context.meet()
     engine.close()
 
 

@@ -14,8 +14,8 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3 import get_embodiment, register
-from strands_cosmos3.arm.model import panda_path
-from strands_cosmos3.arm.panda import HOME_Q, dh_forward
+from strands_cosmos3.robots.model import panda_path
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording
 
 T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos

@@ -12,11 +12,11 @@ import time
 import numpy as np
 
 from strands_cosmos3 import Cosmos3Policy
-from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import Observation
 
 
@@ -55,7 +55,7 @@ class Eyes:
         self.policy, self.arm, self.instruction = policy, arm, instruction
         self.started_s = arm.now_s()
 
-    def observe(self, committed):
+    def observe(self, action_prefix):
         q, qd, gripper = self.arm.joint_state()
         frames = {}  # {"wrist": [H, W, 3] uint8, "exterior_1": ..., "exterior_2": ...} from your cameras
         return Observation(q, gripper, frames, qd, t_capture_s=self.arm.now_s() - self.started_s)

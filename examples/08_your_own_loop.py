@@ -10,9 +10,9 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3 import Cosmos3Policy
-from strands_cosmos3.arm.panda import HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.sim import load_panda
 
 HZ, SECONDS = 50, 4.0

@@ -7,7 +7,7 @@
     │   ├── ShapeError                   wrong rank, width or length
     │   ├── NonFiniteError               NaN or infinity
     │   ├── UnknownNameError             a name outside a closed set; the valid ones are listed
-    │   ├── WildActionError              a normalised action beyond |z| = 10: a fault, not motion
+    │   ├── ActionOutOfRangeError              a normalised action beyond |z| = 10: a fault, not motion
     │   ├── StatisticsError              statistics of the wrong domain or width, or q99 <= q01
     │   ├── ActionSpaceError             an action chunk handed to the wrong decoder
     │   ├── FrameError                   a frame that does not exist, or is not rigidly attached
@@ -22,8 +22,8 @@
     │   │   ├── RankSilentError (TimeoutError)    one of them stopped, or hangs
     │   │   └── RankFailedError          one of them failed in a way that has no name here, or they disagree
     │   └── ServiceError                 a policy server, or the way to it, failed; the next call dials again
-    │       ├── ServiceAbsentError (ConnectionError)   nothing listens there
-    │       ├── ServiceSilentError (TimeoutError)      it did not answer in time
+    │       ├── ServiceUnavailableError (ConnectionError)   nothing listens there
+    │       ├── ServiceTimeoutError (TimeoutError)      it did not answer in time
     │       ├── ServiceClosedError (ConnectionError)   it hung up before the answer was complete
     │       ├── ServiceUnreadableError   it answered something else than this protocol
     │       ├── ServiceRefusedError      it answered with an error: no access, a bad request, failed inference
@@ -87,7 +87,7 @@ class UnknownNameError(InputError):
         super().__init__(f"unknown {kind} {name!r}.{hint} Valid: {', '.join(names)}.")
 
 
-class WildActionError(InputError):
+class ActionOutOfRangeError(InputError):
     """A normalised action so large that it is a fault and not motion."""
 
 
@@ -147,11 +147,11 @@ class ServiceError(BackendError):
     """A policy server, or the way to it, failed. The connection is gone; the next call dials again."""
 
 
-class ServiceAbsentError(ServiceError, ConnectionError):
+class ServiceUnavailableError(ServiceError, ConnectionError):
     """Nothing listens at that address, or there is no such host."""
 
 
-class ServiceSilentError(ServiceError, TimeoutError):
+class ServiceTimeoutError(ServiceError, TimeoutError):
     """The server accepted the connection and did not answer in time."""
 
 

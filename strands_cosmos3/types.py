@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform, whole_number
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
-from strands_cosmos3.errors import ActionSpaceError, InputError, ShapeError, UnknownNameError, WildActionError
+from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, ShapeError, UnknownNameError
 
 WILD_Z = 10.0
 """A normalised action beyond this magnitude is a fault and not motion."""
@@ -157,8 +157,8 @@ class Request:
         prompt: The exact text for the model, composed from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
         images: The views themselves, by name, for whoever composes elsewhere.
-        known_actions: [rows, D] what is done, in the model's own scale; for ``forward_dynamics``, and there only.
-        committed: [rows, D] what the arm is bound to do while this is inferred, from the observation on, in the model's own
+        conditioning_actions: [rows, D] what is done, in the model's own scale; for ``forward_dynamics``, and there only.
+        action_prefix: [rows, D] what the arm is bound to do while this is inferred, from the observation on, in the model's own
             scale; fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
         clip: [F, H, W, 3] uint8 what was seen, or the path of a film; for ``inverse_dynamics``, and there only.
         seed: Noise seed.
@@ -180,9 +180,9 @@ class Request:
     t_motion_s: float = 0.0
     privileged: Mapping[str, F64] | None = None
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
-    known_actions: F64 | None = None
+    conditioning_actions: F64 | None = None
     clip: NDArray[np.uint8] | str | Path | None = None
-    committed: F64 | None = None
+    action_prefix: F64 | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
@@ -201,7 +201,7 @@ class Request:
     def _check_conditions(self) -> None:
         """Known actions and an observed clip belong to one mode each, and are needed there."""
         for name, value, mode in (
-            ("known_actions", self.known_actions, Mode.FORWARD_DYNAMICS),
+            ("conditioning_actions", self.conditioning_actions, Mode.FORWARD_DYNAMICS),
             ("clip", self.clip, Mode.INVERSE_DYNAMICS),
         ):
             if (value is not None) != (self.mode is mode):
@@ -209,16 +209,21 @@ class Request:
                     f"{name} {'are' if name[-1] == 's' else 'is'} for mode {str(mode)!r}, which needs them; "
                     f"this is mode {str(self.mode)!r}."
                 )
-        if self.known_actions is not None:
-            _set(self, known_actions=finite_array(self.known_actions, "known_actions", (None, self.action_space.width)))
-        if self.committed is not None:
-            committed = finite_array(self.committed, "committed", (None, self.action_space.width))
-            if self.mode is not Mode.POLICY or len(committed) >= self.n_rows:
+        if self.conditioning_actions is not None:
+            _set(
+                self,
+                conditioning_actions=finite_array(
+                    self.conditioning_actions, "conditioning_actions", (None, self.action_space.width)
+                ),
+            )
+        if self.action_prefix is not None:
+            action_prefix = finite_array(self.action_prefix, "action_prefix", (None, self.action_space.width))
+            if self.mode is not Mode.POLICY or len(action_prefix) >= self.n_rows:
                 raise InputError(
-                    f"committed rows are for mode 'policy' and fewer than the {self.n_rows} wanted; got {len(committed)} in "
-                    f"mode {str(self.mode)!r}."
+                    f"action_prefix must have fewer rows than the {self.n_rows} requested, in mode 'policy'; got "
+                    f"{len(action_prefix)} rows in mode {str(self.mode)!r}."
                 )
-            _set(self, committed=committed)
+            _set(self, action_prefix=action_prefix)
         if self.clip is not None and not isinstance(self.clip, str | Path):
             _set(self, clip=np.stack([_image(frame, "clip") for frame in np.asarray(self.clip)]))
 
@@ -238,7 +243,7 @@ class ActionChunk:
 
     Raises:
         ActionSpaceError: The width is not the action space's.
-        WildActionError: A normalised value lies beyond |z| = 10.
+        ActionOutOfRangeError: A normalised value lies beyond |z| = 10.
         ShapeError, NonFiniteError: The rows are malformed.
     """
 
@@ -264,7 +269,7 @@ class ActionChunk:
             )
         if space.normalized and np.abs(action).max() > WILD_Z:
             row, column = (int(i) for i in np.argwhere(np.abs(action) > WILD_Z)[0])
-            raise WildActionError(
+            raise ActionOutOfRangeError(
                 f"action[{row}, {column}] ({space.columns[column]}) is {action[row, column]:.4g}; normalised values "
                 f"beyond |z| = {WILD_Z:g} are a fault, not motion. Is the chunk already de-normalised, or another space?"
             )

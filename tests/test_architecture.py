@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
 BASE = {"errors", "checks", "resources", "leaving", "embodiments", "types", "instruction", "embedded", "__init__"}
-SIMULATED = BASE | {"actions", "arm", "control", "datasets", "observe", "backends", "policy", "sim"}
+SIMULATED = BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy", "sim"}
 MAY_IMPORT = {
     "errors": set(),
     "resources": {"errors"},
@@ -21,24 +21,24 @@ MAY_IMPORT = {
     "types": {"checks", "embodiments", "errors"},
     "__init__": set(),
     "actions": BASE,
-    "arm": BASE,
+    "robots": BASE,
     "observe": BASE,
-    "control": BASE | {"actions", "arm"},
+    "control": BASE | {"actions", "robots"},
     "engine": BASE | {"actions", "observe"},
     "parallel": BASE | {"actions", "observe", "engine"},
     "serving": BASE | {"actions", "observe"},
     "datasets": BASE | {"actions"},
     "backends": BASE | {"actions", "observe", "engine", "parallel", "serving"},
-    "policy": BASE | {"backends", "observe", "arm", "control"},
-    "sim": BASE | {"actions", "arm", "control", "datasets", "observe", "backends", "policy"},
+    "policy": BASE | {"backends", "observe", "robots", "control"},
+    "sim": BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy"},
     "view": SIMULATED,
     "evaluation": SIMULATED | {"engine", "parallel"},
     "training": SIMULATED | {"engine", "parallel", "evaluation"},
-    "bench": BASE | {"actions", "arm", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
+    "bench": BASE | {"actions", "robots", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
     "commands": BASE
     | {
         "actions",
-        "arm",
+        "robots",
         "control",
         "datasets",
         "observe",
@@ -61,7 +61,7 @@ HEAVY = {
     "transformers": {"engine"},
     "safetensors": {"engine", "parallel", "training"},
     "huggingface_hub": {"engine"},
-    "mujoco": {"arm", "control", "sim", "view", "bench", "commands"},
+    "mujoco": {"robots", "control", "sim", "view", "bench", "commands"},
     "mink": {"control", "bench"},
     "qpsolvers": {"control"},
     "av": {"sim", "engine", "datasets"},
@@ -144,7 +144,7 @@ def test_no_broad_except_but_at_the_seams():
     # Fetching a model fails in its own ways; a served backend and a policy on the worker may raise anything; a rank's leader
     # decides for all ranks; Ray fails to start in its own ways; under torchrun a rank ends with a status, whatever was raised.
     seams = {
-        "arm/model.py",
+        "robots/model.py",
         "serving/served.py",
         "control/prefetch.py",
         "parallel/worker.py",

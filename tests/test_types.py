@@ -8,12 +8,12 @@ import pytest
 
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
+    ActionOutOfRangeError,
     ActionSpaceError,
     InputError,
     NonFiniteError,
     ShapeError,
     UnknownNameError,
-    WildActionError,
 )
 from strands_cosmos3.types import (
     ActionChunk,
@@ -103,7 +103,7 @@ def test_chunk_takes_the_embodiment_s_rate_and_its_space_s_times():
         (np.zeros((2, 8)), ActionSpaceError),
         (np.zeros(10), ShapeError),
         (np.zeros((0, 10)), ShapeError),
-        (np.full((1, 10), 10.1), WildActionError),
+        (np.full((1, 10), 10.1), ActionOutOfRangeError),
         (np.full((1, 10), np.nan), NonFiniteError),
     ],
 )

@@ -198,7 +198,7 @@ def encode_chunk(
     Raises:
         ActionSpaceError: The embodiment's rows are not those of a single arm.
         StatisticsError: The statistics are of another domain or width, or there are none.
-        WildActionError: A step lies beyond |z| = 10 and ``clip`` is off.
+        ActionOutOfRangeError: A step lies beyond |z| = 10 and ``clip`` is off.
         InputError, ShapeError, NonFiniteError: An argument is malformed, or there is a gripper too many or too few.
     """
     embodiment = get_embodiment(embodiment)

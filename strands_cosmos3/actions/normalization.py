@@ -13,7 +13,7 @@ import numpy as np
 
 from strands_cosmos3.actions.arrays import trailing
 from strands_cosmos3.checks import F64, finite_array, instance_of
-from strands_cosmos3.errors import StatisticsError, UnknownNameError, WildActionError
+from strands_cosmos3.errors import ActionOutOfRangeError, StatisticsError, UnknownNameError
 from strands_cosmos3.types import WILD_Z
 
 _SMALLEST_SPREAD = 1e-12  # the narrowest real one, AgiBot's still head, is 1e-6
@@ -49,7 +49,7 @@ class Affine:
         """Map [..., D] rows; ``clip`` clamps normalised rows to [-1, 1], as training did. De-normalising never clamps.
 
         Raises:
-            WildActionError: A value to de-normalise lies beyond |z| = 10.
+            ActionOutOfRangeError: A value to de-normalise lies beyond |z| = 10.
             ShapeError, NonFiniteError, InputError: The rows are malformed.
         """
         if self.denormalizes:
@@ -186,11 +186,11 @@ def refuse_wild(z: F64, columns: tuple[str, ...]) -> None:
     """Refuse normalised [..., D] values that are a fault and not motion.
 
     Raises:
-        WildActionError: A value lies beyond |z| = 10; its place and column are named.
+        ActionOutOfRangeError: A value lies beyond |z| = 10; its place and column are named.
     """
     if (wild := np.argwhere(np.abs(z) > WILD_Z)).size:
         where = tuple(int(i) for i in wild[0])
-        raise WildActionError(
+        raise ActionOutOfRangeError(
             f"normalised action {list(where)} ({columns[where[-1]]}) is {z[where]:.4g}; beyond |z| = {WILD_Z:g} it "
             "is a fault, not motion. Is it already de-normalised, or of another action space?"
         )

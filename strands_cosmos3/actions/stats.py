@@ -112,7 +112,7 @@ def denormalize_quantile(z: Any, q01: Any, q99: Any) -> F64:
     All zeros are the middle of the range and not "stay where you are".
 
     Raises:
-        WildActionError: A value lies beyond |z| = 10.
+        ActionOutOfRangeError: A value lies beyond |z| = 10.
         StatisticsError: q99 <= q01 in some column, or their widths differ.
         ShapeError, NonFiniteError, InputError: An argument is malformed.
     """
@@ -130,7 +130,7 @@ def denormalize_chunk(
     Raises:
         ActionSpaceError: The embodiment's rows are not normalised, or these are of another action space.
         StatisticsError: The statistics are of another domain or width.
-        WildActionError: A value lies beyond |z| = 10.
+        ActionOutOfRangeError: A value lies beyond |z| = 10.
         ShapeError, NonFiniteError, InputError: The rows are malformed.
     """
     rows = finite_array(action, "action", (None, None))

@@ -54,10 +54,10 @@ class ModelInput:
         """
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
-        if request.known_actions is not None:
-            raw["cond_action"] = self.own_scale.inward(request.known_actions, request.embodiment)
-        if request.committed is not None:
-            raw["committed"] = self.own_scale.inward(request.committed, request.embodiment)
+        if request.conditioning_actions is not None:
+            raw["cond_action"] = self.own_scale.inward(request.conditioning_actions, request.embodiment)
+        if request.action_prefix is not None:
+            raw["action_prefix"] = self.own_scale.inward(request.action_prefix, request.embodiment)
         if request.prompt:
             raw["caption"] = request.prompt
         if request.action_space.state_row:

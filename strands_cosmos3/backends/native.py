@@ -39,7 +39,7 @@ class EngineBackend:
     needs_privileged = False
     requires_images = True
     modes = tuple(Mode)
-    takes_committed = True
+    takes_action_prefix = True
 
     def __init__(self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"):
         self.name = name

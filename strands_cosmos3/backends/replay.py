@@ -148,7 +148,7 @@ class ReplayBackend:
 
         Raises:
             BackendError: The request has no measured pose, or asks for another action space than ``midtrain``.
-            WildActionError: The arm is so far from the recording that a row would be a fault.
+            ActionOutOfRangeError: The arm is so far from the recording that a row would be a fault.
         """
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
             raise BackendError("replay speaks 'midtrain' chunks from a measured pose; give the policy robot='panda'.")

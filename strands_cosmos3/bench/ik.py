@@ -9,11 +9,11 @@ from typing import Any
 import mink
 import numpy as np
 
-from strands_cosmos3.arm.model import load_panda
-from strands_cosmos3.arm.panda import FER
 from strands_cosmos3.bench.motions import FPS, feasible_chunk, hard_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.ik import METHODS, IKSolution, MinkIKBridge
+from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.panda import FER
 
 _PEER_ITERATIONS = 3  # as accurate as ours: 7e-8 mm
 
@@ -63,7 +63,7 @@ def _feasible(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) 
 
 def _recomputed(bridge: MinkIKBridge, solution: IKSolution, poses: F64) -> F64:
     """[T, 2] position and rotation error by the Denavit-Hartenberg product, which the solver does not use."""
-    from strands_cosmos3.arm.panda import dh_forward
+    from strands_cosmos3.robots.panda import dh_forward
     from strands_cosmos3.sim.metrics import between
 
     return np.stack(between(dh_forward(solution.q_rad[:, bridge.q_address]), poses), axis=1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from strands_cosmos3.actions.rotations import geodesic_angle
-from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.checks import F64
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
 FPS = 15.0
 SLOW_M, SLOW_DEG = (0.002, 0.010), (0.2, 3.0)

@@ -20,9 +20,9 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as bare_serve
 from websockets.sync.client import connect as bare_connect
 
-from strands_cosmos3.arm.panda import HOME_Q
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.served import ServedPolicy

@@ -11,7 +11,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.arm.panda import HOME_Q
+from strands_cosmos3.robots.panda import HOME_Q
 
 
 def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:

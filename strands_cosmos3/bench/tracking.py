@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.actions.decode import decode_chunk, encode_chunk
-from strands_cosmos3.arm.panda import dh_forward
 from strands_cosmos3.backends.replay import Recording, load_recording
 from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, FPS, SLOW_DEG, SLOW_M, feasible_chunk
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.types import ActionChunk, Rollout
 
 _SPEEDS = {"slow": (SLOW_M, SLOW_DEG), "brisk": (BRISK_M, BRISK_DEG)}

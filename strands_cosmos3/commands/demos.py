@@ -49,7 +49,7 @@ class Demos:
     def run(self) -> int:
         """Record, merge, and say what was written."""
         from strands_cosmos3.datasets import Dataset, merge_datasets
-        from strands_cosmos3.training.kept import keep_settings
+        from strands_cosmos3.training.run_manifest import keep_settings
 
         whole_number(self.episodes, "--episodes", 1)
         whole_number(self.workers, "--workers", 1)
@@ -99,7 +99,7 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         ConfigError: None of them could begin.
     """
     from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.training.demos import DemoConfig, DemoStudio
+    from strands_cosmos3.training.demos import DemoCollector, DemoConfig
     from strands_cosmos3.training.lerobot import VIDEO, add_record, demo_spec
 
     if root.exists():
@@ -107,7 +107,7 @@ def record_part(options: Demos, root: Path, first: int) -> None:
     hidden = root.with_name(f".{root.name}.unfinished")
     shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed
     config = DemoConfig(options.tier, bend=options.bend, distractors=options.distractors, look=options.look)
-    with DemoStudio(config) as studio:
+    with DemoCollector(config) as studio:
         records = [(episode, studio.record(options.seed, episode)) for episode in options._drawn(first)]
     kept = [(episode, record) for episode, record in records if record is not None]
     if not kept:

@@ -114,7 +114,7 @@ def _data() -> tuple[str, str]:
 def _arm() -> tuple[str, str]:
     import mujoco
 
-    from strands_cosmos3.arm.model import load_panda
+    from strands_cosmos3.robots.model import load_panda
 
     model = load_panda()
     data = mujoco.MjData(model)
@@ -125,9 +125,9 @@ def _arm() -> tuple[str, str]:
 def _kinematics() -> tuple[str, str]:
     import numpy as np
 
-    from strands_cosmos3.arm.model import load_panda
     from strands_cosmos3.bench.motions import feasible_chunk
     from strands_cosmos3.control.ik import MinkIKBridge
+    from strands_cosmos3.robots.model import load_panda
 
     q, poses = feasible_chunk(np.random.default_rng(0))
     bridge = MinkIKBridge(load_panda())

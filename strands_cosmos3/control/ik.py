@@ -19,10 +19,10 @@ import qpsolvers
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.arm.panda import ARM_JOINTS, FER, JointLimits
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive
 from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.errors import ConfigError, FrameError, InputError, UnknownNameError
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, JointLimits
 
 Method = Literal["auto", "mink"]
 METHODS = ("auto", "mink")

@@ -14,9 +14,9 @@ from math import ceil
 from typing import Any, Protocol
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
+from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
 from strands_cosmos3.control.prefetch import Job, Worker
-from strands_cosmos3.control.seam import join_late
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error, InputError
 from strands_cosmos3.types import JointTrajectory
@@ -65,7 +65,7 @@ class Arm(Protocol):
 
 
 @dataclass(frozen=True)
-class Committed:
+class PrefixSpan:
     """What the arm will have done of the present chunk by the time the next is there.
 
     Args:
@@ -81,8 +81,8 @@ class Committed:
 class Planner(Protocol):
     """Where chunks come from. ``observe`` is called between two ticks, ``plan`` on a worker thread."""
 
-    def observe(self, committed: Committed | None) -> Any:
-        """Take down what is to be planned from; ``committed`` is None where nothing is under way."""
+    def observe(self, action_prefix: PrefixSpan | None) -> Any:
+        """Take down what is to be planned from; ``action_prefix`` is None where nothing is under way."""
         ...
 
     def plan(self, observation: Any) -> JointTrajectory:
@@ -138,7 +138,7 @@ def _simulated(latency_s: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class AcceptedChunk:
     """A chunk that has been taken up.
 
     Args:
@@ -176,7 +176,7 @@ class Tick:
 
 
 @dataclass(eq=False)
-class _Question:
+class PendingInference:
     """An inference under way."""
 
     job: Job[JointTrajectory]
@@ -220,7 +220,7 @@ class ControlLoop:
         planner: Planner,
         executor: Executor,
         config: LoopConfig | None = None,
-        on_joined: Callable[[Joined, int], None] | None = None,
+        on_joined: Callable[[AcceptedChunk, int], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
         self.arm, self.planner, self.executor = arm, planner, instance_of(executor, Executor, "executor")
@@ -236,7 +236,7 @@ class ControlLoop:
         self.error: Cosmos3Error | None = None
         self._on_joined, self._interrupted = on_joined, interrupted
         self._worker = Worker()
-        self._question: _Question | None = None
+        self._question: PendingInference | None = None
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self._rows_passed = 0  # rows of the present chunk that had passed when it was taken up
         self._rows_merged = 0  # 1 where the first of the rest was due at once
@@ -345,14 +345,14 @@ class ControlLoop:
         return executor.steps_to_row(self._n_rows - 1) < self.substeps + lead
 
     def _ask(self, now_s: float) -> None:
-        observation = self.planner.observe(self._committed())
+        observation = self.planner.observe(self._prefix_span())
         q_rad, latency = self.arm.joint_state()[0], self.config.latency_s
         latency_s = _simulated(latency()) if callable(latency) else latency
         job = self._worker.submit(lambda: self.planner.plan(observation))  # last: what fails before leaves nothing under way
-        self._question = _Question(job, now_s, self.executor.motion_s, self._pauses, q_rad, latency_s)
+        self._question = PendingInference(job, now_s, self.executor.motion_s, self._pauses, q_rad, latency_s)
         self.counters["asked"] += 1
 
-    def _committed(self) -> Committed | None:
+    def _prefix_span(self) -> PrefixSpan | None:
         """Rows of the present chunk that the arm carries out while the next one is inferred."""
         executor, expected_s = self.executor, self._expected_s()
         if executor.state is not ExecutorState.RUNNING or expected_s <= 0:
@@ -364,7 +364,7 @@ class ControlLoop:
         if rows <= 0:
             return None
         now = int(self._due_at_once)  # the next chunk begins with the row that has just been reached
-        return Committed(self._rows_passed + self._rows_merged + first - now, rows + now)
+        return PrefixSpan(self._rows_passed + self._rows_merged + first - now, rows + now)
 
     def _receive(self, now_s: float) -> None:
         """Take up the answer, where it has arrived; one that cannot be used is counted and asked for again."""
@@ -392,11 +392,11 @@ class ControlLoop:
         if joined:
             self._failures, self.error, self._not_before_s = 0, None, -float("inf")
 
-    def _join(self, plan: JointTrajectory, question: _Question) -> bool:
+    def _join(self, plan: JointTrajectory, question: PendingInference) -> bool:
         executor = self.executor
         plan = instance_of(plan, JointTrajectory, "plan")
         elapsed_s = executor.motion_s - question.motion_s
-        late = join_late(plan, question.q_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
+        late = blend_chunk(plan, question.q_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
         if late is None:
             self.counters["stale"] += 1
             return False
@@ -409,7 +409,9 @@ class ControlLoop:
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
         if self._on_joined is not None:
             latency_ms, wall_ms = (self.arm.now_s() - question.asked_s) * 1e3, question.job.wall_s * 1e3
-            self._on_joined(Joined(late, motion, motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms), begun)
+            self._on_joined(
+                AcceptedChunk(late, motion, motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms), begun
+            )
         return True
 
     def _failed(self, error: Cosmos3Error, now_s: float, what: str) -> None:

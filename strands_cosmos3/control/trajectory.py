@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
 from scipy.linalg import solve_banded  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
-from strands_cosmos3.arm.panda import JointLimits
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ControlError
+from strands_cosmos3.robots.panda import JointLimits
 
 _SAMPLES = 8
 _SLOWEST = 20.0

@@ -19,6 +19,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.given import starting_noise, token_ids, widened
 from strands_cosmos3.engine.graphs import VelocityRunner
+from strands_cosmos3.engine.parallel_context import ParallelContext, Plan, SingleProcess, Vae
 from strands_cosmos3.engine.preflight import preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
@@ -31,7 +32,6 @@ from strands_cosmos3.engine.sequence import (
     text_positions,
     unpatchify,
 )
-from strands_cosmos3.engine.spread import Alone, Plan, Spread, Vae
 from strands_cosmos3.engine.text_cache import TextCache
 from strands_cosmos3.engine.timing import Stopwatch
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
@@ -95,7 +95,7 @@ class Cosmos3Engine:
         vae: Vae,
         device: torch.device,
         *,
-        spread: Spread | None = None,
+        spread: ParallelContext | None = None,
         text_cache_bytes: int = _TEXT_CACHE_BYTES,
         offload_text: bool = False,
         cuda_graphs: bool = False,
@@ -106,7 +106,7 @@ class Cosmos3Engine:
         self.transformer = transformer
         self.vae = vae
         self.device = device
-        self.spread = Alone(device) if spread is None else spread
+        self.spread = SingleProcess(device) if spread is None else spread
         self.text_cache = TextCache(text_cache_bytes, self._prefill)
         self._offload_text = offload_text
         self._heads: dict[int, ActionHead] = {}
@@ -154,7 +154,7 @@ class Cosmos3Engine:
             CheckpointError: The checkpoint is damaged, is not what was asked for, or does not fit; see its children.
             ConfigError: ``parallel`` and the number of processes differ, or the transformer cannot be split so.
         """
-        spread = Alone(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
+        spread = SingleProcess(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
         with ExitStack() as on_failure:
             on_failure.callback(spread.close)
             where = spread.device

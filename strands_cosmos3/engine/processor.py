@@ -178,7 +178,7 @@ class Cosmos3PolicyProcessor:
             raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, or
                 a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
                 :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint with
-                a state row, pose9 of the Cosmos frame in the base and the open fraction), ``committed`` (rows in those units
+                a state row, pose9 of the Cosmos frame in the base and the open fraction), ``action_prefix`` (rows in those
                 that the arm is bound to execute meanwhile: the answer begins with them), and for this call alone
                 ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``; ``caption`` is a prompt taken as it stands.
 
@@ -233,7 +233,7 @@ class Cosmos3PolicyProcessor:
         Raises:
             InputError: No ``action`` in the result, or nothing was preprocessed yet.
             ShapeError: The action is narrower than the domain's.
-            WildActionError: A normalised value lies beyond |z| = 10.
+            ActionOutOfRangeError: A normalised value lies beyond |z| = 10.
         """
         choice = self._last
         if processed is not None:
@@ -365,16 +365,16 @@ class Cosmos3PolicyProcessor:
     def _prefix(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
         """The rows of the action sequence that are given: the state, if any, and what is bound to be executed."""
         state = self._state(raw, choice)
-        if raw.get("committed") is None:
+        if raw.get("action_prefix") is None:
             return state
-        rows = _rows(raw["committed"], "committed")
+        rows = _rows(raw["action_prefix"], "action_prefix")
         if choice.mode is not Mode.POLICY or len(rows) >= choice.chunk or rows.shape[1] != choice.width:
             raise InputError(
-                f"committed must be fewer than {choice.chunk} rows of {choice.width} columns, in mode 'policy'; got "
+                f"action_prefix must be fewer than {choice.chunk} rows of {choice.width} columns, in mode 'policy'; got "
                 f"{list(rows.shape)} in mode {str(choice.mode)!r}."
             )
-        committed = self._padded(self._in_model_units(rows, choice))
-        return committed if state is None else torch.cat([state, committed])
+        action_prefix = self._padded(self._in_model_units(rows, choice))
+        return action_prefix if state is None else torch.cat([state, action_prefix])
 
     def _state(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
         if self._state_row is not None and not choice.space.state_row:
@@ -395,7 +395,7 @@ class Cosmos3PolicyProcessor:
         return torch.from_numpy(padded).float().to(self._device)
 
 
-_FIELDS = ("images", "task", "prompt", "cond_action", "action", "committed", "state", "mode", "domain_name", "domain_id")
+_FIELDS = ("images", "task", "prompt", "cond_action", "action", "action_prefix", "state", "mode", "domain_name", "domain_id")
 _KNOWN = (*_FIELDS, "raw_action_dim", "caption")
 
 

@@ -3,7 +3,7 @@
 ::
 
     topology.py     Topology: how many replicas a number of GPUs gives
-    conditions.py   Condition: what a policy is shown and told, and what it is judged by; the controls
+    conditions.py   Perturbation: what a policy is shown and told, and what it is judged by; the controls
     plan.py         which episodes there are: each with its own seed, instruction and file
     settings.py     Settings: everything that an evaluation is, from options or TOML
     folder.py       run/: episodes written whole, resumed by identity, locked

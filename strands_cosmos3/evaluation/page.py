@@ -178,10 +178,10 @@ def _world(report: Mapping[str, Any]) -> str:
 
 def world_facts(figures: Mapping[str, Any]) -> dict[str, str]:
     """What to call each figure of dynamics, and the figure with its reference."""
-    gain = figures["forward_db"] - figures["still_db"]
+    gain = figures["forward_db"] - figures["copy_frame_psnr"]
     return {
         "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB beside repeating the given frame "
-        f"({figures['still_db']:.2f} dB); the VAE alone: {figures['ceiling_db']:.2f} dB",
+        f"({figures['copy_frame_psnr']:.2f} dB); the VAE alone: {figures['vae_psnr']:.2f} dB",
         "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of {figures['moved_mm']:.1f} mm moved",
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strands_cosmos3.evaluation.conditions import Condition
+from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
 
 
@@ -26,7 +26,7 @@ class Assignment:
         told: What the policy is told.
     """
 
-    condition: Condition
+    condition: Perturbation
     task: str
     index: int
     seed: int
@@ -71,7 +71,7 @@ def asked_instruction(task: str, index: int, template: str = "") -> str:
 
 
 def make_plan(
-    tasks: Sequence[str], seeds: int, base: int, conditions: Sequence[Condition], template: str = ""
+    tasks: Sequence[str], seeds: int, base: int, conditions: Sequence[Perturbation], template: str = ""
 ) -> tuple[Assignment, ...]:
     """Every episode, condition by condition and task by task.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
-from strands_cosmos3.evaluation.conditions import Condition, distinct, parse_conditions
+from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import Assignment, asked_instruction, make_plan
 from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.instruction import parse_instruction
@@ -96,7 +96,7 @@ class Settings:
     tasks: tuple[str, ...] = ("reach", "pick", "place", "stack")
     seeds: int = 100
     seed: int = 0
-    conditions: tuple[Condition, ...] = (Condition(),)
+    conditions: tuple[Perturbation, ...] = (Perturbation(),)
     topology: Topology = field(default_factory=Topology)
     instruction: str = ""
     duration: float = 20.0
@@ -264,7 +264,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     if "backend" not in policy and "model" in policy:
         policy["backend"] = "native"
     if "replan_rows" in policy:
-        Condition(replan_rows=policy["replan_rows"])  # the same rule
+        Perturbation(replan_rows=policy["replan_rows"])  # the same rule
     topology = Topology(**{name: given[name] for name in _TOPOLOGY if name in given})
     return Settings(PolicySettings(**policy, token=token), topology=topology, **run)
 
@@ -276,10 +276,10 @@ def _names(value: Any, option: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names)
 
 
-def _conditions(value: Any) -> tuple[Condition, ...]:
+def _conditions(value: Any) -> tuple[Perturbation, ...]:
     if isinstance(value, str):
         return parse_conditions(_names(value, "conditions"))
     if not isinstance(value, list | tuple):
         raise ConfigError(f"conditions are short forms or tables, got {value!r}.")
-    made = [Condition.from_dict(one) if isinstance(one, Mapping) else Condition.parse(str(one)) for one in value]
+    made = [Perturbation.from_dict(one) if isinstance(one, Mapping) else Perturbation.parse(str(one)) for one in value]
     return distinct(tuple(made))

@@ -14,10 +14,10 @@ from typing import Any
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.errors import ControlError, NonFiniteError, ServiceChunkError, ShapeError, WildActionError
+from strands_cosmos3.errors import ActionOutOfRangeError, ControlError, NonFiniteError, ServiceChunkError, ShapeError
 from strands_cosmos3.evaluation.folder import Record
+from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 from strands_cosmos3.evaluation.plan import Assignment
-from strands_cosmos3.evaluation.seam import ConditionedBackend
 from strands_cosmos3.evaluation.settings import MODEL_BACKENDS, Settings
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
@@ -26,7 +26,7 @@ from strands_cosmos3.types import Outcome, Rollout
 
 AS_TOLD = "as_told"
 """Outcome of an episode in which the policy did what it was told, which was not what it is judged by."""
-UNUSABLE = (WildActionError, NonFiniteError, ShapeError, ControlError, ServiceChunkError)
+UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, ServiceChunkError)
 """What a policy may answer that is its own failure and not the evaluation's."""
 
 
@@ -109,7 +109,7 @@ class Simulator:
         condition, settings = assignment.condition, self.settings
         num_steps = settings.policy.num_steps if condition.num_steps is None else condition.num_steps
         replan = settings.policy.replan_rows if condition.replan_rows is None else condition.replan_rows
-        backend = ConditionedBackend(self._backend_for(num_steps), condition, assignment.told)
+        backend = PerturbedBackend(self._backend_for(num_steps), condition, assignment.told)
         policy = Cosmos3Policy(
             robot="panda",
             backend=backend,
@@ -117,7 +117,7 @@ class Simulator:
             actions_per_step=replan,
             action_space=settings.policy.action_space,
         )
-        bystander = _Bystander(assignment, self.robot)
+        bystander = GoalMonitor(assignment, self.robot)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         try:
             rollout = self.robot.run_policy(
@@ -141,7 +141,7 @@ class Simulator:
         return figures
 
 
-class _Bystander:
+class GoalMonitor:
     """Sees whether what was told comes about, where it is not what the episode is judged by, and ends the episode then."""
 
     def __init__(self, assignment: Assignment, robot: Robot):
@@ -159,7 +159,7 @@ class _Bystander:
             raise KeyboardInterrupt  # how whoever watches ends an episode: the arm is brought to rest
 
 
-def _figures(assignment: Assignment, rollout: Rollout, bystander: _Bystander) -> Record:
+def _figures(assignment: Assignment, rollout: Rollout, bystander: GoalMonitor) -> Record:
     figures = rollout.to_dict()
     del figures["instruction"]  # asked and told are written beside each other
     times = {name: figures.pop(name) for name in ("inference_ms", "realtime_factor")}

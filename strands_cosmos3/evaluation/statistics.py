@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.evaluation.conditions import Condition
 from strands_cosmos3.evaluation.folder import Record
+from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import Assignment
 
 CONFIDENCE = 0.95
@@ -67,7 +67,7 @@ def summarise(plan: Sequence[Assignment], records: dict[tuple[str, str, int], Re
 
 
 def row_of(
-    condition: Condition, task: str | None, plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
+    condition: Perturbation, task: str | None, plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
 ) -> dict[str, Any]:
     """One row of the report.
 
@@ -108,7 +108,7 @@ def percentiles(values: np.ndarray) -> dict[str, float] | None:
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "max": float(values.max()), "of": len(values)}
 
 
-def _delta(mine: Sequence[Assignment], base: Condition, records: dict[tuple[str, str, int], Record]) -> float | None:
+def _delta(mine: Sequence[Assignment], base: Perturbation, records: dict[tuple[str, str, int], Record]) -> float | None:
     """Percentage points that a row lies above (positive) or below the base row, episode by episode."""
     pairs = [(records.get(a.key), records.get((base.name, a.task, a.index))) for a in mine]
     both = [(int(bool(a["success"])), int(bool(b["success"]))) for a, b in pairs if a is not None and b is not None]

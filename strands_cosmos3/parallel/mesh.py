@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.spread import Vae, Velocities
+from strands_cosmos3.engine.parallel_context import Vae, Velocities
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import Cut
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig
-from strands_cosmos3.parallel.vae_split import SplitVae
+from strands_cosmos3.parallel.sharded_vae import ShardedVae
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Group:
 
 
 class Mesh:
-    """One rank's place among all of them; what :class:`~strands_cosmos3.engine.spread.Spread` asks.
+    """One rank's place among all of them; what :class:`~strands_cosmos3.engine.parallel_context.ParallelContext` asks.
 
     Attributes:
         traffic: What this rank sent.
@@ -151,22 +151,22 @@ class Mesh:
         self.branches: tuple[int, ...] = (0, 1) if parallel.cfg_size == 1 else (cfg_rank,)
 
     def check(self, config: TransformerConfig) -> None:
-        """See :meth:`Spread.check`."""
+        """See :meth:`ParallelContext.check`."""
         tensor.check(config, self.parallel.tp_size)
         self._config = config
 
     def cut(self, key: str, shape: tuple[int, ...]) -> Cut:
-        """See :meth:`Spread.cut`."""
+        """See :meth:`ParallelContext.cut`."""
         assert self._config is not None, "check comes first"
         return tensor.cut(key, shape, self._config, self.tp.rank, self.tp.size)
 
     def wire(self, transformer: Cosmos3Transformer) -> None:
-        """See :meth:`Spread.wire`."""
+        """See :meth:`ParallelContext.wire`."""
         tensor.wire(transformer, self.tp)
 
     def wire_vae(self, vae: Vae) -> Vae:
-        """See :meth:`Spread.wire_vae`."""
-        return vae if self.all.size == 1 else SplitVae(vae, self.all, self.parallel.vae_split)
+        """See :meth:`ParallelContext.wire_vae`."""
+        return vae if self.all.size == 1 else ShardedVae(vae, self.all, self.parallel.vae_split)
 
     def exchange(self, velocities: Velocities) -> Velocities:
         """Both branches' velocities in one packed exchange between the two groups."""

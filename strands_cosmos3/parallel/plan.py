@@ -19,7 +19,7 @@ from strands_cosmos3.engine.weight_files import cut_shape
 from strands_cosmos3.engine.weights import expected_shapes, optional
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig
-from strands_cosmos3.parallel.vae_split import shard_widths
+from strands_cosmos3.parallel.sharded_vae import shard_widths
 
 _FLOAT32 = 4
 

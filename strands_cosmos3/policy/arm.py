@@ -14,7 +14,7 @@ from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 if TYPE_CHECKING:
-    from strands_cosmos3.arm.panda import JointLimits
+    from strands_cosmos3.robots.panda import JointLimits
 
 
 class PolicyArm:
@@ -30,8 +30,8 @@ class PolicyArm:
     """
 
     def __init__(self, arm_model: Any = None, limits: JointLimits | None = None, servo_lead: bool = True):
-        from strands_cosmos3.arm.model import load_model
         from strands_cosmos3.control.ik import MinkIKBridge
+        from strands_cosmos3.robots.model import load_model
 
         self._bridge = MinkIKBridge(load_model(arm_model), limits=limits)
         self._servo_lead = servo_lead
@@ -61,7 +61,7 @@ class PolicyArm:
         Raises:
             ConfigError: It lacks a joint, or is no Franka; :meth:`require_known` says so again.
         """
-        from strands_cosmos3.arm.hosted import driven_gripper, require_franka, servo_lead_of
+        from strands_cosmos3.robots.hosted import driven_gripper, require_franka, servo_lead_of
 
         self._foreign = None
         try:

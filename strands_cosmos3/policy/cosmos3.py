@@ -26,7 +26,7 @@ from strands_cosmos3.observe.views import compose
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.contract import Policy, Step
 from strands_cosmos3.policy.preflight import check_inputs, require_every_camera, require_options
-from strands_cosmos3.policy.resample import MotionMarks, resample_rows
+from strands_cosmos3.policy.resample import StepTimeline, resample_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 _CLOSE_S, _NUDGE_S = 10.0, 0.05  # how long a call under way is waited for, and how often it is told to end
@@ -70,7 +70,7 @@ class Cosmos3Policy(Policy):
             whole chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
         chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
         arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
-        limits: What its joints may do (:class:`~strands_cosmos3.arm.panda.JointLimits`); None is the Panda's table.
+        limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
         num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
         guidance_scale: ``v = u + g (c - u)``.
         guidance_interval: Guidance only where lo < timestep < hi.
@@ -196,7 +196,7 @@ class Cosmos3Policy(Policy):
     def _start_over(self) -> None:
         self._calls = 0
         self._first_call_s: float | None = None
-        self._marks = MotionMarks(0.0, np.zeros(0))
+        self._marks = StepTimeline(0.0, np.zeros(0))
         self.last_rollout = {}
 
     @property
@@ -354,7 +354,7 @@ class Cosmos3Policy(Policy):
             over = min(delay, len(steps) - 1)  # something is always left to do
             most = self.actions_per_step or (None if self.replan_rows is None else self._steps_of(self.replan_rows))
             steps = steps[over:][:most]
-            self._marks = MotionMarks(start_s, motion_s).skip(over).first(len(steps))
+            self._marks = StepTimeline(start_s, motion_s).skip(over).first(len(steps))
             return steps
 
     def _steps(self, plan: JointTrajectory | ActionChunk, observation: Observation) -> tuple[list[Step], F64]:
@@ -370,9 +370,9 @@ class Cosmos3Policy(Policy):
         return [dict(self._mapping.write(q, g)) for q, g in zip(steps.q_rad, gripper, strict=True)], motion_s
 
     @property
-    def takes_committed(self) -> bool:
-        """Whether :meth:`plan` heeds ``committed`` rows; ``native`` does."""
-        return self.mode is Mode.POLICY and getattr(self.backend, "takes_committed", False)
+    def takes_action_prefix(self) -> bool:
+        """Whether :meth:`plan` heeds ``action_prefix`` rows; ``native`` does."""
+        return self.mode is Mode.POLICY and getattr(self.backend, "takes_action_prefix", False)
 
     def cancel(self) -> None:
         """Break off an inference under way in another thread, where the backend can; that call raises."""
@@ -387,7 +387,7 @@ class Cosmos3Policy(Policy):
         *,
         raw_actions: Any = None,
         video: Any = None,
-        committed: Any = None,
+        action_prefix: Any = None,
     ) -> JointTrajectory | ActionChunk:
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
@@ -399,15 +399,15 @@ class Cosmos3Policy(Policy):
             observation: What the robot senses.
             instruction: What is to be done.
             raw_actions, video: As :meth:`get_actions_sync`'s.
-            committed: [rows, D] what the arm is bound to do from the observation on, until this chunk can be taken up, in the
-                model's scale (rows of the last ``last_rollout["action"]``). The chunk begins with them and goes on from
-                there. For backends that say so (:attr:`takes_committed`).
+            action_prefix: [rows, D] rows that the arm executes during this inference, counted from the observation, in the
+                model's scale (rows of the last ``last_rollout["action"]``). The chunk begins with them and continues.
+                For backends that say so (:attr:`takes_action_prefix`).
 
         Raises:
-            ConfigError: The backend heeds no committed rows.
+            ConfigError: The backend heeds no action-prefix rows.
         """
-        if committed is not None and not self.takes_committed:
-            raise ConfigError(f"backend {self.backend.name!r} heeds no committed rows; 'native' in mode 'policy' does.")
+        if action_prefix is not None and not self.takes_action_prefix:
+            raise ConfigError(f"backend {self.backend.name!r} heeds no action-prefix rows; 'native' in mode 'policy' does.")
         with self._planning:
             if self._closed:
                 raise ConfigError("this policy was closed; make another.")
@@ -416,7 +416,8 @@ class Cosmos3Policy(Policy):
             observation = self._observation(observation)
             request = self._request(observation, instruction or self.prompt)
             return self._plan(
-                observation, replace(request, mode=self.mode, known_actions=raw_actions, clip=video, committed=committed)
+                observation,
+                replace(request, mode=self.mode, conditioning_actions=raw_actions, clip=video, action_prefix=action_prefix),
             )
 
     def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:

@@ -15,11 +15,11 @@ from strands_cosmos3.errors import ControlError
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 if TYPE_CHECKING:
-    from strands_cosmos3.arm.panda import JointLimits
+    from strands_cosmos3.robots.panda import JointLimits
 
 
 @dataclass(frozen=True, eq=False)
-class MotionMarks:
+class StepTimeline:
     """Where the motion is, on its own clock, at the end of each step of a chunk.
 
     Args:
@@ -30,13 +30,13 @@ class MotionMarks:
     start_s: float
     ends_s: F64
 
-    def skip(self, n: int) -> MotionMarks:
+    def skip(self, n: int) -> StepTimeline:
         """The same without the first ``n`` steps, which are over already."""
-        return MotionMarks(self.start_s + float(self.ends_s[n - 1]), self.ends_s[n:] - self.ends_s[n - 1]) if n else self
+        return StepTimeline(self.start_s + float(self.ends_s[n - 1]), self.ends_s[n:] - self.ends_s[n - 1]) if n else self
 
-    def first(self, n: int) -> MotionMarks:
+    def first(self, n: int) -> StepTimeline:
         """The same with the first ``n`` steps only."""
-        return MotionMarks(self.start_s, self.ends_s[:n])
+        return StepTimeline(self.start_s, self.ends_s[:n])
 
     def before_the_last(self, n: int) -> float:
         """Motion time when all but the last ``n`` steps have been executed."""

@@ -25,11 +25,11 @@ from websockets.protocol import State
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import (
     ConfigError,
-    ServiceAbsentError,
     ServiceClosedError,
     ServiceError,
     ServiceRefusedError,
-    ServiceSilentError,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
     ServiceUnreadableError,
     WireFormatError,
 )
@@ -146,7 +146,7 @@ class PolicyClient:
 
         Raises:
             WireFormatError: The message cannot be sent.
-            ServiceAbsentError, ServiceSilentError, ServiceClosedError, ServiceUnreadableError, ServiceRefusedError: As
+            ServiceUnavailableError, ServiceTimeoutError, ServiceClosedError, ServiceUnreadableError, ServiceRefusedError: As
                 they say; the connection is gone.
         """
         frame = encode(message, self.limits)
@@ -212,7 +212,7 @@ class PolicyClient:
             return self._wait(self._greet(tcp))
         if self._cancelled:
             raise self._broken_off()
-        raise ServiceAbsentError(
+        raise ServiceUnavailableError(
             f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure}). "
             "Is it running? strands-cosmos3 serve starts one."
         )
@@ -288,7 +288,7 @@ class PolicyClient:
             case ServiceError():
                 return error
             case TimeoutError():
-                return ServiceSilentError(f"{self._uri} did not answer within {deadline_s:g} s while {doing}.")
+                return ServiceTimeoutError(f"{self._uri} did not answer within {deadline_s:g} s while {doing}.")
             case InvalidStatus():
                 return self._http(error.response.status_code, bytes(error.response.body or b""))
             case InvalidMessage() if _cut_short(error):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from strands_cosmos3.arm.model import load_panda
+from strands_cosmos3.robots.model import load_panda
 
 __all__ = ["load_panda"]

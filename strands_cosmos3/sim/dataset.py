@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
-from strands_cosmos3.arm.model import PHYSICS_HZ
-from strands_cosmos3.arm.panda import HAND_BODY, dh_forward
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets.episode import EpisodeWriter
 from strands_cosmos3.datasets.spec import ACTION, DONE, EE_POSE, STATE, SUCCESS, DatasetSpec, arm_spec, camera_key
 from strands_cosmos3.datasets.writer import DatasetWriter
 from strands_cosmos3.embodiments import DROID_RIG, Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.model import PHYSICS_HZ
+from strands_cosmos3.robots.panda import HAND_BODY, dh_forward
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.types import Rollout
 

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from strands_cosmos3.arm.model import PHYSICS_HZ
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.control.loop import ControlLoop, Joined, LoopConfig, Tick
+from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, Policy
-from strands_cosmos3.sim.asking import Asking
-from strands_cosmos3.sim.film import Film
+from strands_cosmos3.robots.model import PHYSICS_HZ
+from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
 from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
+from strands_cosmos3.sim.policy_planner import PolicyPlanner
 from strands_cosmos3.sim.tasks import Judge
 from strands_cosmos3.types import Outcome, Rollout
 
@@ -86,7 +86,7 @@ class Episode:
         policy: Policy,
         instruction: str,
         judge: Judge | None,
-        film: Film,
+        film: VideoRecorder,
         config: LoopConfig,
         realtime: bool = False,
         on_tick: Callable[[Robot], None] | None = None,
@@ -95,7 +95,7 @@ class Episode:
         self.config = config
         self.on_tick = on_tick
         self.log = EpisodeLog(robot.dt_s)
-        self._asking = Asking(robot, policy, instruction, film, config.hz)
+        self._asking = PolicyPlanner(robot, policy, instruction, film, config.hz)
         self._reconnects_before = _reconnects_of(policy)
         self._interrupt = Interrupt()
         self._pace = _Pace(robot) if realtime else None
@@ -116,7 +116,7 @@ class Episode:
                 outcome = self._play(n_ticks, recording, progress)
         finally:
             break_off = self.policy.cancel if isinstance(self.policy, Cosmos3Policy) else _nothing
-            self.loop.close(0.0 if self._interrupt.insisted else _MAX_WAIT_S, break_off)
+            self.loop.close(0.0 if self._interrupt.forced else _MAX_WAIT_S, break_off)
         wall_s = time.perf_counter() - started
         return self._report(seed, task, outcome, recording, wall_s)
 
@@ -143,7 +143,7 @@ class Episode:
                     )
                 self._account_for_holding()
         except KeyboardInterrupt:
-            if self._interrupt.insisted:
+            if self._interrupt.forced:
                 raise
             outcome = Outcome.INTERRUPTED
         except Cosmos3Error as error:
@@ -154,7 +154,7 @@ class Episode:
             self.log.fault = str(error)
         finally:  # whatever else was raised, e.g. by somebody's policy: the arm is not left moving
             self.log.final_state = self.robot.executor.state
-            if not self._interrupt.insisted:
+            if not self._interrupt.forced:
                 self._come_to_rest()
         return Outcome.FAULT if self.log.fault else outcome
 
@@ -176,7 +176,7 @@ class Episode:
         if self._pace is not None:
             self.log.counters["late_ticks"] += self._pace.wait()
 
-    def _joined(self, joined: Joined, rows_begun: int) -> None:
+    def _joined(self, joined: AcceptedChunk, rows_begun: int) -> None:
         """The loop has taken up a chunk."""
         self.log.end_chunk(rows_begun)
         chunk = ChunkRecord(joined.plan, joined.motion, joined.motion_from_s, joined.latency_ms, joined.wall_ms)

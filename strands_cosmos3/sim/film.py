@@ -10,8 +10,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.arm.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
 from strands_cosmos3.sim.scene import Scene
@@ -25,7 +25,7 @@ three views alone, side by side, an order of magnitude quicker."""
 _TRAIL_POINTS = 240
 
 
-class Audience(Protocol):
+class RolloutListener(Protocol):
     """Who is shown what a policy intends, e.g. a live view."""
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
@@ -40,7 +40,7 @@ class Audience(Protocol):
         ...
 
 
-class Film:
+class VideoRecorder:
     """Renders what is asked for and nothing else: no context is made without a film or a policy with eyes.
 
     Args:
@@ -64,7 +64,7 @@ class Film:
         caption: str = "",
         layout: str = "full",
         quality: Quality = BEAUTY,
-        audience: Audience | None = None,
+        audience: RolloutListener | None = None,
     ):
         if layout not in LAYOUTS:
             raise UnknownNameError("film layout", layout, LAYOUTS)
@@ -74,7 +74,7 @@ class Film:
         self._quality = quality
         self._audience = audience
         self._writer = None if path is None else VideoWriter(path, self._fps)
-        self._eyes: Renderer | None = None
+        self.policy_renderer: Renderer | None = None
         self._beauty: Renderer | None = None
         self._ticks = 0
         self._commanded: NDArray[np.float64] | None = None
@@ -85,9 +85,9 @@ class Film:
 
     def observe(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
         """The policy's views, [180, 320, 3] uint8 each."""
-        if self._eyes is None:
-            self._eyes = Renderer(self.scene.model, *VIEW_HW)
-        return {name: self._eyes.render(data, name) for name in self.scene.view_names}
+        if self.policy_renderer is None:
+            self.policy_renderer = Renderer(self.scene.model, *VIEW_HW)
+        return {name: self.policy_renderer.render(data, name) for name in self.scene.view_names}
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Draw a chunk's commanded path of the tool centre point from now on."""
@@ -133,14 +133,14 @@ class Film:
         since_s = self._ticks * self._tick_s - self._prediction_from_s
         return self._predicted[min(int(since_s * self._prediction_fps), len(self._predicted) - 1)]
 
-    def __enter__(self) -> Film:
+    def __enter__(self) -> VideoRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for renderer in (self._eyes, self._beauty):
+        for renderer in (self.policy_renderer, self._beauty):
             if renderer is not None:
                 renderer.close()
-        self._eyes = self._beauty = None
+        self.policy_renderer = self._beauty = None
         if self._writer is not None:
             given_up = isinstance(error, KeyboardInterrupt)  # what was filmed until then is worth keeping
             self._writer.__exit__(*((None, None, None) if given_up else (kind, error, trace)))

@@ -15,7 +15,7 @@ class Interrupt:
     """Whether the user has asked to stop, and whether a second time."""
 
     requested: bool = False
-    insisted: bool = False
+    forced: bool = False
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if interrupt.requested:
-            interrupt.insisted = True
+            interrupt.forced = True
             raise KeyboardInterrupt
         interrupt.requested = True
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
-from strands_cosmos3.arm.panda import dh_forward
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.types import ErrorSummary, JointTrajectory
 
 _NONE = np.zeros(1)

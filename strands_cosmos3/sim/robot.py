@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.arm.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS, JointLimits
-from strands_cosmos3.arm.servo import FeedForward, JointServo
 from strands_cosmos3.checks import F64, positive
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.loop import LoopConfig
@@ -20,8 +18,10 @@ from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, Policy, create_policy
+from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS, JointLimits
+from strands_cosmos3.robots.servo import FeedForward, JointServo
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick, recording_of
-from strands_cosmos3.sim.film import Audience, Film
+from strands_cosmos3.sim.film import RolloutListener, VideoRecorder
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.tasks import Judge, get_task
 from strands_cosmos3.types import Observation, Rollout
@@ -184,7 +184,7 @@ class Robot:
         progress: Progress | None = None,
         on_tick: Callable[[Robot], None] | None = None,
         recorder: RolloutRecorder | None = None,
-        audience: Audience | None = None,
+        audience: RolloutListener | None = None,
     ) -> Rollout:
         """Run one episode in the closed loop.
 
@@ -236,7 +236,7 @@ class Robot:
             if not isinstance(policy, Cosmos3Policy):
                 policy.set_robot_state_keys([*ARM_JOINTS, FINGER_JOINTS[0]])
                 policy.set_control_frequency(control_frequency)
-            with Film(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
+            with VideoRecorder(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
                 rows = policy.replan_rows if isinstance(policy, Cosmos3Policy) else policy.actions_per_step
                 loop = LoopConfig(control_frequency, rows, None if realtime else latency)
                 episode = Episode(self, policy, instruction, judge, film, loop, realtime, on_tick)

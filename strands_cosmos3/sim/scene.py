@@ -12,7 +12,10 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from strands_cosmos3.arm.panda import (
+from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON
+from strands_cosmos3.errors import ConfigError, ShapeError, UnknownNameError
+from strands_cosmos3.robots.panda import (
     ARM_ACTUATORS,
     ARM_JOINTS,
     FINGER_JOINTS,
@@ -22,10 +25,7 @@ from strands_cosmos3.arm.panda import (
     HOME_Q,
     TCP_SITE,
 )
-from strands_cosmos3.checks import F64, finite_array
-from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON
-from strands_cosmos3.errors import ConfigError, ShapeError, UnknownNameError
-from strands_cosmos3.sim.furniture import BIN, VIEWS, Bin, Cube, furnish
+from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, furnish
 
 DEFAULT_CUBES = (
     Cube("cube_red", (0.83, 0.12, 0.11)),

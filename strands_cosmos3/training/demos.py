@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import se3, so3_exp
-from strands_cosmos3.arm.model import PHYSICS_HZ, load_model
-from strands_cosmos3.arm.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
@@ -28,11 +26,13 @@ from strands_cosmos3.control.targets import tool_frame_in_ee
 from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON, get_embodiment
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
+from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
-from strands_cosmos3.training.eyes import QuickComposite
+from strands_cosmos3.training.fast_composite import QuickComposite
 from strands_cosmos3.training.phrases import GOALS, plain
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 
@@ -139,7 +139,7 @@ class _Stage:
     nominal: dict[str, Any] = field(default_factory=dict)
 
 
-class DemoStudio:
+class DemoCollector:
     """Records episodes. It holds OpenGL contexts and belongs to the thread that made it; use it as a context manager.
 
     Args:
@@ -168,13 +168,13 @@ class DemoStudio:
         rng = np.random.default_rng([seed, episode])
         crowded = bool(rng.random() < self.config.distractors)
         stage = self._stages.get(crowded) or self._stages.setdefault(crowded, _make_stage(crowded))
-        _dress(stage, rng, self.config.look)
+        randomize_visuals(stage, rng, self.config.look)
         layout = stage.robot.scene.sample_layout(rng)
         stage.robot.reset(q_rad=self._start(rng, layout), layout=layout)
         self._expert.rng, self._expert.share = rng, self.config.bend
         self._expert.goal = int(rng.integers(len(GOALS)))
         self._policy.reset(0)
-        taker = _Taker(self, stage, rng)
+        taker = EpisodeRecorder(self, stage, rng)
         try:
             self._play(stage.robot, taker)
         except Cosmos3Error:  # a start at the edge of what the arm can do
@@ -182,7 +182,7 @@ class DemoStudio:
                 return None
         return taker.record()
 
-    def _play(self, robot: Robot, taker: _Taker) -> None:
+    def _play(self, robot: Robot, taker: EpisodeRecorder) -> None:
         """Tick by tick until the time is over or there is nothing more to show; every tick is one row long."""
         executor, horizon = robot.executor, 0
         taker.tick(robot)  # the first picture is of the start, before anything moved
@@ -239,17 +239,17 @@ class DemoStudio:
         self._stages.clear()
         self._policy.close()
 
-    def __enter__(self) -> DemoStudio:
+    def __enter__(self) -> DemoCollector:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class _Taker:
+class EpisodeRecorder:
     """Takes one episode's notes, tick by tick."""
 
-    def __init__(self, studio: DemoStudio, stage: _Stage, rng: np.random.Generator):
+    def __init__(self, studio: DemoCollector, stage: _Stage, rng: np.random.Generator):
         self._studio, self._stage, self._rng = studio, stage, rng
         self.frames: list[NDArray[np.uint8]] = []
         self._poses: list[F64] = []
@@ -320,7 +320,7 @@ def _make_stage(crowded: bool) -> _Stage:
     return _Stage(robot, Renderer(robot.scene.model, *VIEW_HW), {name: np.array(getattr(model, name)) for name in kept})
 
 
-def _dress(stage: _Stage, rng: np.random.Generator, look: float) -> None:
+def randomize_visuals(stage: _Stage, rng: np.random.Generator, look: float) -> None:
     """Colours, light and cameras for one episode, around the nominal ones."""
     model: Any = stage.robot.scene.model
     nominal = stage.nominal

@@ -23,12 +23,12 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training.demos import DemoConfig, DemoStudio
-from strands_cosmos3.training.held_out import chunk_errors
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.phrases import plain
 from strands_cosmos3.training.release import DOMAIN, caption
 from strands_cosmos3.training.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.validation import chunk_errors
 from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, executed_rows, latent_columns, state_columns, undisturbed
 from strands_cosmos3.types import Mode
 
@@ -42,7 +42,7 @@ class DynamicsReport:
 
     Args:
         clips: How many.
-        forward_db: Mean PSNR of predicted frames. still_db: Of repeating the given frame. ceiling_db: Of the true frames
+        forward_db: Mean PSNR of predicted frames. copy_frame_psnr: Of repeating the given frame. vae_psnr: Of the true frames
             through the VAE.
         inverse_mm: Median distance between the ends of recovered and true chunks. moved_mm: Median distance that they cover.
         steps: Denoising steps.
@@ -50,8 +50,8 @@ class DynamicsReport:
 
     clips: int
     forward_db: float
-    still_db: float
-    ceiling_db: float
+    copy_frame_psnr: float
+    vae_psnr: float
     inverse_mm: float
     moved_mm: float
     steps: int
@@ -84,7 +84,7 @@ def judge_dynamics(
         tokens = PromptTokenizer(checkpoint / "text_tokenizer")
         for i, tick in enumerate(ticks):
             frames = demos.frames(range(int(tick), int(tick) + ROWS + 1))
-            ask = _Question(engine, tokens, demos, int(tick), frames, rows[i], content_hw, steps)
+            ask = PendingInference(engine, tokens, demos, int(tick), frames, rows[i], content_hw, steps)
             real = (to_pixels(frames[None])[..., :height, :width] + 1) / 2
             answer = ask(Mode.FORWARD_DYNAMICS)["pixels"][..., :height, :width]
             forward.append(_psnr(answer[:, :, 1:], real[:, :, 1:]))
@@ -125,7 +125,10 @@ def judge_on_expert(
     opened = require_video(checkpoint)
     sampling, tier = opened.sampling, int(opened.metadata["resolution_tier"])
     say = on_step or (lambda *_: None)
-    with TemporaryDirectory(prefix="sc3-clips-") as folder, DemoStudio(DemoConfig(tier, bend=0.0, distractors=0.0)) as studio:
+    with (
+        TemporaryDirectory(prefix="sc3-clips-") as folder,
+        DemoCollector(DemoConfig(tier, bend=0.0, distractors=0.0)) as studio,
+    ):
         kept, episode, least = [], 0, -(-clips // _CLIPS_AN_EPISODE)
         while len(kept) < least:
             record = studio.record(HELD_OUT_SEED + seed, episode)
@@ -156,7 +159,7 @@ def require_video(checkpoint: Path) -> Checkpoint:
     return opened
 
 
-class _Question:
+class PendingInference:
     """One clip's requests."""
 
     def __init__(

@@ -31,8 +31,8 @@ from strands_cosmos3.datasets import (
 from strands_cosmos3.datasets.spec import DONE, SUCCESS
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.demos import ROW_HZ, EpisodeRecord
-from strands_cosmos3.training.kept import identity_of, keep_settings
 from strands_cosmos3.training.phrases import GOALS, sentence
+from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 from strands_cosmos3.training.shards import EPISODES_A_SHARD, pack, shard_path, write_shard
 from strands_cosmos3.training.windows import RAW_WIDTH, ROWS
 

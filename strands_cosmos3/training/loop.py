@@ -25,7 +25,7 @@ from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError, TrainingError
 from strands_cosmos3.resources import write_whole
 
-Parts = Mapping[str, float]
+LossMetrics = Mapping[str, float]
 M = TypeVar("M", bound=nn.Module)
 STATE = "state.pt"
 CURVE = "curve.jsonl"
@@ -98,7 +98,9 @@ class Loop:
         ema: Name -> averaged parameter.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, Parts]], config: LoopConfig, folder: Path):
+    def __init__(
+        self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, LossMetrics]], config: LoopConfig, folder: Path
+    ):
         self.model, self.config, self.folder, self.step = model, config, folder, 0
         self._consistent = True
         self._loss = loss
@@ -117,7 +119,7 @@ class Loop:
         if self._writes:
             drop_from(folder / CURVE, self.step + 1)
 
-    def run(self, until: int | None = None, on_step: Callable[[int, Parts], None] | None = None) -> None:
+    def run(self, until: int | None = None, on_step: Callable[[int, LossMetrics], None] | None = None) -> None:
         """Train until the last step, or until some step.
 
         Args:
@@ -149,7 +151,7 @@ class Loop:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
 
-    def _one(self) -> Parts:
+    def _one(self) -> LossMetrics:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
@@ -175,7 +177,7 @@ class Loop:
                 "lower --lr goes on from the last state."
             )
 
-    def _note(self, parts: Parts) -> None:
+    def _note(self, parts: LossMetrics) -> None:
         if not self._writes:
             return
         line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in parts.items()}}

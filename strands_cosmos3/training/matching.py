@@ -14,7 +14,7 @@ import torch
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, rope_of, velocity
-from strands_cosmos3.training.loop import Parts
+from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.windows import FORWARD, INVERSE, Batch, layout_of
 
 TRAIN_TIMESTEPS = 1000
@@ -26,12 +26,12 @@ class FlowConfig:
 
     Args:
         shift: Of the noise level: ``shift u / (1 + (shift - 1) u)`` of a uniform u.
-        pure: Share of windows at pure noise, where sampling starts.
+        pure_noise_fraction: Share of windows at pure noise, where sampling starts.
         video: Weight of the video's error beside the actions'.
     """
 
     shift: float = 5.0
-    pure: float = 0.5
+    pure_noise_fraction: float = 0.5
     video: float = 0.2
 
 
@@ -57,14 +57,14 @@ class Noised:
     layout: SequenceLayout
 
 
-def draw_sigma(count: int, how: FlowConfig, noise: torch.Generator) -> torch.Tensor:
+def sample_sigma(count: int, how: FlowConfig, noise: torch.Generator) -> torch.Tensor:
     """[count] shares of noise, in (0, 1]."""
     u = torch.rand(count, generator=noise)
     sigma = how.shift * u / (1 + (how.shift - 1) * u)
-    return torch.where(torch.rand(count, generator=noise) < how.pure, torch.ones(count), sigma.clamp(min=1e-3))
+    return torch.where(torch.rand(count, generator=noise) < how.pure_noise_fraction, torch.ones(count), sigma.clamp(min=1e-3))
 
 
-def told_timestep(sigma: torch.Tensor) -> torch.Tensor:
+def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
     """The whole timestep that a model is told at a noise level, as the samplers' schedules do (999 at the most)."""
     return (sigma * TRAIN_TIMESTEPS).floor().clamp(max=TRAIN_TIMESTEPS - 1)
 
@@ -84,7 +84,7 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
     if batch.mode is not None:
         noisy[batch.mode == FORWARD, V:] = 0
         noisy[batch.mode == INVERSE, :V] = 0
-    sigma = draw_sigma(B, how, noise)
+    sigma = sample_sigma(B, how, noise)
     clean = torch.stack([patchify(latent, config.latent_patch_size) for latent in batch.latents]), _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
@@ -103,19 +103,19 @@ def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Share:
+class DataShard:
     """Which of a step's windows a process computes: every ``ranks``-th from ``rank`` on."""
 
     rank: int = 0
     ranks: int = 1
 
 
-ALONE = Share()
+ALONE = DataShard()
 
 
 def flow_loss(
-    policy: TrainedPolicy, batch: Batch, how: FlowConfig, noise: torch.Generator, share: Share = ALONE
-) -> tuple[torch.Tensor, Parts]:
+    policy: TrainedPolicy, batch: Batch, how: FlowConfig, noise: torch.Generator, share: DataShard = ALONE
+) -> tuple[torch.Tensor, LossMetrics]:
     """Squared error of the velocities of everything that is noisy, averaged over each modality's noisy tokens.
 
     Every process draws the whole step's noise and computes its share of the windows; what it returns is weighed so that the
@@ -140,7 +140,7 @@ def flow_loss(
     rope = rope_of(layout, config, memory.lengths, vision)
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
-    of_vision, of_action = velocity(policy, vision, action, told_timestep(sigma), noisy, rope, memory, first)
+    of_vision, of_action = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, memory, first)
     width = layout.raw_action_dim
     rows = _sum_square(of_action[..., :width] - v_action[..., :width], noisy[:, V:])
     loss = share.ranks * rows / totals[1].clamp(min=1).to(device)

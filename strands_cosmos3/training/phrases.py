@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from strands_cosmos3.errors import UnknownNameError
-from strands_cosmos3.evaluation.conditions import PARAPHRASES
+from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import COLOURS, Verb
 
 _REACHES = (

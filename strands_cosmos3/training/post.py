@@ -25,10 +25,10 @@ from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, dataset_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.kept import identity_of, keep_settings, write
-from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts
+from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, LossMetrics
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy
+from strands_cosmos3.training.run_manifest import identity_of, keep_settings, write
 
 SETTINGS = "settings.json"
 
@@ -80,7 +80,7 @@ class PostTraining:
         folder: Path,
         config: PostConfig | None = None,
         keys: ArmKeys | None = None,
-        on_step: Callable[[str, int, int, Parts], None] | None = None,
+        on_step: Callable[[str, int, int, LossMetrics], None] | None = None,
     ):
         self.config, self.folder = config or PostConfig(), folder
         self._on_step = on_step or (lambda *_: None)
@@ -153,7 +153,7 @@ class PostTraining:
         """Train (or go on training) and write the checkpoint."""
         config = self.config
 
-        def loss(step: int) -> tuple[torch.Tensor, Parts]:
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
             return flow_loss(self.policy, self.windows.batch(step), FlowConfig(), noise)
 

@@ -33,10 +33,8 @@ from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_whole
 from strands_cosmos3.training.dynamics import judge_dynamics
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.held_out import chunk_errors, predict_rows
-from strands_cosmos3.training.kept import keep, keep_settings, write
-from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, Parts, drop_from, whole
-from strands_cosmos3.training.matching import ALONE, FlowConfig, Share, flow_loss
+from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, LossMetrics, drop_from, whole
+from strands_cosmos3.training.matching import ALONE, DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import (
     DOMAIN,
@@ -52,6 +50,7 @@ from strands_cosmos3.training.release import (
     with_statistics,
 )
 from strands_cosmos3.training.run_config import RunConfig, tier_of
+from strands_cosmos3.training.run_manifest import keep, keep_settings, write
 from strands_cosmos3.training.sharding import averaged, spread
 from strands_cosmos3.training.shards import Demos
 from strands_cosmos3.training.vae import (
@@ -66,6 +65,7 @@ from strands_cosmos3.training.vae import (
     reconstruction_loss,
     to_pixels,
 )
+from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import (
     ROWS,
     Batch,
@@ -77,8 +77,8 @@ from strands_cosmos3.training.windows import (
     state_row_of,
 )
 
-OnStep = Callable[[str, int, int, Parts], None]
-LossOf = Callable[[int], tuple[torch.Tensor, Parts]]
+OnStep = Callable[[str, int, int, LossMetrics], None]
+LossOf = Callable[[int], tuple[torch.Tensor, LossMetrics]]
 _VAE_FILES = ("gate.json", "latent_stats.json", "final.pt")
 _RELEASE_EVERY = 500
 _JUDGED_CLIPS = 64
@@ -109,7 +109,7 @@ class SmallRun:
         demos: Path,
         config: RunConfig | None = None,
         on_step: OnStep | None = None,
-        share: Share = ALONE,
+        share: DataShard = ALONE,
         start: Path | None = None,
     ):
         self.folder, self.config, self.share = folder, config or RunConfig(), share
@@ -207,7 +207,7 @@ class SmallRun:
     def _fit_vae(self, vae: Any) -> None:
         config, how = self.config, VaeLoss()
 
-        def pictures(step: int) -> tuple[torch.Tensor, Parts]:
+        def pictures(step: int) -> tuple[torch.Tensor, LossMetrics]:
             pixels = picture_batch(self.demos, config.vae_batch, config.seed, step)[..., : self.seen_width].to(self.device)
             with lower_precision(self.device):
                 return reconstruction_loss(vae, pixels, _noise(config.seed, step), how)
@@ -225,7 +225,7 @@ class SmallRun:
         config, starts, how = self.config, self.demos.clips(ROWS), VaeLoss()
         keep_first_frames(vae)
 
-        def clips(step: int) -> tuple[torch.Tensor, Parts]:
+        def clips(step: int) -> tuple[torch.Tensor, LossMetrics]:
             frames = (5, 9, 17)[step % 3]
             pixels = clip_batch(self.demos, starts, frames, config.vae_clip_batch, config.seed + 1, step)
             pixels = pixels[..., : self.seen_width].to(self.device)
@@ -333,10 +333,10 @@ class SmallRun:
     def _flow(self, policy: TrainedPolicy, seed: int, windows: PictureWindows | ClipWindows, *beside: PictureWindows) -> LossOf:
         """The loss of a step's windows, and of windows of frame 0 beside clips."""
 
-        def loss(step: int) -> tuple[torch.Tensor, Parts]:
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = _noise(seed, step)
 
-            def job(whole_policy: TrainedPolicy) -> tuple[torch.Tensor, Parts]:
+            def job(whole_policy: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
                 value, parts = flow_loss(whole_policy, windows.batch(step), FlowConfig(), noise, self.share)
                 for pictures in beside:
                     more, seen = flow_loss(whole_policy, pictures.batch(step), FlowConfig(), noise, self.share)
@@ -381,7 +381,7 @@ class SmallRun:
                 file.write(json.dumps({"step": step, "windows": step * windows, **asdict(errors)}) + "\n")
             release(average)
 
-        def said(step: int, parts: Parts) -> None:
+        def said(step: int, parts: LossMetrics) -> None:
             self._on_step(stage, step, steps, parts)
             if step % _RELEASE_EVERY == 0 or step == steps:
                 judge()
@@ -447,7 +447,7 @@ class SmallRun:
     def _loop(self, model: torch.nn.Module, loss: Any, steps: int, lr: float, stage: str, **how: Any) -> Loop:
         return Loop(model, loss, LoopConfig(steps=steps, lr=lr, seed=self.config.seed, **how), self.folder / stage)
 
-    def _said(self, stage: str, steps: int) -> Callable[[int, Parts], None]:
+    def _said(self, stage: str, steps: int) -> Callable[[int, LossMetrics], None]:
         return lambda step, parts: self._on_step(stage, step, steps, parts)
 
 

@@ -16,12 +16,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Parts
-from strands_cosmos3.training.matching import ALONE, Share
+from strands_cosmos3.training.loop import LossMetrics
+from strands_cosmos3.training.matching import ALONE, DataShard
 
 
 @contextmanager
-def processes() -> Iterator[Share]:
+def processes() -> Iterator[DataShard]:
     """This process's share, with the others joined where torchrun started several.
 
     A program that was one of several ends with :func:`strands_cosmos3.leaving.leave`, as the command line does.
@@ -34,13 +34,13 @@ def processes() -> Iterator[Share]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        yield Share(dist.get_rank(), dist.get_world_size())
+        yield DataShard(dist.get_rank(), dist.get_world_size())
         dist.barrier()  # nobody leaves while another is in its last exchange
     finally:
         dist.destroy_process_group()
 
 
-def spread(policy: TrainedPolicy, share: Share) -> TrainedPolicy:
+def spread(policy: TrainedPolicy, share: DataShard) -> TrainedPolicy:
     """Spread a policy over the processes, in place; on GPUs it computes in bfloat16."""
     if share.ranks == 1:
         return policy
@@ -54,7 +54,7 @@ def spread(policy: TrainedPolicy, share: Share) -> TrainedPolicy:
     return policy
 
 
-def averaged(parts: Parts, share: Share) -> Parts:
+def averaged(parts: LossMetrics, share: DataShard) -> LossMetrics:
     """The parts of a loss as one process would report them."""
     if share.ranks == 1:
         return parts

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_whole
-from strands_cosmos3.training.demos import DemoConfig, DemoStudio, EpisodeRecord
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig, EpisodeRecord
 
 EPISODES_A_SHARD = 20
 _PER_TICK = ("frames", "T_base_cosmos", "opening", "told", "goal", "bent")
@@ -48,7 +48,7 @@ def collect(
     wanted = [index for index in shards if not shard_path(folder, index).exists()]
     if not wanted:
         return
-    with DemoStudio(config) as studio:
+    with DemoCollector(config) as studio:
         for index in wanted:
             first = index * EPISODES_A_SHARD
             drawn = (studio.record(seed, episode) for episode in range(first, first + EPISODES_A_SHARD))

@@ -20,7 +20,7 @@ from torch import nn
 from strands_cosmos3.engine.factory import fresh_vae
 from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import TrainingError
-from strands_cosmos3.training.loop import Parts
+from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.shards import Demos
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -113,7 +113,7 @@ def to_pixels(frames: NDArray[np.uint8]) -> torch.Tensor:
 
 def reconstruction_loss(
     vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator, how: VaeLoss
-) -> tuple[torch.Tensor, Parts]:
+) -> tuple[torch.Tensor, LossMetrics]:
     """Weighted error of what comes back, and the divergence."""
     posterior = vae.encode(pixels).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
     mean, std = posterior.mean, posterior.std

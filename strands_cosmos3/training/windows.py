@@ -112,7 +112,7 @@ class PictureWindows:
         latents: [L, C, H, W] float16 of the labelled ticks' pictures.
         state: How a state row is scaled.
         captions: What is said.
-        batch: Windows a step. dropout: Share of windows that read the empty caption. own: Share that are asked for the goal
+        batch: Windows a step. dropout: Share of windows that read the empty caption. own: DataShard that are asked for the goal
             that the episode pursued; the others for any.
         seed: Of everything that is drawn. among: Windows that are drawn from; None is all.
 

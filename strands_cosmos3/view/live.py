@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.arm.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.checks import F64
+from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
@@ -36,7 +36,7 @@ class LiveView:
 
     def __init__(self, robot: Robot, stage: Stage, source: str, cameras: bool = True):
         self.robot, self.stage, self.source = robot, stage, source
-        self._eyes = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
+        self.policy_renderer = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
         self.begin("")
 
     def begin(self, instruction: str) -> None:
@@ -92,9 +92,9 @@ class LiveView:
             state = robot.executor.state.name
             stage.status(Status(state, self.instruction, self.source, now_s, outcome, self.inference_ms, robot.counters()))
             stage.world(self._predicted(now_s))
-        if self._eyes is not None and (everything or now_s >= self._camera_due):
+        if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
             self._camera_due = now_s + _CAMERA_S
-            stage.cameras({name: self._eyes.render(robot.data, name) for name in robot.scene.view_names})
+            stage.cameras({name: self.policy_renderer.render(robot.data, name) for name in robot.scene.view_names})
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:
@@ -107,9 +107,9 @@ class LiveView:
 
     def close(self) -> None:
         """Free the renderer."""
-        if self._eyes is not None:
-            self._eyes.close()
-            self._eyes = None
+        if self.policy_renderer is not None:
+            self.policy_renderer.close()
+            self.policy_renderer = None
 
     def __enter__(self) -> LiveView:
         return self

@@ -15,12 +15,12 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import decode_pose_trajectory
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, se3_inverse
-from strands_cosmos3.arm.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
 from strands_cosmos3.datasets.spec import ACTION, EE_POSE, IMAGES, STATE
 from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.view.stage import Stage, Status
 

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from strands_cosmos3.arm.panda import HOME_Q  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
@@ -27,6 +26,7 @@ from strands_cosmos3.errors import (  # noqa: E402
     VariantError,
 )
 from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
+from strands_cosmos3.robots.panda import HOME_Q  # noqa: E402
 from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
 
 QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
@@ -79,7 +79,7 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
     asked = question(action_space=DROID.action_space(space), n_rows=8)
     free = backend.infer(asked).action
     bound = np.random.RandomState(1).uniform(-0.5, 0.5, (3, free.shape[1])) + (0.5 if space == "joint_pos" else 0)
-    chunk = backend.infer(replace(asked, committed=bound)).action
+    chunk = backend.infer(replace(asked, action_prefix=bound)).action
     np.testing.assert_allclose(chunk[:3], bound, atol=1e-6)
     assert np.abs(chunk[3:] - free[3:]).max() > 1e-3
     assert chunk.shape == free.shape
@@ -89,18 +89,18 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
 def test_committed_rows_that_make_no_sense_are_refused(native):
     rows = np.zeros((3, 10))
     for changes in (
-        {"committed": np.zeros((8, 10))},  # nothing would be left to answer
-        {"committed": np.zeros((3, 9))},
-        {"committed": np.full((3, 10), np.nan)},
-        {"committed": rows, "mode": Mode.INVERSE_DYNAMICS, "clip": np.zeros((9, 16, 16, 3), np.uint8)},
+        {"action_prefix": np.zeros((8, 10))},  # nothing would be left to answer
+        {"action_prefix": np.zeros((3, 9))},
+        {"action_prefix": np.full((3, 10), np.nan)},
+        {"action_prefix": rows, "mode": Mode.INVERSE_DYNAMICS, "clip": np.zeros((9, 16, 16, 3), np.uint8)},
     ):
         with pytest.raises(InputError):
             question(**changes)
     with Cosmos3Policy(backend="scripted", robot="panda") as scripted:
-        assert not scripted.takes_committed
+        assert not scripted.takes_action_prefix
         with pytest.raises(ConfigError, match="native"):
-            scripted.plan(Observation(HOME_Q, 1.0), "reach the red cube", committed=rows)
-    assert Cosmos3Policy(backend=native).takes_committed
+            scripted.plan(Observation(HOME_Q, 1.0), "reach the red cube", action_prefix=rows)
+    assert Cosmos3Policy(backend=native).takes_action_prefix
 
 
 def test_seeds_and_timing(native):
@@ -158,7 +158,7 @@ def test_presets_and_overrides(folder):
 def test_refusals(native, folder, tmp_path):
     with pytest.raises(BackendError, match="picture"):
         native.infer(question(composite=None))
-    with pytest.raises(InputError, match="known_actions"):
+    with pytest.raises(InputError, match="conditioning_actions"):
         native.infer(question(mode=Mode.FORWARD_DYNAMICS))
     with pytest.raises(ConfigError, match="needs a checkpoint"):
         make_backend("native")

@@ -80,11 +80,11 @@ def test_with_a_robot_inverse_dynamics_becomes_joint_angles(folder):
 
 def test_what_a_mode_needs_and_only_that(folder):
     with policy(folder, "forward_dynamics") as forward:
-        with pytest.raises(InputError, match=r"known_actions are for mode 'forward_dynamics', which needs them"):
+        with pytest.raises(InputError, match=r"conditioning_actions are for mode 'forward_dynamics', which needs them"):
             forward.get_actions_sync(FLAT, "pick up the red cube")
         with pytest.raises(ShapeError, match="10"):
             forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=np.zeros((ROWS, 8)))
-        with pytest.raises(NonFiniteError, match="known_actions"):
+        with pytest.raises(NonFiniteError, match="conditioning_actions"):
             forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=np.full((ROWS, 10), np.nan))
     with policy(folder, "policy") as plain, pytest.raises(InputError, match="this is mode 'policy'"):
         plain.get_actions_sync(FLAT, "pick up the red cube", video=np.zeros((17, 8, 8, 3), np.uint8))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.actions.decode import decode_chunk
-from strands_cosmos3.arm.panda import HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording, ReplayBackend, load_recording
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import BackendError, Cosmos3Error, InputError, ResourceNotFoundError, WildActionError
+from strands_cosmos3.errors import ActionOutOfRangeError, BackendError, Cosmos3Error, InputError, ResourceNotFoundError
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.types import Request
 
 DROID = get_embodiment("droid")
@@ -54,7 +54,7 @@ def test_a_chunk_corrects_where_the_arm_is_not(recording):
     assert np.abs(poses.T_base_frame - recording.T_base_cosmos[1:17]).max() < 1e-9
     far = off.copy()
     far[0, 3] += 1.0
-    with pytest.raises(WildActionError):
+    with pytest.raises(ActionOutOfRangeError):
         backend.infer(request(recording, T_base_cosmos=far))
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from strands_cosmos3.arm.panda import FER, HOME_Q
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.errors import BackendError
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
 DT = 1 / 600
@@ -43,8 +43,8 @@ class Swaying:
     def __init__(self, arm, rows=32, lead=1):
         self.arm, self.rows, self.lead, self.seen, self.fail = arm, rows, lead, [], lambda call: None
 
-    def observe(self, committed):
-        self.seen.append((self.arm.now_s(), committed))
+    def observe(self, action_prefix):
+        self.seen.append((self.arm.now_s(), action_prefix))
         return self.arm.now_s(), len(self.seen)
 
     def plan(self, observation):

@@ -7,9 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import FER, FR3, HOME_Q
 from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, NonFiniteError, ShapeError
+from strands_cosmos3.robots.panda import FER, FR3, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
 DT = 1 / 600

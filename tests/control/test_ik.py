@@ -4,11 +4,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.model import load_panda
-from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, METHODS, MinkIKBridge
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, FrameError, NonFiniteError, UnknownNameError
+from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
 DT_S = 1 / 15
 MODEL = load_panda()

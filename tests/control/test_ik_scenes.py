@@ -4,11 +4,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import HOME_Q, dh_forward
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import METHODS, MinkIKBridge
 from strands_cosmos3.errors import FrameError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.sim.scene import Scene
 
 DT_S = 1 / 15

@@ -9,10 +9,10 @@ import pytest
 from ideal_arm import DT, FPS, IdealArm, Swaying, failing, make_loop, sway
 from test_executor import assert_lawful, joined
 
-from strands_cosmos3.arm.panda import FER, HOME_Q
 from strands_cosmos3.control.executor import Executor, ExecutorState
-from strands_cosmos3.control.loop import Committed, ControlLoop, LoopConfig
+from strands_cosmos3.control.loop import ControlLoop, LoopConfig, PrefixSpan
 from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, InputError
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
 
@@ -79,17 +79,17 @@ def test_replanning_after_some_rows():
 
 @pytest.mark.parametrize("lead", [0, 1])
 def test_committed_rows_are_those_the_arm_carries_out_meanwhile(lead):
-    """With lead 0 (``joint_pos``) a chunk's first row is due at its observation, so that is where committed rows begin."""
+    """With lead 0 (``joint_pos``) a chunk's first row is due at its observation, so that is where action-prefix rows begin."""
     arm = IdealArm()
     _arm, loop, _joins = make_loop(arm, Swaying(arm, lead=lead), latency_s=0.4, replan_rows=16)
     run(loop, 6)
     seen = loop.planner.seen
     assert seen[0][1] is None
-    for (before_s, _), (now_s, committed) in itertools.pairwise(seen[1:]):
+    for (before_s, _), (now_s, action_prefix) in itertools.pairwise(seen[1:]):
         row = (now_s - before_s) * FPS  # in the chunk that was asked for then, whose row i is due at (i + lead) / fps
-        assert isinstance(committed, Committed)
-        assert abs(committed.first - row) <= 0.51
-        assert committed.rows == 6 + (lead == 0)  # 0.4 s at 15 Hz, the row due now counted
+        assert isinstance(action_prefix, PrefixSpan)
+        assert abs(action_prefix.first - row) <= 0.51
+        assert action_prefix.rows == 6 + (lead == 0)  # 0.4 s at 15 Hz, the row due now counted
 
 
 def test_no_fresh_chunk_brakes_and_holds_and_counts():
@@ -396,7 +396,7 @@ class Storm:
     def __init__(self, arm, rng):
         self.arm, self.rng, self.failed, self.refusable = arm, rng, 0, 0
 
-    def observe(self, committed):
+    def observe(self, action_prefix):
         return self.arm.q.copy()
 
     def plan(self, q):

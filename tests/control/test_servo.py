@@ -4,14 +4,14 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.model import load_panda
-from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
-from strands_cosmos3.arm.servo import JointServo
 from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, SLOW_DEG, SLOW_M, feasible_chunk
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error
+from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
+from strands_cosmos3.robots.servo import JointServo
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import JointTrajectory
 

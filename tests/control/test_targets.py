@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.arm.model import load_panda
-from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import load_recording
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk, tool_frame_in_ee
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError
+from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk
 
 DROID = get_embodiment("droid")

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_cosmos3.arm.panda import FER, FR3, HOME_Q
 from strands_cosmos3.control.trajectory import JointState, braking_position, plan_motion, plan_stop
 from strands_cosmos3.errors import ControlError
+from strands_cosmos3.robots.panda import FER, FR3, HOME_Q
 
 DT = 1 / 600
 SLACK = 1.003

@@ -13,6 +13,7 @@ from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER
 from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import (
+    ActionOutOfRangeError,
     ActionSpaceError,
     ConfigError,
     InputError,
@@ -23,7 +24,6 @@ from strands_cosmos3.errors import (
     ShapeError,
     StatisticsError,
     UnknownNameError,
-    WildActionError,
 )
 
 
@@ -207,7 +207,7 @@ def test_statistics_must_fit(make):
     with pytest.raises(StatisticsError):
         processor.preprocess(call(picture(), domain_name="umi", mode="forward_dynamics", action=[[0.0] * 10]))
     processor.preprocess(call(picture()))
-    with pytest.raises(WildActionError):
+    with pytest.raises(ActionOutOfRangeError):
         processor.postprocess(torch.full((1, 16, 10), 11.0))
 
 

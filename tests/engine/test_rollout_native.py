@@ -50,15 +50,17 @@ def test_the_next_chunk_begins_with_the_rows_that_the_arm_is_bound_to(cheap, mon
         rollout = Robot("panda").run_policy(policy=policy, instruction="reach the red cube", duration=2.5, latency=0.4)
     assert rollout.counters["chunks"] >= 2
     assert rollout.latency_ms["p50"] == pytest.approx(400.0, abs=1e-3)
-    assert asked[0][0].committed is None  # nothing was under way
-    bound = [(request.committed, action, i) for i, (request, action) in enumerate(asked) if request.committed is not None]
+    assert asked[0][0].action_prefix is None  # nothing was under way
+    bound = [
+        (request.action_prefix, action, i) for i, (request, action) in enumerate(asked) if request.action_prefix is not None
+    ]
     assert bound
-    for committed, action, i in bound:
-        n = len(committed)
+    for action_prefix, action, i in bound:
+        n = len(action_prefix)
         assert 1 <= n <= 6
         earlier = [rows[k : k + n] for _, rows in asked[:i] for k in range(len(rows) - n + 1)]
-        assert any(np.array_equal(rows, committed) for rows in earlier)  # rows of a chunk before it, as they were
-        np.testing.assert_allclose(action[:n], committed, atol=1e-6)
+        assert any(np.array_equal(rows, action_prefix) for rows in earlier)  # rows of a chunk before it, as they were
+        np.testing.assert_allclose(action[:n], action_prefix, atol=1e-6)
         assert np.abs(action[n:]).max() > 1e-3  # and then rows of its own
 
 

@@ -121,7 +121,7 @@ def test_a_command_is_only_given_where_it_repeats_the_episode():
 def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
     report, without = made(tmp_path)
     assert "Dynamics" not in without
-    figures = {"clips": 7, "forward_db": 21.5, "still_db": 20.0, "ceiling_db": 24.0}
+    figures = {"clips": 7, "forward_db": 21.5, "copy_frame_psnr": 20.0, "vae_psnr": 24.0}
     figures |= {"inverse_mm": 33.0, "moved_mm": 120.0, "steps": 4}
     shown = page({**report, "dynamics": figures}, {})
     for text in ("7 chunks", "4 denoising steps", "21.50 dB", "+1.50 dB", "20.00 dB", "24.00 dB", "33.0 mm", "120.0 mm"):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
-from strands_cosmos3.evaluation.conditions import Condition
 from strands_cosmos3.evaluation.evaluate import default_workers
+from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.settings import make_settings, read_toml
 
 TOML = """
@@ -33,7 +33,7 @@ def test_toml_and_options_mean_the_same(tmp_path):
     assert settings.topology.replicas == 4
     assert settings.episode_timeout == 600
     assert settings.policy.model == "some/checkpoint"
-    assert settings.conditions[2] == Condition("dark", images="blank")
+    assert settings.conditions[2] == Perturbation("dark", images="blank")
     given = {
         "num_gpus": 8,
         "tp_size": 2,

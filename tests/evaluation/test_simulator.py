@@ -9,10 +9,10 @@ pytest.importorskip("mujoco")
 
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import BackendError, ServiceAbsentError
-from strands_cosmos3.evaluation.conditions import Condition
+from strands_cosmos3.errors import BackendError, ServiceUnavailableError
 from strands_cosmos3.evaluation.folder import without_times
-from strands_cosmos3.evaluation.seam import ConditionedBackend
+from strands_cosmos3.evaluation.perturbations import Perturbation
+from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import AS_TOLD, Simulator
 from strands_cosmos3.types import ActionChunk, Request
@@ -103,7 +103,7 @@ def test_a_wild_answer_is_the_policys_failure(simulator, monkeypatch, at):
 
 
 @pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("error", [ServiceAbsentError("nobody listens"), BackendError("out of memory")])
+@pytest.mark.parametrize("error", [ServiceUnavailableError("nobody listens"), BackendError("out of memory")])
 def test_a_server_that_is_gone_is_nobodys_failure(simulator, monkeypatch, at, error):
     monkeypatch.setattr(simulator, "_backend", Answers(at, error))
     with pytest.raises(type(error), match=str(error)):
@@ -124,8 +124,8 @@ def request(**values):
 
 
 def test_blank_pictures_are_black_and_nothing_else_changes():
-    seen = ConditionedBackend(ScriptedBackend(), Condition(), "reach the red cube").shown(request(seed=3))
-    blank = ConditionedBackend(ScriptedBackend(), Condition("b", images="blank"), "reach the red cube").shown(request(seed=3))
+    seen = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the red cube").shown(request(seed=3))
+    blank = PerturbedBackend(ScriptedBackend(), Perturbation("b", images="blank"), "reach the red cube").shown(request(seed=3))
     assert seen.composite.min() == 99
     assert seen.images["left"].min() == 99
     assert blank.composite.shape == seen.composite.shape
@@ -135,5 +135,5 @@ def test_blank_pictures_are_black_and_nothing_else_changes():
 
 
 def test_what_is_told_is_what_the_backend_reads():
-    told = ConditionedBackend(ScriptedBackend(), Condition(), "reach the blue cube").shown(request())
+    told = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the blue cube").shown(request())
     assert told.instruction == "reach the blue cube"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strands_cosmos3.evaluation.conditions import parse_conditions
+from strands_cosmos3.evaluation.perturbations import parse_conditions
 from strands_cosmos3.evaluation.plan import make_plan
 from strands_cosmos3.evaluation.statistics import Rate, percentiles, summarise, wilson
 

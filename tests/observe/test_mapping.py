@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import HOME_Q
 from strands_cosmos3.embodiments import DROID_RIG, UMI_WIDTH
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, ObservationError, UnknownNameError
 from strands_cosmos3.observe.mapping import CANONICAL, rename_columns, resolve_mapping
+from strands_cosmos3.robots.panda import HOME_Q
 
 FLAT = {f"joint{i + 1}": float(q) for i, q in enumerate(HOME_Q)} | {"finger_joint1": 0.008, "finger_joint2": 0.008}
 

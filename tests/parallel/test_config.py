@@ -42,7 +42,7 @@ def test_the_world_is_checked_before_loading_and_the_error_holds_the_line_that_w
 
 def test_one_by_one_is_one_process(checkpoints):
     engine = Cosmos3Engine.from_pretrained(checkpoints["nano"], dtype=torch.float32, parallel=ParallelConfig())
-    assert (engine.spread.rank, engine.spread.branches) == (0, (0, 1))
+    assert (engine.parallel_context.rank, engine.parallel_context.branches) == (0, (0, 1))
 
 
 @pytest.mark.parametrize("size", [3, 5, 64])

@@ -1,4 +1,4 @@
-"""Spread over ranks an engine answers what it answers alone, and every rank holds the same bits."""
+"""ParallelContext over ranks an engine answers what it answers alone, and every rank holds the same bits."""
 
 from itertools import product
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from spy import DROID, KEYS, Spy, flat
 
-from strands_cosmos3.arm.panda import FER
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy, Policy
+from strands_cosmos3.robots.panda import FER
 
 VIEWS = {name: np.full((90, 160, 3), 60 + 60 * i, np.uint8) for i, name in enumerate(DROID.rig.views)}
 

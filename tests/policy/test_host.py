@@ -12,13 +12,13 @@ import pytest
 from spy import Spy, flat
 
 import strands_cosmos3
-from strands_cosmos3.arm.hosted import driven_gripper, require_franka, servo_lead_of
-from strands_cosmos3.arm.model import load_panda, panda_path
-from strands_cosmos3.arm.panda import ARM_JOINTS, FER, HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.embodiments import MODEL_GRIPPER, get_embodiment
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
+from strands_cosmos3.robots.hosted import driven_gripper, require_franka, servo_lead_of
+from strands_cosmos3.robots.model import load_panda, panda_path
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, dh_forward
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 

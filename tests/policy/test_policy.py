@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from spy import DROID, KEYS, T_HAND_COSMOS, Spy, flat
 
-from strands_cosmos3.arm.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.errors import ActionSpaceError, BackendError, ConfigError, Cosmos3Error, InputError, ObservationError
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.host import HostedCosmos3Policy
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from environments import ROOT, strands_robots
-from strands_cosmos3.arm.model import panda_path
-from strands_cosmos3.arm.panda import HOME_Q, dh_forward
 from strands_cosmos3.backends.replay import Recording, load_recording
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.robots.model import panda_path
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk, Request

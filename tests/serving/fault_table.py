@@ -9,12 +9,12 @@ from strands_cosmos3.errors import (
     ServiceClosedError,
     ServiceError,
     ServiceRefusedError,
-    ServiceSilentError,
+    ServiceTimeoutError,
     ServiceUnreadableError,
 )
 
 Error = type[ServiceError]
-SILENT, CLOSED = ServiceSilentError, ServiceClosedError
+SILENT, CLOSED = ServiceTimeoutError, ServiceClosedError
 UNREADABLE, REFUSED, CHUNK = ServiceUnreadableError, ServiceRefusedError, ServiceChunkError
 
 HANDSHAKE = ("dial", "greeting")

@@ -23,7 +23,7 @@ from test_wire import request
 
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.errors import ServiceAbsentError, ServiceClosedError, ServiceSilentError
+from strands_cosmos3.errors import ServiceClosedError, ServiceTimeoutError, ServiceUnavailableError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -79,7 +79,7 @@ def patience(phase: str, fault: str, error: type[Exception]) -> float:
     """A deadline: short where it is bound to pass, long where a busy machine must not make it."""
     if (phase, fault) == ("dial", "garbage"):
         return 3.0  # known for no HTTP at once, and given its time to hang up all the same
-    return 1.0 if error is ServiceSilentError else 20.0
+    return 1.0 if error is ServiceTimeoutError else 20.0
 
 
 def held() -> tuple[int, int]:
@@ -155,7 +155,7 @@ def test_a_late_reply_cannot_answer_the_next_request(serve):
     gate = threading.Event()
     late = serve(Echo(lambda asked: asked.seed == 1 and gate.wait(10)))
     service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", late.port, read_s=0.3)))
-    with pytest.raises(ServiceSilentError):
+    with pytest.raises(ServiceTimeoutError):
         service.infer(request(q_rad=np.full(7, 0.1), seed=1))
     threading.Timer(0.1, gate.set).start()
     np.testing.assert_allclose(service.infer(request(q_rad=np.full(7, 0.2), seed=2)).action[0, :7], 0.2, atol=1e-6)
@@ -222,7 +222,7 @@ def test_a_server_that_restarts_serves_again(when: str):
         timer.join()
     process.kill()
     process.communicate()
-    with pytest.raises((ServiceAbsentError, ServiceClosedError)):  # the latter where it is noticed in sending only
+    with pytest.raises((ServiceUnavailableError, ServiceClosedError)):  # the latter where it is noticed in sending only
         service.infer(request())
     process, _ = start(port)
     assert service.infer(request()).action.shape == (4, 8)
@@ -237,7 +237,7 @@ def test_nobody_there_and_no_such_host_are_absent():
     for host in (f"ws://127.0.0.1:{port}", "no-such-host.invalid"):
         before = held()
         service = ServiceBackend(PolicyClient(ClientConfig(host, attempts=2, connect_s=1.0), sleep=lambda s: None))
-        with pytest.raises(ServiceAbsentError):
+        with pytest.raises(ServiceUnavailableError):
             service.infer(request())
         service.close()
         assert held() == before
@@ -246,6 +246,6 @@ def test_nobody_there_and_no_such_host_are_absent():
 def test_a_listener_that_accepts_nobody_is_silent():
     with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
         service = backend(listener.getsockname()[1], "dial/hang", 1.0)
-        with pytest.raises(ServiceSilentError):
+        with pytest.raises(ServiceTimeoutError):
             service.infer(request())
         service.close()

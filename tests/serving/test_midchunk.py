@@ -12,11 +12,11 @@ from fault_table import HANDSHAKE, cells
 from faulty_server import HTTP
 from test_faults import ENDS_THE_SERVER, backend, held, named, patience, start
 
-from strands_cosmos3.arm.panda import FER, HOME_Q
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import BackendError, ServiceError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Outcome, Request

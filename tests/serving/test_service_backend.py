@@ -12,12 +12,12 @@ from test_server import recording
 from test_wire import T, request
 
 from strands_cosmos3 import create_policy
-from strands_cosmos3.arm.panda import HOME_Q
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.replay import ReplayBackend
 from strands_cosmos3.backends.service import ServiceBackend
-from strands_cosmos3.errors import BackendError, ConfigError, ObservationError, ServiceAbsentError, ServiceRefusedError
+from strands_cosmos3.errors import BackendError, ConfigError, ObservationError, ServiceRefusedError, ServiceUnavailableError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.server import PolicyServer
 from strands_cosmos3.types import Observation, Request
@@ -67,7 +67,7 @@ def test_midtrain_is_asked_with_the_pose_and_answered_with_poses(serve, connect)
 def test_it_connects_when_it_is_first_asked_and_waits_between_dials(connect):
     pauses: list[float] = []
     service = connect(9, sleep=pauses.append, attempts=4, first_pause_s=0.1, longest_pause_s=0.25)
-    with pytest.raises(ServiceAbsentError, match="4 attempts"):
+    with pytest.raises(ServiceUnavailableError, match="4 attempts"):
         service.infer(request())
     assert pauses == [0.1, 0.2, 0.25]
 
@@ -77,7 +77,7 @@ def test_a_server_that_comes_back_is_dialled_again(serve, connect):
     service = connect(first.port)
     service.infer(request())
     first.__exit__(None, None, None)
-    with pytest.raises(ServiceAbsentError):
+    with pytest.raises(ServiceUnavailableError):
         service.infer(request())
     serve(port=first.port)
     assert service.infer(request()).action.shape == (4, 8)

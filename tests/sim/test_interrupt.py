@@ -18,10 +18,10 @@ def test_the_first_is_noted_and_the_second_raises():
         assert not interrupt.requested
         signal.raise_signal(signal.SIGINT)
         assert interrupt.requested
-        assert not interrupt.insisted
+        assert not interrupt.forced
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert interrupt.insisted
+        assert interrupt.forced
     assert signal.getsignal(signal.SIGINT) is before
 
 

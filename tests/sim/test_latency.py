@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import FER
 from strands_cosmos3.backends.scripted import ScriptedBackend
-from strands_cosmos3.control.seam import join_late
+from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.panda import FER
 from strands_cosmos3.sim import episode
-from strands_cosmos3.sim.film import Film
+from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
 
@@ -58,7 +58,7 @@ def test_a_predicted_world_begins_with_its_observation(robot):
     assert since_s[0] == 0.0
     assert len(since_s) > 1
     assert all(0.4 < since <= 0.5 + 1e-6 for since in since_s[1:])  # a motion that was stretched has come less far
-    film = Film(robot.scene, None, 50.0)
+    film = VideoRecorder(robot.scene, None, 50.0)
     film.show_prediction(np.arange(9), 0.3)
     film.frame(robot.data)
     assert film._imagined() == 4  # 0.32 s at 15 frames a second
@@ -80,9 +80,9 @@ def test_picking_succeeds_as_often_as_without_latency(robot):
 
 
 class Heeds(ScriptedBackend):
-    """The expert, pretending to heed committed rows, so that one can see which it is given."""
+    """The expert, pretending to heed action-prefix rows, so that one can see which it is given."""
 
-    takes_committed = True
+    takes_action_prefix = True
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ class Heeds(ScriptedBackend):
 
     def infer(self, request):
         chunk = super().infer(request)
-        self.asked.append((request.t_motion_s, request.committed, chunk.action))
+        self.asked.append((request.t_motion_s, request.action_prefix, chunk.action))
         return chunk
 
 
@@ -100,9 +100,9 @@ def test_committed_rows_are_the_last_chunks_own_at_their_time(robot):
         robot.run_policy(policy=policy, instruction="pick up the red cube", duration=5.0, latency=0.4)
     assert backend.asked[0][1] is None
     assert len(backend.asked) > 4
-    for (before_s, _, chunk), (now_s, committed, _) in zip(backend.asked, backend.asked[1:], strict=False):
-        first = next(i for i in range(32) if np.array_equal(chunk[i : i + len(committed)], committed))
-        assert len(committed) == 6  # 0.4 s at 15 Hz
+    for (before_s, _, chunk), (now_s, action_prefix, _) in zip(backend.asked, backend.asked[1:], strict=False):
+        first = next(i for i in range(32) if np.array_equal(chunk[i : i + len(action_prefix)], action_prefix))
+        assert len(action_prefix) == 6  # 0.4 s at 15 Hz
         # row i of a chunk is on its way from i / 15 to (i + 1) / 15 s after its observation
         assert abs((now_s - before_s) * 15 - first) < 0.6
 
@@ -113,14 +113,14 @@ def test_rows_that_were_refused_are_not_committed(robot, monkeypatch):
 
     def refuse_the_third(plan, *arguments):
         calls.append(plan)
-        return None if len(calls) == 3 else join_late(plan, *arguments)
+        return None if len(calls) == 3 else blend_chunk(plan, *arguments)
 
-    monkeypatch.setattr("strands_cosmos3.control.loop.join_late", refuse_the_third)
+    monkeypatch.setattr("strands_cosmos3.control.loop.blend_chunk", refuse_the_third)
     with Cosmos3Policy(backend=backend, robot="panda", chunk_rows=32, actions_per_step=10) as policy:
         robot.run_policy(policy=policy, instruction="pick up the red cube", duration=4.0, latency=0.4)
     _, _, in_force = backend.asked[1]
-    _, committed, _ = backend.asked[3]
-    first = next(i for i in range(32) if np.array_equal(in_force[i : i + len(committed)], committed))
+    _, action_prefix, _ = backend.asked[3]
+    first = next(i for i in range(32) if np.array_equal(in_force[i : i + len(action_prefix)], action_prefix))
     assert abs((backend.asked[3][0] - backend.asked[1][0]) * 15 - first) < 0.6
 
 
@@ -130,7 +130,7 @@ def test_an_inference_that_takes_longer_than_its_chunk_is_asked_all_the_same(rob
     with Cosmos3Policy(backend=backend, robot="panda", chunk_rows=8) as policy:
         rollout = robot.run_policy(policy=policy, instruction="pick up the red cube", duration=4.0, latency=0.8)
     assert rollout.counters["failed"] == 0
-    assert all(committed is None or 0 < len(committed) < 8 for _, committed, _ in backend.asked)
+    assert all(action_prefix is None or 0 < len(action_prefix) < 8 for _, action_prefix, _ in backend.asked)
 
 
 def test_latency_and_real_time_exclude_each_other(robot):

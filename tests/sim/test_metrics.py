@@ -7,8 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.model import load_panda
 from strands_cosmos3.backends.replay import load_recording
+from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import Outcome
 

@@ -4,7 +4,6 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.errors import (
@@ -17,6 +16,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.policy import Cosmos3Policy, Policy
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome
 

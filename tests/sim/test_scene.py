@@ -9,10 +9,10 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.model import PHYSICS_HZ, panda_path
-from strands_cosmos3.arm.panda import FER, FINGER_TRAVEL_M, HOME_Q
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError, UnknownNameError
+from strands_cosmos3.robots.model import PHYSICS_HZ, panda_path
+from strands_cosmos3.robots.panda import FER, FINGER_TRAVEL_M, HOME_Q
 from strands_cosmos3.sim.scene import BIN, SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, VIEWS, Cube, Layout, Scene
 
 CUBES = ("cube_red", "cube_green", "cube_blue")

@@ -6,9 +6,9 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import HOME_Q
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.tasks import LIFT_M, TASKS, Judge, fingers_touching, get_task
 

@@ -10,7 +10,7 @@ from training_kit import CANVAS, EPISODES, TICKS
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes
-from strands_cosmos3.training.demos import DemoConfig, DemoStudio
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.release import export, fresh_policy, fresh_tokenizer, new_config, read_captions
 from strands_cosmos3.training.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.vae import VaeSizes, flat_first_frames, make_vae
@@ -22,7 +22,7 @@ SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 @pytest.fixture(scope="session")
 def records():
     """Two episodes."""
-    with DemoStudio(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
+    with DemoCollector(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
         return [studio.record(3, episode) for episode in EPISODES]
 
 

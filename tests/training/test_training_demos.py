@@ -11,21 +11,21 @@ import torch
 from training_kit import EPISODES, TICKS
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.arm.panda import dh_forward
 from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.evaluation.conditions import PARAPHRASES
+from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.observe.views import compose, to_canvas
-from strands_cosmos3.training.demos import DemoConfig, DemoStudio
-from strands_cosmos3.training.eyes import QuickComposite
-from strands_cosmos3.training.held_out import chunk_errors
+from strands_cosmos3.robots.panda import dh_forward
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.fast_composite import QuickComposite
 from strands_cosmos3.training.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
 from strands_cosmos3.training.shards import Demos
+from strands_cosmos3.training.validation import chunk_errors
 from strands_cosmos3.training.windows import executed_rows
 
 
@@ -39,7 +39,7 @@ def test_the_quick_composite_is_the_policys_picture():
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoStudio(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
+    with DemoCollector(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
         again = studio.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
@@ -156,7 +156,7 @@ def takes(records, monkeypatch):
         def record(self, seed, episode):
             return records[episode % len(records)] if taken["start"] else None
 
-    monkeypatch.setattr("strands_cosmos3.training.demos.DemoStudio", Studio)
+    monkeypatch.setattr("strands_cosmos3.training.demos.DemoCollector", Studio)
     return taken
 
 
@@ -235,6 +235,6 @@ def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
 
 @pytest.mark.slow
 def test_wide_starts_are_taken(tmp_path):
-    with DemoStudio(DemoConfig(ticks=6, home=0.0)) as studio:
+    with DemoCollector(DemoConfig(ticks=6, home=0.0)) as studio:
         taken = [studio.record(11, episode) for episode in range(40)]
     assert sum(record is not None for record in taken) >= 36

@@ -22,14 +22,14 @@ def report():
 
 def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
     assert (report.clips, report.steps) == (2, 4)  # the checkpoint's preset
-    assert report.ceiling_db > report.forward_db > report.still_db - 2
+    assert report.vae_psnr > report.forward_db > report.copy_frame_psnr - 2
     assert report.inverse_mm < 0.6 * report.moved_mm
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_others(report):
     checkpoint = embedded_checkpoint(task="reach")
     assert judge_on_expert(checkpoint, 2) == report
-    assert judge_on_expert(checkpoint, 2, seed=1).still_db != report.still_db
+    assert judge_on_expert(checkpoint, 2, seed=1).copy_frame_psnr != report.copy_frame_psnr
 
 
 def test_only_a_checkpoint_with_a_future_is_asked(released):

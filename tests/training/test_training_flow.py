@@ -12,7 +12,7 @@ from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import generation_positions, rope_tables, text_positions
 from strands_cosmos3.training.flow import read_prompts, rope_of, velocity
-from strands_cosmos3.training.matching import FlowConfig, Share, add_noise, draw_sigma, flow_loss, told_timestep
+from strands_cosmos3.training.matching import DataShard, FlowConfig, add_noise, discretize_timestep, flow_loss, sample_sigma
 from strands_cosmos3.training.release import fresh_policy
 from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
 
@@ -66,7 +66,7 @@ def test_the_target_takes_the_engines_sampler_to_the_clean_rows(policy):
     """A model that answers the target exactly is sampled, with the engine's own coefficients, to what was clean."""
     batch = batch_of(frames=1)
     steps = unipc_coefficients(SchedulerConfig(False).schedule(4, 5.0, False))
-    noised = add_noise(batch, policy.transformer.config, FlowConfig(pure=1.0), torch.Generator().manual_seed(1))
+    noised = add_noise(batch, policy.transformer.config, FlowConfig(pure_noise_fraction=1.0), torch.Generator().manual_seed(1))
     state = UniPC(noised.action.clone(), steps)
     for _ in steps:
         state.step(noised.action_target)
@@ -75,12 +75,12 @@ def test_the_target_takes_the_engines_sampler_to_the_clean_rows(policy):
 
 def test_what_is_told_is_what_the_sampler_tells():
     schedule = SchedulerConfig(False).schedule(4, 5.0, False)
-    assert told_timestep(torch.tensor(schedule.sigmas[:-1])).int().tolist() == list(schedule.timesteps)
-    assert told_timestep(torch.ones(1)).item() == 999
+    assert discretize_timestep(torch.tensor(schedule.sigmas[:-1])).int().tolist() == list(schedule.timesteps)
+    assert discretize_timestep(torch.ones(1)).item() == 999
 
 
 def test_noise_levels_are_shifted_and_half_of_them_pure():
-    sigma = draw_sigma(20_000, FlowConfig(), torch.Generator().manual_seed(0))
+    sigma = sample_sigma(20_000, FlowConfig(), torch.Generator().manual_seed(0))
     assert abs((sigma == 1).float().mean().item() - 0.5) < 0.02
     rest = sigma[sigma < 1]
     assert abs(rest.median().item() - 5 / 6) < 0.02  # shift 5 sends one half to five sixths
@@ -111,7 +111,7 @@ def test_video_and_actions_of_a_window_share_one_noise_level(policy):
     """Their noise levels must not be mixed up among windows: the sampler takes both through the same steps."""
     batch = batch_of(frames=2)
     zero = Batch(batch.latents * 0, batch.state, batch.rows * 0, batch.prompts, batch.prompt)
-    noised = add_noise(zero, policy.transformer.config, FlowConfig(pure=0.0), torch.Generator().manual_seed(3))
+    noised = add_noise(zero, policy.transformer.config, FlowConfig(pure_noise_fraction=0.0), torch.Generator().manual_seed(3))
     V = noised.layout.vision_tokens
     of_vision = (noised.vision[:, V // 2 :].std((1, 2)) / noised.vision_target[:, V // 2 :].std((1, 2))).numpy()
     of_action = (noised.action[:, 1:, :10].std((1, 2)) / noised.action_target[:, 1:, :10].std((1, 2))).numpy()
@@ -123,12 +123,12 @@ def test_shares_of_several_processes_add_up(policy):
     mode = torch.tensor([POLICY, FORWARD, INVERSE, POLICY, POLICY, INVERSE])
     batch = batch_of(frames=2, mode=mode)
 
-    def grads(share: Share):
+    def grads(share: DataShard):
         policy.zero_grad()
         loss, _ = flow_loss(policy, batch, FlowConfig(), torch.Generator().manual_seed(0), share)
         loss.backward()
         return loss.item(), policy.w_in.grad.clone()
 
-    whole, parts = grads(Share()), [grads(Share(rank, 2)) for rank in (0, 1)]
+    whole, parts = grads(DataShard()), [grads(DataShard(rank, 2)) for rank in (0, 1)]
     assert np.mean([loss for loss, _ in parts]) == pytest.approx(whole[0], rel=1e-5)
     torch.testing.assert_close((parts[0][1] + parts[1][1]) / 2, whole[1], rtol=1e-4, atol=1e-6)

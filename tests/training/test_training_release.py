@@ -20,11 +20,11 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
-from strands_cosmos3.training.held_out import predict_rows
 from strands_cosmos3.training.phrases import TRAINED
 from strands_cosmos3.training.release import caption, export
 from strands_cosmos3.training.run import encoder_of
 from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.validation import predict_rows
 from strands_cosmos3.training.windows import PictureWindows, state_columns, state_row_of
 from strands_cosmos3.types import Request
 

@@ -15,10 +15,10 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.arm.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.cli import main
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory

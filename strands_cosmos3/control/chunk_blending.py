@@ -12,15 +12,15 @@ import numpy as np
 from scipy.interpolate import CubicSpline  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.actions.rotations import interpolate_poses
-from strands_cosmos3.arm.panda import JointLimits
 from strands_cosmos3.checks import F64, positive
 from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 
 _NOW_S = 1e-6
 
 
-def without_passed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
+def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
     """The rows still to come, their times counted from now; None where all have passed.
 
     The intended path begins where it would have been by now: the poses' anchor moves along with the time.
@@ -51,7 +51,7 @@ def without_passed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajec
     )
 
 
-def join_late(
+def blend_chunk(
     trajectory: JointTrajectory, q_observed: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
 ) -> JointTrajectory | None:
     """A chunk as it is to be followed from the present reference, ``elapsed_s`` after its observation.
@@ -72,7 +72,7 @@ def join_late(
     """
     if elapsed_s <= _NOW_S:
         return trajectory
-    rest = without_passed(trajectory, elapsed_s)
+    rest = drop_elapsed(trajectory, elapsed_s)
     if rest is None:
         return None
     spline = _spline(q_observed, trajectory)

@@ -1,6 +1,6 @@
 """What an engine asks of the ranks that it is spread over; it knows no more of them than this.
 
-``parallel`` answers; :class:`Alone` is the answer of one process.
+``parallel`` answers; :class:`SingleProcess` is the answer of one process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Vae(Protocol):
         ...
 
 
-class Spread(Protocol):
+class ParallelContext(Protocol):
     """One rank's view of all of them.
 
     Attributes:
@@ -82,7 +82,7 @@ class Spread(Protocol):
 class Plan(Protocol):
     """What ``parallel=`` takes: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`."""
 
-    def join(self, device: torch.device) -> Spread:
+    def join(self, device: torch.device) -> ParallelContext:
         """Meet the other ranks.
 
         Raises:
@@ -91,7 +91,7 @@ class Plan(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One process does everything."""
 
     rank = 0

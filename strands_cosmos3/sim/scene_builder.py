@@ -10,9 +10,9 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
-from strands_cosmos3.arm.model import PHYSICS_HZ, load_spec
-from strands_cosmos3.arm.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
 from strands_cosmos3.checks import F64, positive
+from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
+from strands_cosmos3.robots.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
 
 _BOX = mujoco.mjtGeom.mjGEOM_BOX
 _PLANE = mujoco.mjtGeom.mjGEOM_PLANE
@@ -110,7 +110,7 @@ def furnish(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.Mj
 
     Args:
         cubes: What lies on the table.
-        arm: Name or path as :func:`strands_cosmos3.arm.model.load_spec` takes it; None is the embedded arm.
+        arm: Name or path as :func:`strands_cosmos3.robots.model.load_spec` takes it; None is the embedded arm.
     """
     spec = load_spec(arm)
     spec.modelname = "tabletop"

@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from strands_cosmos3.arm.model import PHYSICS_HZ, load_model, load_panda, panda_path
-from strands_cosmos3.arm.panda import (
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.errors import (
+    ConfigError,
+    EnvironmentalError,
+    InputError,
+    NonFiniteError,
+    ResourceNotFoundError,
+    ShapeError,
+    UnknownNameError,
+)
+from strands_cosmos3.robots.model import PHYSICS_HZ, load_model, load_panda, panda_path
+from strands_cosmos3.robots.panda import (
     ACTUATORS,
     ARM_JOINTS,
     CARTESIAN_LIMITS,
@@ -23,16 +33,6 @@ from strands_cosmos3.arm.panda import (
     T_hand_flange,
     T_hand_tcp,
     dh_forward,
-)
-from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import (
-    ConfigError,
-    EnvironmentalError,
-    InputError,
-    NonFiniteError,
-    ResourceNotFoundError,
-    ShapeError,
-    UnknownNameError,
 )
 
 GOLDEN_Q = [

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkError
-from strands_cosmos3.evaluation.conditions import Condition
+from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
-class ConditionedBackend:
+class PerturbedBackend:
     """A backend that is shown and told what the condition says, and whose answers are timed.
 
     Args:
@@ -29,7 +29,7 @@ class ConditionedBackend:
 
     modes = (Mode.POLICY,)
 
-    def __init__(self, inner: Backend, condition: Condition, told: str):
+    def __init__(self, inner: Backend, condition: Perturbation, told: str):
         self._inner, self._condition, self._told = inner, condition, told
         self.name = inner.name
         self.needs_privileged = inner.needs_privileged

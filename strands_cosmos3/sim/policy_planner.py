@@ -1,4 +1,4 @@
-"""Asking a policy from inside an episode: what it is shown, and what it answers."""
+"""PolicyPlanner a policy from inside an episode: what it is shown, and what it answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.control.loop import Committed
+from strands_cosmos3.control.loop import PrefixSpan
 from strands_cosmos3.errors import BackendError, ConfigError
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
-from strands_cosmos3.sim.film import Film
+from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Answer = tuple[NDArray[Any] | None, Any]
 
 
-class Asking:
+class PolicyPlanner:
     """The planner of an episode (:class:`~strands_cosmos3.control.loop.Planner`).
 
     Args:
@@ -36,22 +36,28 @@ class Asking:
             or been refused.
     """
 
-    def __init__(self, robot: Robot, policy: Policy, instruction: str, film: Film, hz: float):
+    def __init__(self, robot: Robot, policy: Policy, instruction: str, film: VideoRecorder, hz: float):
         self.robot, self.policy, self.instruction, self.film, self.hz = robot, policy, instruction, film, hz
         self.answer: _Answer = (None, None)
         self.in_force: NDArray[Any] | None = None
 
-    def observe(self, committed: Committed | None) -> tuple[Observation | dict[str, Any], NDArray[Any] | None]:
+    def observe(self, action_prefix: PrefixSpan | None) -> tuple[Observation | dict[str, Any], NDArray[Any] | None]:
         """The robot's observation now, and the raw rows that it is bound to execute."""
         robot = self.robot
         images = self.film.observe(robot.data) if self.policy.requires_images else None
         if not isinstance(self.policy, Cosmos3Policy):
             return robot.observe(images), None
         rows = self.in_force
-        bound = None if committed is None or rows is None else rows[committed.first : committed.first + committed.rows]
+        bound = (
+            None
+            if action_prefix is None or rows is None
+            else rows[action_prefix.first : action_prefix.first + action_prefix.rows]
+        )
         if bound is not None and rows is not None:
             bound = bound[: len(rows) - 1]  # a chunk that were all bound would have nothing to add
-        return robot.observation(images), bound if self.policy.takes_committed and bound is not None and len(bound) else None
+        return robot.observation(images), bound if self.policy.takes_action_prefix and bound is not None and len(
+            bound
+        ) else None
 
     def plan(self, observation: tuple[Observation | dict[str, Any], NDArray[Any] | None]) -> JointTrajectory:
         """The policy's chunk.
@@ -64,7 +70,7 @@ class Asking:
             assert isinstance(seen, dict)
             self.answer = (None, None)
             return _adapted(self.policy.get_actions_sync(seen, self.instruction), type(self.policy).__name__, self.hz)
-        plan = self.policy.plan(seen, self.instruction, committed=bound)
+        plan = self.policy.plan(seen, self.instruction, action_prefix=bound)
         self.answer = (np.asarray(self.policy.last_rollout["action"]), self.policy.last_rollout["video"])
         if isinstance(plan, ActionChunk):
             raise ConfigError("this policy answers raw columns; give it robot='panda' to drive the arm.")

@@ -16,7 +16,7 @@ from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.engine.sequence import patchify
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, rope_of, velocity
-from strands_cosmos3.training.matching import told_timestep
+from strands_cosmos3.training.matching import discretize_timestep
 from strands_cosmos3.training.windows import Batch, layout_of
 
 
@@ -56,7 +56,7 @@ def predict_rows(policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None
     noisy[:, layout.vision_tokens + 1 :] = 1
     memory = read_prompts(policy.transformer, batch.prompts).of(batch.prompt)
     rope = rope_of(layout, config, memory.lengths, vision)
-    _, v = velocity(policy, vision, action, told_timestep(torch.ones(B)), noisy, rope, memory, layout.vision_tokens)
+    _, v = velocity(policy, vision, action, discretize_timestep(torch.ones(B)), noisy, rope, memory, layout.vision_tokens)
     return action[:, 1:, :width] - v[:, 1:, :width]
 
 

@@ -12,9 +12,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.arm.panda import ARM_ACTUATORS, ARM_JOINTS
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ShapeError
+from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS
 
 
 class FeedForward(StrEnum):

@@ -60,7 +60,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._=+-]*")
 
 
 @dataclass(frozen=True)
-class Condition:
+class Perturbation:
     """One row of an evaluation.
 
     Args:
@@ -93,7 +93,7 @@ class Condition:
                 raise ConfigError(f"condition {self.name!r}: {name} must be a whole number of at least 1, got {value!r}.")
 
     @classmethod
-    def parse(cls, text: str) -> Condition:
+    def parse(cls, text: str) -> Perturbation:
         """A condition from its short form: names and settings joined by ``+``, e.g. ``swapped+replan=8``.
 
         Raises:
@@ -120,7 +120,7 @@ class Condition:
         return condition
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Condition:
+    def from_dict(cls, values: Mapping[str, Any]) -> Perturbation:
         """A condition from a table of a TOML file.
 
         Raises:
@@ -165,16 +165,16 @@ def _worded(template: str, goal: Goal) -> str:
     return template.format(a=_colour(goal.cube), b="" if goal.onto is None else _colour(goal.onto))
 
 
-def parse_conditions(texts: list[str] | tuple[str, ...]) -> tuple[Condition, ...]:
+def parse_conditions(texts: list[str] | tuple[str, ...]) -> tuple[Perturbation, ...]:
     """Conditions from their short forms.
 
     Raises:
         ConfigError: Two have the same name, or there is none.
     """
-    return distinct(tuple(Condition.parse(text) for text in texts))
+    return distinct(tuple(Perturbation.parse(text) for text in texts))
 
 
-def distinct(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+def distinct(conditions: tuple[Perturbation, ...]) -> tuple[Perturbation, ...]:
     """The conditions, if there is at least one and each has a name of its own.
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.evaluation.conditions import PARAPHRASES, Condition, parse_conditions
+from strands_cosmos3.evaluation.perturbations import PARAPHRASES, Perturbation, parse_conditions
 from strands_cosmos3.evaluation.plan import asked_instruction, episode_seed, make_plan
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Verb, parse_instruction
 
@@ -16,15 +16,15 @@ TASKS = ("reach", "pick", "place", "stack")
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("plain", Condition("plain")),
-        ("blank", Condition("blank", images="blank")),
-        ("swapped", Condition("swapped", text="swapped")),
-        ("steps=4", Condition("steps=4", num_steps=4)),
-        ("blank+paraphrased+replan=8", Condition("blank+paraphrased+replan=8", "blank", "paraphrased", None, 8)),
+        ("plain", Perturbation("plain")),
+        ("blank", Perturbation("blank", images="blank")),
+        ("swapped", Perturbation("swapped", text="swapped")),
+        ("steps=4", Perturbation("steps=4", num_steps=4)),
+        ("blank+paraphrased+replan=8", Perturbation("blank+paraphrased+replan=8", "blank", "paraphrased", None, 8)),
     ],
 )
 def test_short_forms(text, wanted):
-    assert Condition.parse(text) == wanted
+    assert Perturbation.parse(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_short_forms(text, wanted):
 )
 def test_short_forms_that_mean_nothing(text):
     with pytest.raises((UnknownNameError, ConfigError)):
-        Condition.parse(text)
+        Perturbation.parse(text)
 
 
 def test_rows_have_names_of_their_own():
@@ -41,17 +41,17 @@ def test_rows_have_names_of_their_own():
 
 
 def test_tables_of_toml():
-    assert Condition.from_dict({"name": "dark", "images": "blank"}) == Condition("dark", images="blank")
+    assert Perturbation.from_dict({"name": "dark", "images": "blank"}) == Perturbation("dark", images="blank")
     with pytest.raises(UnknownNameError, match="picture"):
-        Condition.from_dict({"name": "dark", "picture": "blank"})
+        Perturbation.from_dict({"name": "dark", "picture": "blank"})
     with pytest.raises(UnknownNameError, match="black"):
-        Condition.from_dict({"name": "dark", "images": "black"})
+        Perturbation.from_dict({"name": "dark", "images": "black"})
     with pytest.raises(ConfigError, match="folder"):
-        Condition(name="../escape")
+        Perturbation(name="../escape")
 
 
 def plan(condition, task, seeds=300):
-    return make_plan([task], seeds, 0, [Condition.parse(condition)])
+    return make_plan([task], seeds, 0, [Perturbation.parse(condition)])
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from strands_cosmos3.engine.spread import Vae
+from strands_cosmos3.engine.parallel_context import Vae
 from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION, FlatConv
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def shard_widths(columns: int, ranks: int) -> list[int]:
     return [columns * (i + 1) // ranks - columns * i // ranks for i in range(ranks)]
 
 
-class Border:
+class HaloExchange:
     """Where this rank's columns end, and what lies beyond: a neighbour's columns, or zeros at the picture's edge.
 
     Attributes:
@@ -68,7 +68,7 @@ class HaloConv(nn.Module):
         inner: The convolution; its own width padding is taken away.
     """
 
-    def __init__(self, inner: FlatConv, border: Border):
+    def __init__(self, inner: FlatConv, border: HaloExchange):
         super().__init__()
         conv: Any = inner.conv
         conv._padding = (0, 0, *conv._padding[2:])
@@ -93,7 +93,7 @@ class HaloConv(nn.Module):
 class Widen(nn.Module):
     """Puts the neighbours' columns beside x [..., W], before a convolution in two dimensions."""
 
-    def __init__(self, border: Border, left: bool):
+    def __init__(self, border: HaloExchange, left: bool):
         super().__init__()
         self._border = border
         self._left = left
@@ -110,7 +110,7 @@ class GatheredAttention(nn.Module):
         inner: diffusers' ``WanAttentionBlock``, whose layers it uses.
     """
 
-    def __init__(self, inner: Any, border: Border):
+    def __init__(self, inner: Any, border: HaloExchange):
         super().__init__()
         self.inner = inner
         self._border = border
@@ -128,7 +128,7 @@ class GatheredAttention(nn.Module):
         return projected + x_BCTHW
 
 
-class SplitVae:
+class ShardedVae:
     """A VAE of which every rank holds the weights and computes a share.
 
     A picture with fewer latent columns than there are ranks is not worth splitting: every rank encodes it, rank 0 decodes.
@@ -143,7 +143,7 @@ class SplitVae:
         self._vae = vae
         self._group = group
         self._split = split
-        self._border = Border(group)
+        self._border = HaloExchange(group)
         if split != "off":
             _wire(vae.model, self._border)
 
@@ -216,7 +216,7 @@ def _blended(parts: list[torch.Tensor], tiles: Sequence[tuple[int, int]], column
     return total / weights
 
 
-def _wire(model: nn.Module, border: Border) -> None:
+def _wire(model: nn.Module, border: HaloExchange) -> None:
     """Put a border before whatever looks beyond a column."""
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
@@ -228,7 +228,7 @@ def _wire(model: nn.Module, border: Border) -> None:
                 setattr(owner, name, _widened(child, border))
 
 
-def _widened(resample: nn.Sequential, border: Border) -> nn.Sequential:
+def _widened(resample: nn.Sequential, border: HaloExchange) -> nn.Sequential:
     before, conv = resample
     assert isinstance(conv, nn.Conv2d)
     assert conv.kernel_size == (3, 3)

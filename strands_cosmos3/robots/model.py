@@ -7,7 +7,6 @@ from pathlib import Path
 
 import mujoco
 
-from strands_cosmos3.arm.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, HAND_BODY
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
@@ -16,6 +15,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, HAND_BODY
 
 MODEL_NAMES = ("panda", "menagerie")
 PHYSICS_HZ = 600
@@ -34,7 +34,7 @@ def panda_path() -> Path:
 def load_panda() -> mujoco.MjModel:
     """The embedded Franka Panda with its hand, alone: qpos = 7 joints [rad], then 2 fingers [m]; ctrl = 8 actuators.
 
-    600 Hz, ``implicitfast``; the base is the world's origin. Names are in :mod:`strands_cosmos3.arm.panda`.
+    600 Hz, ``implicitfast``; the base is the world's origin. Names are in :mod:`strands_cosmos3.robots.panda`.
 
     Raises:
         ResourceNotFoundError: The installation lacks the model file.

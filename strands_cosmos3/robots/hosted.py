@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import mujoco
 import numpy as np
 
-from strands_cosmos3.arm.panda import HAND_BODY, HOME_Q, dh_forward
-from strands_cosmos3.arm.servo import servo_lead_s
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.embodiments import MODEL_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.panda import HAND_BODY, HOME_Q, dh_forward
+from strands_cosmos3.robots.servo import servo_lead_s
 
 _JOINT, _BODY, _ACTUATOR = mujoco.mjtObj.mjOBJ_JOINT, mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_ACTUATOR
 _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
