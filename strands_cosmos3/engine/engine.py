@@ -95,7 +95,7 @@ class Cosmos3Engine:
         vae: Vae,
         device: torch.device,
         *,
-        spread: ParallelContext | None = None,
+        parallel_context: ParallelContext | None = None,
         text_cache_bytes: int = _TEXT_CACHE_BYTES,
         offload_text: bool = False,
         cuda_graphs: bool = False,
@@ -106,7 +106,7 @@ class Cosmos3Engine:
         self.transformer = transformer
         self.vae = vae
         self.device = device
-        self.spread = SingleProcess(device) if spread is None else spread
+        self.parallel_context = SingleProcess(device) if parallel_context is None else parallel_context
         self.text_cache = TextCache(text_cache_bytes, self._prefill)
         self._offload_text = offload_text
         self._heads: dict[int, ActionHead] = {}
@@ -138,7 +138,7 @@ class Cosmos3Engine:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; ``cuda`` is this process's own where several run on a machine.
             dtype: Type of weights and hidden states; the sampler and the time embedding stay in float32.
-            parallel: A :class:`~strands_cosmos3.parallel.config.ParallelConfig`: how it is spread over the processes that
+            parallel: A :class:`~strands_cosmos3.parallel.config.ParallelConfig`: how it is parallel_context over the processes that
                 torchrun started, of which each calls this. None is this process alone.
             decode_video: Whether predicted videos are decoded to pixels. Without, the VAE's decoder is never read.
             variant: What the checkpoint must be, e.g. ``nano-policy-droid``; None accepts what it says.
@@ -154,13 +154,13 @@ class Cosmos3Engine:
             CheckpointError: The checkpoint is damaged, is not what was asked for, or does not fit; see its children.
             ConfigError: ``parallel`` and the number of processes differ, or the transformer cannot be split so.
         """
-        spread = SingleProcess(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
+        parallel_context = SingleProcess(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
         with ExitStack() as on_failure:
-            on_failure.callback(spread.close)
-            where = spread.device
+            on_failure.callback(parallel_context.close)
+            where = parallel_context.device
             checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
-            spread.check(checkpoint.config)
-            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, cut=spread.cut)
+            parallel_context.check(checkpoint.config)
+            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, cut=parallel_context.cut)
             if verify:
                 checkpoint.verify()
             vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
@@ -170,14 +170,14 @@ class Cosmos3Engine:
                     "they do not belong together."
                 )
             text_device = torch.device("cpu") if offload_text else None
-            transformer = checkpoint.load_transformer(where, dtype, text_device, spread.cut)
-            spread.wire(transformer)
+            transformer = checkpoint.load_transformer(where, dtype, text_device, parallel_context.cut)
+            parallel_context.wire(transformer)
             engine = cls(
                 checkpoint,
                 transformer,
-                spread.wire_vae(vae),
+                parallel_context.wire_vae(vae),
                 where,
-                spread=spread,
+                parallel_context=parallel_context,
                 text_cache_bytes=text_cache_bytes,
                 offload_text=offload_text,
                 cuda_graphs=cuda_graphs,
@@ -206,7 +206,7 @@ class Cosmos3Engine:
 
     def close(self) -> None:
         """Let go of weights, graphs, prompts and other ranks. The engine cannot be used afterwards."""
-        self.spread.close()
+        self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
         self._runner.clear()
@@ -355,7 +355,7 @@ class Cosmos3Engine:
             negative = token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size)
             prompts.append(negative)
         guides = [len(prompts) == 2 and _guides(request.guidance_interval, t) for t in schedule.timesteps]
-        own = self.spread.branches if any(guides) else ()
+        own = self.parallel_context.branches if any(guides) else ()
         needed = sorted({*own, *(() if all(guides) else (0,))})
         texts = {i: self.text_cache.get(prompts[i]) for i in needed}
         tables = {i: self._rope(generation_positions(layout, self.config, texts[i].tokens)) for i in needed}
@@ -438,7 +438,7 @@ class Cosmos3Engine:
                 vision.sample, action.sample, times[i], sample.noisy_N1, now.rope, now.texts, head, *groups
             )
             if passes.guided[i]:
-                velocities = self.spread.exchange(velocities)
+                velocities = self.parallel_context.exchange(velocities)
             of_vision, of_action = (_combine(v_B, request.guidance_scale) for v_B in velocities)
             if vision_group.stop > vision_group.start:
                 _advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_VP)

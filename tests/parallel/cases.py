@@ -49,11 +49,11 @@ def step(asked, **which):
     """A whole inference: action, video latents, pixels where this rank keeps them, and what was sent for it."""
     loaded = engine(**which)
     if which.get("tp", 1) * which.get("cfg", 1) > 1:
-        loaded.spread.traffic.clear()
+        loaded.parallel_context.traffic.clear()
     result = loaded.step(question(**asked))
     found = {name: result[name].numpy() for name in ("action", "video", "pixels") if name in result}
     if which.get("tp", 1) * which.get("cfg", 1) > 1:
-        found |= {name: dict(getattr(loaded.spread.traffic, name)) for name in TRAFFIC}
+        found |= {name: dict(getattr(loaded.parallel_context.traffic, name)) for name in TRAFFIC}
     return found
 
 
@@ -77,12 +77,12 @@ def vae_traffic(columns, frames, **which):
     counted = []
     with torch.inference_mode():
         clip = torch.zeros(1, 3, frames, 16 * ROWS, 16 * columns)
-        loaded.spread.traffic.clear()
+        loaded.parallel_context.traffic.clear()
         latents = loaded.vae.encode(clip)
-        counted.append([dict(getattr(loaded.spread.traffic, name)) for name in TRAFFIC])
-        loaded.spread.traffic.clear()
+        counted.append([dict(getattr(loaded.parallel_context.traffic, name)) for name in TRAFFIC])
+        loaded.parallel_context.traffic.clear()
         loaded.vae.decode(latents)
-        counted.append([dict(getattr(loaded.spread.traffic, name)) for name in TRAFFIC])
+        counted.append([dict(getattr(loaded.parallel_context.traffic, name)) for name in TRAFFIC])
     return counted
 
 
