@@ -138,7 +138,7 @@ class Cosmos3Engine:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; ``cuda`` is this process's own where several run on a machine.
             dtype: Type of weights and hidden states; the sampler and the time embedding stay in float32.
-            parallel: A :class:`~strands_cosmos3.parallel.config.ParallelConfig`: how it is parallel_context over the processes that
+            parallel: A :class:`~strands_cosmos3.parallel.config.ParallelConfig`: how it is split over the processes that
                 torchrun started, of which each calls this. None is this process alone.
             decode_video: Whether predicted videos are decoded to pixels. Without, the VAE's decoder is never read.
             variant: What the checkpoint must be, e.g. ``nano-policy-droid``; None accepts what it says.
