@@ -1,66 +1,68 @@
-"""The exception tree: one root, so that a caller can catch everything this package raises on purpose.
+"""The exception tree. Everything that this package raises on purpose descends from one root.
 
 ::
 
     Cosmos3Error
-    ├── InputError (ValueError)          a value from the caller that cannot be used
-    │   ├── ShapeError                   wrong rank, width or length
-    │   ├── NonFiniteError               NaN or infinity
-    │   ├── UnknownNameError             a name outside a closed set; the valid ones are listed
-    │   ├── ActionOutOfRangeError              a normalised action beyond |z| = 10: a fault, not motion
-    │   ├── StatisticsError              statistics of the wrong domain or width, or q99 <= q01
-    │   ├── ActionSpaceError             an action chunk handed to the wrong decoder
-    │   ├── FrameError                   a frame that does not exist, or is not rigidly attached
-    │   ├── ObservationError             a camera or state key that is missing or malformed
-    │   └── WireFormatError              bytes that are no message of the policy protocol, or a value that has none
-    ├── ConfigError (ValueError)         options that contradict each other or are not available
-    ├── ControlError (RuntimeError)      the arm cannot, or must not, execute what was asked
-    │   └── ActuatorGuardError           a non-finite or out-of-range control value, stopped before `ctrl`
-    ├── BackendError (RuntimeError)      inference failed, or answered something unusable
-    │   ├── RanksError                   several processes infer together and cannot any more: all were ended
-    │   │   ├── RankLostError (ConnectionError)   one of them ended
-    │   │   ├── RankSilentError (TimeoutError)    one of them stopped, or hangs
-    │   │   └── RankFailedError          one of them failed in a way that has no name here, or they disagree
-    │   └── ServiceError                 a policy server, or the way to it, failed; the next call dials again
-    │       ├── ServiceUnavailableError (ConnectionError)   nothing listens there
-    │       ├── ServiceTimeoutError (TimeoutError)      it did not answer in time
-    │       ├── ServiceClosedError (ConnectionError)   it hung up before the answer was complete
-    │       ├── ServiceUnreadableError   it answered something else than this protocol
-    │       ├── ServiceRefusedError      it answered with an error: no access, a bad request, failed inference
-    │       └── ServiceChunkError        it answered rows that must not be executed: not finite, or of another shape
-    ├── EvaluationError (RuntimeError)   an evaluation cannot go on; what is finished is kept
-    │   └── ReplicaLostError             whoever speaks for a shared replica is gone; its episodes run again
-    ├── CheckpointError (RuntimeError)   a checkpoint that must not, or cannot, be loaded
-    │   ├── LayoutError                  empty, truncated, pickled, unreadable, or pointing outside its folder
-    │   ├── WeightsError                 missing, surplus, misshapen or non-finite weights; they are named
-    │   ├── DigestError                  a file whose bytes are not those whose digest was recorded
-    │   ├── VariantError                 another variant or action space than the one asked for
-    │   └── PreflightError               this device cannot hold it; every failure is listed
-    ├── TrainingError (RuntimeError)     a loss that is no longer finite, or a stage that did not pass its gate
-    ├── DatasetError (RuntimeError)   a dataset that cannot be read, or must not be written to
-    │   ├── DatasetFormatError        files that are absent, truncated, contradictory, or point outside their folder
-    │   ├── DatasetMismatchError (ValueError)   it holds other features, or another rate, than what is to be added
-    │   └── DatasetBusyError          another process is writing to it
-    └── EnvironmentalError (RuntimeError)  something on this machine is missing
+    ├── InputError (ValueError)                  unusable value from the caller
+    │   ├── ShapeError                           wrong rank, width or length
+    │   ├── NonFiniteError                       NaN or infinity
+    │   ├── UnknownNameError                     name outside a closed set; the message lists the valid ones
+    │   ├── ActionOutOfRangeError                normalised action beyond |z| = 10
+    │   ├── StatisticsError                      statistics of the wrong domain or width, or q99 <= q01
+    │   ├── ActionSpaceError                     action chunk passed to the wrong decoder
+    │   ├── FrameError                           unknown frame, or one that is not rigidly attached
+    │   ├── ObservationError                     missing or malformed camera or state key
+    │   └── WireFormatError                      invalid message of the policy protocol, or a value that cannot be sent
+    ├── ConfigError (ValueError)                 options that contradict each other or are not available
+    ├── ControlError (RuntimeError)              the arm cannot, or must not, execute the motion
+    │   └── ActuatorGuardError                   non-finite or out-of-range control value, stopped before `ctrl`
+    ├── BackendError (RuntimeError)              inference failed or returned something unusable
+    │   ├── RanksError                           a group of ranks failed; all of its processes were ended
+    │   │   ├── RankLostError (ConnectionError)  a rank's process ended
+    │   │   ├── RankSilentError (TimeoutError)   a rank stopped or hangs
+    │   │   └── RankFailedError                  a rank raised an unknown error, or ranks disagree
+    │   └── ServiceError                         the connection to a policy server failed; the next call reconnects
+    │       ├── ServiceUnavailableError (ConnectionError)  no server at that address
+    │       ├── ServiceTimeoutError (TimeoutError)         no answer in time
+    │       ├── ServiceClosedError (ConnectionError)       connection closed before the answer was complete
+    │       ├── ServiceUnreadableError           the answer does not follow the protocol
+    │       ├── ServiceRefusedError              the server answered with an error
+    │       └── ServiceChunkError                the server returned rows that must not be executed
+    ├── EvaluationError (RuntimeError)           an evaluation cannot continue; finished episodes are kept
+    │   └── ReplicaLostError                     the leader of a shared replica is gone; its episodes run again
+    ├── CheckpointError (RuntimeError)           a checkpoint cannot, or must not, be loaded
+    │   ├── LayoutError                          missing, truncated, pickled or unreadable files, or a path out of the folder
+    │   ├── WeightsError                         missing, surplus, misshapen or non-finite weights
+    │   ├── DigestError                          file contents that differ from the recorded digest
+    │   ├── VariantError                         another variant or action space than requested
+    │   └── PreflightError                       the device cannot hold the checkpoint
+    ├── TrainingError (RuntimeError)             non-finite loss, or a training stage that did not pass its check
+    ├── DatasetError (RuntimeError)              a dataset cannot be read, or must not be written to
+    │   ├── DatasetFormatError                   missing, truncated or contradictory files, or a path out of the folder
+    │   ├── DatasetMismatchError (ValueError)    features or frame rate differ from those of the new episodes
+    │   └── DatasetBusyError                     another process is writing to the dataset
+    └── EnvironmentalError (RuntimeError)        something is missing on this machine
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
-        └── RenderError                  no usable OpenGL
+        └── RenderError                          no usable OpenGL
 
-Every message states the value, what is allowed, and the remedy.
+Every message states the value, the valid alternatives and the remedy.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class Cosmos3Error(Exception):
-    """Root of everything that strands_cosmos3 raises on purpose."""
+    """Root of all errors that strands_cosmos3 raises on purpose."""
 
 
 class InputError(Cosmos3Error, ValueError):
-    """A value from the caller that cannot be used."""
+    """Unusable value from the caller."""
 
 
 class ShapeError(InputError):
@@ -68,16 +70,16 @@ class ShapeError(InputError):
 
 
 class NonFiniteError(InputError):
-    """NaN or infinity where a finite number is needed."""
+    """NaN or infinity where a finite number is required."""
 
 
 class UnknownNameError(InputError):
     """A name outside a closed set.
 
     Args:
-        kind: What the name stands for, e.g. ``"embodiment"``.
-        name: The offending value.
-        valid: The names that would work; all of them are listed in the message.
+        kind: Kind of name, e.g. ``"embodiment"``.
+        name: The invalid value.
+        valid: All valid names; the message lists them.
     """
 
     def __init__(self, kind: str, name: object, valid: Iterable[str]):
@@ -88,47 +90,47 @@ class UnknownNameError(InputError):
 
 
 class ActionOutOfRangeError(InputError):
-    """A normalised action so large that it is a fault and not motion."""
+    """A normalised action beyond |z| = 10: a fault, not motion."""
 
 
 class StatisticsError(InputError):
-    """Action statistics that do not belong to this domain or cannot be inverted."""
+    """Action statistics of another domain or width, or that cannot be inverted."""
 
 
 class ActionSpaceError(InputError):
-    """An action chunk handed to a decoder of another action space."""
+    """An action chunk passed to a decoder of another action space."""
 
 
 class FrameError(InputError):
-    """A frame that does not exist in the model, or is not rigidly attached where it must be."""
+    """A frame that the model does not have, or that is not rigidly attached where it must be."""
 
 
 class ObservationError(InputError):
-    """An observation without a camera or state key that is needed, or with a malformed one."""
+    """An observation with a missing or malformed camera or state key."""
 
 
 class WireFormatError(InputError):
-    """Bytes that are no message of the policy protocol, or a value that cannot become one."""
+    """Bytes that are not a message of the policy protocol, or a value that cannot be sent."""
 
 
 class ConfigError(Cosmos3Error, ValueError):
-    """Options that contradict each other, or that this installation cannot honour."""
+    """Options that contradict each other, or that this installation does not support."""
 
 
 class ControlError(Cosmos3Error, RuntimeError):
-    """The arm cannot, or must not, execute what was asked."""
+    """The arm cannot, or must not, execute the motion."""
 
 
 class ActuatorGuardError(ControlError):
-    """A non-finite or out-of-range control value, refused before anything was written."""
+    """A non-finite or out-of-range control value, stopped before anything was written."""
 
 
 class BackendError(Cosmos3Error, RuntimeError):
-    """Inference failed or answered something unusable."""
+    """Inference failed or returned something unusable."""
 
 
 class RanksError(BackendError):
-    """Several processes infer together and cannot any more; all of them were ended, and the next call starts new ones."""
+    """A group of ranks failed. All of its processes were ended, and the next call starts new ones."""
 
 
 class RankLostError(RanksError, ConnectionError):
@@ -136,19 +138,19 @@ class RankLostError(RanksError, ConnectionError):
 
 
 class RankSilentError(RanksError, TimeoutError):
-    """A rank was stopped, or hangs: it gave no sign of life, or made no progress."""
+    """A rank stopped or hangs: it sent no heartbeat, or made no progress."""
 
 
 class RankFailedError(RanksError):
-    """A rank failed in a way that has no name here, or ranks answered differently."""
+    """A rank raised an error that is not part of this tree, or ranks returned different results."""
 
 
 class ServiceError(BackendError):
-    """A policy server, or the way to it, failed. The connection is gone; the next call dials again."""
+    """A policy server, or the connection to it, failed. The connection is closed; the next call reconnects."""
 
 
 class ServiceUnavailableError(ServiceError, ConnectionError):
-    """Nothing listens at that address, or there is no such host."""
+    """No server listens at that address, or the host does not exist."""
 
 
 class ServiceTimeoutError(ServiceError, TimeoutError):
@@ -156,35 +158,35 @@ class ServiceTimeoutError(ServiceError, TimeoutError):
 
 
 class ServiceClosedError(ServiceError, ConnectionError):
-    """The server hung up before its answer was complete."""
+    """The server closed the connection before its answer was complete."""
 
 
 class ServiceUnreadableError(ServiceError):
-    """What answers there does not speak this protocol."""
+    """The answer does not follow the policy protocol."""
 
 
 class ServiceRefusedError(ServiceError):
-    """The server answered with an error: no access, a request it cannot use, an inference that failed."""
+    """The server answered with an error: access denied, invalid request, or failed inference."""
 
 
 class ServiceChunkError(ServiceError):
-    """The server answered rows that must not be executed: not finite, or of another shape."""
+    """The server returned rows that must not be executed: not finite, or of another shape."""
 
 
 class EvaluationError(Cosmos3Error, RuntimeError):
-    """An evaluation cannot go on: its workers do not start, or what they ask is gone. Finished episodes are kept."""
+    """An evaluation cannot continue: its workers do not start, or their policy is gone. Finished episodes are kept."""
 
 
 class ReplicaLostError(EvaluationError):
-    """Whoever speaks for a shared replica is gone. It is replaced, and the episode runs again."""
+    """The leader of a shared replica is gone. It is replaced, and the episode runs again."""
 
 
 class CheckpointError(Cosmos3Error, RuntimeError):
-    """A checkpoint that must not, or cannot, be loaded."""
+    """A checkpoint cannot, or must not, be loaded."""
 
 
 class LayoutError(CheckpointError):
-    """Files of a checkpoint are absent, truncated, pickled, unreadable, or lie outside its folder."""
+    """Files of a checkpoint are missing, truncated, pickled, unreadable, or outside its folder."""
 
 
 class WeightsError(CheckpointError):
@@ -192,31 +194,31 @@ class WeightsError(CheckpointError):
 
 
 class DigestError(CheckpointError):
-    """A file's bytes are not those whose digest the checkpoint recorded."""
+    """The contents of a file differ from the digest that the checkpoint records."""
 
 
 class VariantError(CheckpointError):
-    """The checkpoint is of another variant, or speaks another action space, than was asked for."""
+    """The checkpoint has another variant or action space than requested."""
 
 
 class PreflightError(CheckpointError):
-    """This device cannot hold the checkpoint; the message lists every failure at once."""
+    """The device cannot hold the checkpoint; the message lists every reason."""
 
 
 class TrainingError(Cosmos3Error, RuntimeError):
-    """A loss that is no longer finite, or a stage that did not pass its gate."""
+    """A loss is not finite, or a training stage did not pass its check."""
 
 
 class DatasetError(Cosmos3Error, RuntimeError):
-    """A dataset that cannot be read, or must not be written to."""
+    """A dataset cannot be read, or must not be written to."""
 
 
 class DatasetFormatError(DatasetError):
-    """Files of a dataset are absent, truncated, contradict each other, or lie outside its folder."""
+    """Files of a dataset are missing, truncated, contradictory, or outside its folder."""
 
 
 class DatasetMismatchError(DatasetError, ValueError):
-    """A dataset holds other features, or another rate, than what is to be added; the message names the differences."""
+    """A dataset has other features, or another frame rate, than the new episodes; the message lists the differences."""
 
 
 class DatasetBusyError(DatasetError):
@@ -224,7 +226,7 @@ class DatasetBusyError(DatasetError):
 
 
 class EnvironmentalError(Cosmos3Error, RuntimeError):
-    """Something that this machine lacks."""
+    """Something is missing on this machine."""
 
 
 class MissingDependencyError(EnvironmentalError, ImportError):
@@ -240,3 +242,18 @@ class ResourceNotFoundError(EnvironmentalError, FileNotFoundError):
 
 class RenderError(EnvironmentalError):
     """No usable OpenGL for off-screen rendering."""
+
+
+_RENAMED = {
+    "WildActionError": "ActionOutOfRangeError",
+    "ServiceAbsentError": "ServiceUnavailableError",
+    "ServiceSilentError": "ServiceTimeoutError",
+}
+"""Names of 0.1, kept for one release; they also occur in what ranks and replicas of 0.1 report."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is renamed to {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]
