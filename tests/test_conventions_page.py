@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from environments import ROOT
+from helpers.environments import ROOT
 
 
 def test_every_guard_that_the_page_names_exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from environments import ROOT, strands_robots
+from helpers.environments import ROOT, strands_robots
 
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from ideal_arm import DT, FPS, sway
 
+from helpers.ideal_arm import DT, FPS, sway
 from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.trajectory import JointState

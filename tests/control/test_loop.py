@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from ideal_arm import DT, FPS, IdealArm, Swaying, failing, make_loop, sway
 from test_executor import assert_lawful, joined
 
+from helpers.ideal_arm import DT, FPS, IdealArm, Swaying, failing, make_loop, sway
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig, PrefixSpan
 from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, InputError

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_episodes import fill, spec
 
+from helpers.small_episodes import fill, spec
 from strands_cosmos3.datasets import DatasetWriter
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_episodes import columns, fill, picture, spec
 
-import environments
+from helpers import environments
+from helpers.environments import TESTS
+from helpers.small_episodes import columns, fill, picture, spec
 from strands_cosmos3.datasets import ACTION, STATE, DatasetWriter, merge_datasets
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parent / "lerobot_reads.py"
+SCRIPT = TESTS / "helpers/lerobot_reads.py"
 LENGTHS = [40, 5, 33]
 
 

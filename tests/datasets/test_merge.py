@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from small_episodes import columns, fill, pictures, spec, which
 
+from helpers.small_episodes import columns, fill, pictures, spec, which
 from strands_cosmos3.datasets import ACTION, Dataset, DatasetWriter, VideoConfig, arm_spec, merge_datasets
 from strands_cosmos3.datasets.stats import column_stats, merged
 from strands_cosmos3.errors import ConfigError, DatasetError, DatasetMismatchError

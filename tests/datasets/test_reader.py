@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_episodes import columns, pictures, which
 
+from helpers.small_episodes import columns, pictures, which
 from strands_cosmos3.datasets import ACTION, STATE, Dataset, video
 from strands_cosmos3.errors import DatasetFormatError, InputError, NonFiniteError, UnknownNameError
 

@@ -14,8 +14,9 @@ import av
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from small_episodes import columns, fill, pictures, spec, which
 
+from helpers.environments import TESTS
+from helpers.small_episodes import columns, fill, pictures, spec, which
 from strands_cosmos3.datasets import ACTION, STATE, Dataset, DatasetSpec, DatasetWriter, Feature, VideoConfig, arm_spec
 from strands_cosmos3.errors import (
     ConfigError,
@@ -179,7 +180,7 @@ def test_an_exception_discards_the_episode_and_keeps_those_before(tmp_path: Path
 CRASH = """
 import os, sys
 sys.path.insert(0, sys.argv[2])
-from small_episodes import columns, fill, pictures, spec
+from helpers.small_episodes import columns, fill, pictures, spec
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.datasets import files
 writer = DatasetWriter(sys.argv[1], spec())
@@ -205,7 +206,7 @@ os.kill(os.getpid(), 9)
 def test_a_killed_process_leaves_whole_episodes(tmp_path: Path, when: str):
     """A commit puts seven files in place (two videos, rows, index, tasks, figures, info); it dies before each."""
     root = tmp_path / "set"
-    done = subprocess.run([sys.executable, "-c", CRASH, str(root), str(Path(__file__).parent), when], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", CRASH, str(root), str(TESTS), when], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     survived = 3 if when == "7" else 2
     with Dataset(root) as dataset:
@@ -241,12 +242,11 @@ def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(tmp_path: Path, monkey
 
 
 def test_one_writer_at_a_time(tmp_path: Path):
-    script = (
-        "import sys,time;sys.path.insert(0,sys.argv[2]);from small_episodes import spec;import strands_cosmos3.datasets as d"
-    )
+    script = "import sys, time; sys.path.insert(0, sys.argv[2]); from helpers.small_episodes import spec;"
+    script += "import strands_cosmos3.datasets as d"
     script += ";w=d.DatasetWriter(sys.argv[1],spec());print('open',flush=True);time.sleep(60)"
     other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "set"), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(tmp_path / "set"), str(TESTS)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert other.stdout is not None

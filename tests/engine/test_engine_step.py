@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cosmos3_oracle import CHUNK, Case, engine, request
 
+from helpers.cosmos3_oracle import CHUNK, Case, engine, request
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import (

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cosmos3_oracle import Case, engine, request
 
+from helpers.cosmos3_oracle import Case, engine, request
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.graphs import VelocityRunner
 

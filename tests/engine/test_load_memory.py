@@ -3,18 +3,17 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import memory
+from helpers.environments import TESTS
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 
 SCRIPT = """
 import sys
 import torch
 torch.set_num_threads(1)
-from memory import peak_growth
+from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 
 small, folder, dtype = sys.argv[1:]
@@ -29,7 +28,7 @@ def test_peak_of_loading(tmp_path_factory, checkpoints, dtype):
     folder = tmp_path_factory.mktemp("mid") / "c"
     write_checkpoint(folder, sizes=FactorySizes(hidden=640, layers=4, heads=10, kv_heads=5, head_dim=64, intermediate=1920))
     arguments = [sys.executable, "-c", SCRIPT, str(checkpoints["silu"]), str(folder), dtype]
-    path = os.pathsep.join([str(Path(memory.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     beside = {**os.environ, "PYTHONPATH": path}
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=beside)
     ratio, kept = map(float, ran.stdout.split())

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cosmos3_oracle import Case, difference, engine, request
 from torch.nn import functional as F
 
+from helpers.cosmos3_oracle import Case, difference, engine, request
 from strands_cosmos3.engine import engine as engine_module
 from strands_cosmos3.engine import sampler, sequence, transformer, vae
 

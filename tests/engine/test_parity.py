@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request, rounding_ratio
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import get_3d_mrope_ids_text_tokens, get_3d_mrope_ids_vae_tokens
 
+from helpers.cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request, rounding_ratio
 from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, patchify, rope_tables
 from strands_cosmos3.engine.transformer import TextKV
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from cosmos3_oracle import engine, pipeline
 from PIL import Image
 
+from helpers.cosmos3_oracle import engine, pipeline
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER
 from strands_cosmos3.engine.inputs import Sampling

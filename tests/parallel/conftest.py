@@ -5,8 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from harness import Harness  # noqa: E402
-
+from helpers.rank_groups import Harness  # noqa: E402
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint  # noqa: E402
 
 SIZES = {

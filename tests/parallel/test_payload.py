@@ -1,9 +1,9 @@
 """Requests and results as bytes, and back to the bit."""
 
-import cases
 import pytest
 import torch
 
+from helpers import rank_cases as cases
 from strands_cosmos3.errors import ShapeError, WireFormatError
 from strands_cosmos3.parallel.payload import decode_request, decode_result, encode, encode_request, encode_result
 

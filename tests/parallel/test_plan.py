@@ -4,10 +4,10 @@ import json
 from itertools import product
 from pathlib import Path
 
-import cases
 import numpy as np
 import pytest
 
+from helpers import rank_cases as cases
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.parallel.config import ParallelConfig

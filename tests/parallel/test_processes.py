@@ -9,11 +9,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import cases
 import numpy as np
 import pytest
 from PIL import Image
 
+from helpers import rank_cases as cases
+from helpers.environments import ROOT
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.cli import main
@@ -26,7 +27,6 @@ from strands_cosmos3.types import Request
 DROID = get_embodiment("droid")
 LIMIT_S = 15
 FOREVER = 900
-HERE = Path(__file__).parent
 
 
 def question(**changes):
@@ -205,7 +205,7 @@ def who_came_to_the_end_of_python(tmp_path, monkeypatch):
     folder = tmp_path / "ends"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WITNESS.format(folder=str(folder)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return lambda: {int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()}
 
 

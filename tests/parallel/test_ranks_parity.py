@@ -2,9 +2,10 @@
 
 from itertools import product
 
-import cases
 import numpy as np
 import pytest
+
+from helpers import rank_cases as cases
 
 DEGREES = ((1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (1, 8))
 GUIDANCE = (0.5, 1.0, 3.0)

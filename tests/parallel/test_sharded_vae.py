@@ -1,8 +1,9 @@
 """The VAE over width shards: exact for any widths; tiles are not."""
 
-import cases
 import numpy as np
 import pytest
+
+from helpers import rank_cases as cases
 
 FRAMES = 9
 TOLERANCE = 1e-5

@@ -1,6 +1,6 @@
 import pytest
-from spy import Spy
 
+from helpers.spy import Spy
 from strands_cosmos3.policy import Cosmos3Policy
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from spy import DROID, KEYS, Spy, flat
 
+from helpers.spy import DROID, KEYS, Spy, flat
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy, Policy

@@ -9,9 +9,9 @@ import types
 import mujoco
 import numpy as np
 import pytest
-from spy import Spy, flat
 
 import strands_cosmos3
+from helpers.spy import Spy, flat
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.embodiments import MODEL_GRIPPER, get_embodiment
 from strands_cosmos3.errors import ConfigError, MissingDependencyError

@@ -4,8 +4,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from spy import DROID, KEYS, T_HAND_COSMOS, Spy, flat
 
+from helpers.spy import DROID, KEYS, T_HAND_COSMOS, Spy, flat
 from strands_cosmos3.errors import ActionSpaceError, BackendError, ConfigError, Cosmos3Error, InputError, ObservationError
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, create_policy

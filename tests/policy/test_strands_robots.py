@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments import ROOT, strands_robots
+from helpers.environments import ROOT, strands_robots
 from strands_cosmos3.backends.replay import Recording, load_recording
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.model import panda_path

@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from conftest import until
-from fault_table import HANDSHAKE, cells
-from faulty_server import HTTP
-from test_faults import ENDS_THE_SERVER, backend, held, named, patience, start
 
+from helpers.fault_table import HANDSHAKE, cells
+from helpers.faulty_server import HTTP
+from helpers.faulty_service import ENDS_THE_SERVER, backend, held, named, patience, start
+from helpers.serving import until
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import BackendError, ServiceError

@@ -10,20 +10,20 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HERE, Echo, until
-from test_wire import request
 
-from environments import environment
+from helpers.environments import environment
+from helpers.serving import Echo, request, until
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceChunkError, ServiceClosedError, ServiceRefusedError, ServiceUnavailableError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, decode, encode
 
 PEERS = ("openpi-client==0.1.2", "openpi-server==0.1.0", "typing_extensions", "numpy<2")
-SCRIPTS = HERE / "peers"
+SCRIPTS = Path(__file__).parent / "peers"
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
 
 @pytest.mark.slow
 def test_openpi_client_s_default_pings_survive_a_minute_of_inference(spawn, peer: str):
-    _, port = spawn("slow_server.py", "62", "spin")
+    _, port = spawn("-m", "helpers.slow_server", "62", "spin")
     out = run(peer, "openpi_calls.py", port)
     assert len(out.splitlines()) == 4
 

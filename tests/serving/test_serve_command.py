@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Echo
 from test_server import ask, dial, recording
 from websockets.exceptions import InvalidStatus
 
+from helpers.serving import Echo
 from strands_cosmos3.cli import main
 
 

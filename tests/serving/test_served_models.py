@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import DROID
+
+from helpers.serving import DROID
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")

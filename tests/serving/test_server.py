@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DROID, Echo, observation, picture, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from helpers.serving import DROID, Echo, observation, picture, until
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
@@ -370,7 +370,7 @@ def test_sixty_four_clients_at_once_get_their_own_replies(serve):
 
 
 def test_the_memory_of_a_crowded_server_stays_flat(spawn):
-    process, port = spawn("slow_server.py", "0", "sleep")
+    process, port = spawn("-m", "helpers.slow_server", "0", "sleep")
     large = encode(observation(**{"observation/image": picture(540, 640)}))
 
     def crowd() -> None:
@@ -416,7 +416,7 @@ def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
 @pytest.mark.parametrize("how", ["sleep", "spin"])
 def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
     """A process of its own at a small scale: 3 s of inference, pings every 0.4 s that must be answered in 0.4 s."""
-    _, port = spawn("slow_server.py", "3", how)
+    _, port = spawn("-m", "helpers.slow_server", "3", how)
     with dial(port, ping_interval=0.4, ping_timeout=0.4) as client:
         client.send(encode(observation()))
         slowest, end = 0.0, time.monotonic() + 2.5
@@ -431,7 +431,7 @@ def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
 
 @pytest.mark.slow
 def test_a_minute_of_inference_survives_default_pings(spawn):
-    _, port = spawn("slow_server.py", "60", "spin")
+    _, port = spawn("-m", "helpers.slow_server", "60", "spin")
     with dial(port) as client:
         client.send(encode(observation()))
         slowest, end = 0.0, time.monotonic() + 58
@@ -446,7 +446,7 @@ def test_a_minute_of_inference_survives_default_pings(spawn):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_running_inference_finish_and_exits_with_zero(spawn, number):
-    process, port = spawn("slow_server.py", "1", "sleep")
+    process, port = spawn("-m", "helpers.slow_server", "1", "sleep")
     with dial(port) as client:
         client.send(encode(observation()))
         assert process.stdout.readline() == "inferring\n"
@@ -462,7 +462,7 @@ def test_a_signal_lets_the_running_inference_finish_and_exits_with_zero(spawn, n
 
 
 def test_an_inference_that_never_returns_cannot_keep_the_server_from_ending(spawn):
-    process, port = spawn("slow_server.py", "3600", "sleep", "0.3")
+    process, port = spawn("-m", "helpers.slow_server", "3600", "sleep", "0.3")
     with dial(port) as client:
         client.send(encode(observation()))
         assert process.stdout.readline() == "inferring\n"
@@ -472,7 +472,7 @@ def test_an_inference_that_never_returns_cannot_keep_the_server_from_ending(spaw
 
 
 def test_a_second_ctrl_c_does_not_wait(spawn):
-    process, port = spawn("slow_server.py", "3600", "sleep", "3600")
+    process, port = spawn("-m", "helpers.slow_server", "3600", "sleep", "3600")
     with dial(port) as client:
         client.send(encode(observation()))
         assert process.stdout.readline() == "inferring\n"

@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from conftest import DROID, Echo, picture, until
 from test_server import recording
 from test_wire import T, request
 
+from helpers.serving import DROID, Echo, picture, until
 from strands_cosmos3 import create_policy
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.replay import ReplayBackend

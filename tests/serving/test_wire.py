@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import DROID, Echo, picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.serving import DROID, JOINT_POS, MIDTRAIN, POSE_ABS, Echo, T, picture, request
 from strands_cosmos3.actions.rotations import se3, so3_exp
 from strands_cosmos3.errors import (
     ActionSpaceError,
@@ -20,23 +20,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import decode, encode
-from strands_cosmos3.types import ActionChunk, Request
-
-JOINT_POS, POSE_ABS, MIDTRAIN = (DROID.spaces[name] for name in ("joint_pos", "pose_abs", "midtrain"))
-T = se3(so3_exp(np.array([0.3, 2.5, -0.4])), np.array([0.4, -0.1, 0.3]))
-VIEWS = {view: picture(360, 640) + i for i, view in enumerate(DROID.rig.views)}
-
-
-def request(space=JOINT_POS, **more) -> Request:
-    fields = {
-        "q_rad": np.linspace(-0.5, 0.5, 7),
-        "gripper": 0.2,
-        "T_base_cosmos": T,
-        "images": VIEWS,
-        "seed": 9,
-        "t_motion_s": 2.5,
-    }
-    return Request(DROID, space, "pick up the cube", DROID.chunk_rows(space.name), **{**fields, **more})
+from strands_cosmos3.types import ActionChunk
 
 
 @pytest.mark.parametrize("dialect", wire.DIALECTS)

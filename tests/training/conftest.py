@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_kit import CANVAS, EPISODES, TICKS
 
+from helpers.training_data import CANVAS, EPISODES, TICKS
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes
 from strands_cosmos3.training.demos import DemoCollector, DemoConfig

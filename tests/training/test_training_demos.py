@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from training_kit import EPISODES, TICKS
 
+from helpers.training_data import EPISODES, TICKS
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from training_kit import latents_like
 
+from helpers.training_data import latents_like
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from training_kit import CANVAS
 
+from helpers.training_data import CANVAS
 from strands_cosmos3.actions.rotations import matrix_to_rot6d
 from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.options import InferenceOptions

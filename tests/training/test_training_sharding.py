@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import training_gang
 
-HERE = Path(__file__).parent
+from helpers import sharded_training
+from helpers.environments import ROOT, TESTS
 
 
 def two_processes(folder: Path, until: int) -> list[float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(HERE / "training_gang.py"), str(folder), str(until)]
-    paths = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    command += ["-m", "helpers.sharded_training", str(folder), str(until)]
+    paths = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -26,11 +26,11 @@ def two_processes(folder: Path, until: int) -> list[float]:
 
 
 def test_two_processes_have_the_loss_and_the_weights_of_one(tmp_path):
-    training_gang.main(tmp_path / "one", 8)
+    sharded_training.main(tmp_path / "one", 8)
     alone = json.loads((tmp_path / "one/losses-8.json").read_text())
     first = two_processes(tmp_path / "two", 5)
     assert first == pytest.approx(alone[:5], rel=1e-4)
-    training_gang.main(tmp_path / "two", 8)  # and on with a single process
+    sharded_training.main(tmp_path / "two", 8)  # and on with a single process
     rest = json.loads((tmp_path / "two/losses-8.json").read_text())
     assert rest == pytest.approx(alone[5:], rel=1e-4)
     states = [torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two")]

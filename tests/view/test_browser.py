@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser, find
 from PIL import Image
+
+from helpers.browser import Browser, find
 
 pytestmark = pytest.mark.slow
 CHROMIUM = find()

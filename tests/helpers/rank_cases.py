@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from memory import peak_growth
+from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.parallel.config import ParallelConfig

@@ -5,14 +5,12 @@ import subprocess
 import sys
 import tempfile
 from multiprocessing.connection import Listener
-from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from helpers.environments import ROOT, TESTS
 
 
 class Ranks:
-    """A group; ``run(case, **arguments)`` calls ``cases.<case>`` on every rank and returns every rank's answer."""
+    """A group; ``run(case, **arguments)`` calls ``rank_cases.<case>`` on every rank and returns every rank's answer."""
 
     def __init__(self, connections):
         self._connections = connections
@@ -35,13 +33,13 @@ class Harness:
     def __init__(self):
         self._folder = tempfile.TemporaryDirectory()
         self._groups = {}
-        self._zygote = self._process = None
+        self._fork_server = self._process = None
 
     def group(self, size):
-        if self._zygote is None:
+        if self._fork_server is None:
             self._start()
         if size not in self._groups:
-            self._zygote.send((size, f"{self._folder.name}/store{size}"))
+            self._fork_server.send((size, f"{self._folder.name}/store{size}"))
             joined = [self._listener.accept() for _ in range(size)]
             by_rank = {connection.recv()[0]: connection for connection in joined}
             self._groups[size] = Ranks([by_rank[rank] for rank in range(size)])
@@ -49,19 +47,21 @@ class Harness:
 
     def _start(self):
         self._listener = Listener(f"{self._folder.name}/ranks", "AF_UNIX")
-        path = os.pathsep.join([str(ROOT), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py"), self._listener.address], env=environment)
-        self._zygote = self._listener.accept()
-        assert self._zygote.recv() == "ready"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "helpers.rank_fork_server", self._listener.address], env=environment
+        )
+        self._fork_server = self._listener.accept()
+        assert self._fork_server.recv() == "ready"
 
     def close(self):
         """Hang up: every rank ends by itself."""
         for group in self._groups.values():
             for connection in group._connections:
                 connection.close()
-        if self._zygote is not None:
-            self._zygote.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
             self._listener.close()
             self._process.wait(30)
         self._folder.cleanup()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
 
 
 def environment(config: pytest.Config, name: str, python: str, requirements: Sequence[str], also: str = "") -> str:

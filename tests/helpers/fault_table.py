@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from faulty_server import CHUNKS, FRAMES, HTTP
-
+from helpers.faulty_server import CHUNKS, FRAMES, HTTP
 from strands_cosmos3.errors import (
     ServiceChunkError,
     ServiceClosedError,

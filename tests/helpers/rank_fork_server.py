@@ -1,6 +1,6 @@
 """Ranks for tests: one process imports torch once and forks whole groups, which stay alive from case to case.
 
-Run as a program with the address of a ``multiprocessing.connection`` listener; see ``harness.py``, which starts it.
+Run as a program with the address of a ``multiprocessing.connection`` listener; see ``rank_groups.py``, which starts it.
 """
 
 import os
@@ -11,7 +11,7 @@ from multiprocessing.connection import Client
 
 
 def main(address: str) -> None:
-    import cases  # noqa: F401 - torch, diffusers and the engine, before the first fork
+    from helpers import rank_cases  # noqa: F401 - torch, diffusers and the engine, before the first fork
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended ranks are nobody's to wait for
@@ -33,9 +33,10 @@ def serve(address: str, rank: int, size: int, store: str) -> None:
     """Join the group and run cases until the harness hangs up."""
     from datetime import timedelta
 
-    import cases
     import torch
     import torch.distributed as dist
+
+    from helpers import rank_cases
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120))
@@ -47,7 +48,7 @@ def serve(address: str, rank: int, size: int, store: str) -> None:
             except EOFError:
                 os._exit(0)
             try:
-                connection.send(("ok", getattr(cases, name)(**arguments)))
+                connection.send(("ok", getattr(rank_cases, name)(**arguments)))
             except BaseException:
                 connection.send(("error", traceback.format_exc()))
 

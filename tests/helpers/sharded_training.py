@@ -1,4 +1,4 @@
-"""What each of two processes does in test_training_sharding: a few steps with spread weights, then the state."""
+"""What each of two processes does in test_training_sharding.py: a few steps with spread weights, then the state."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ import sys
 import time
 from collections import deque
 
-from conftest import Echo
-
+from helpers.serving import Echo
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 
