@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.leaving import leave
+from strands_cosmos3.parallel.process_exit import exit_rank
 
 ARRANGEMENTS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (1, 8), (2, 4))
 """(cfg, tp)"""
@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank_of is not None:
         measure(options.rank_of[0], int(options.rank_of[1]), int(options.rank_of[2]), options.quick)
-        leave(0)
+        exit_rank(0)
     elif options.model:
         print_model()
     else:
@@ -171,7 +171,7 @@ def measure(folder: str, cfg: int, tp: int, quick: bool) -> None:
         row |= {"messages_per_step": messages, "sent_mb_per_step": round(sent / STEPS / 1e6, 3)}
         row["kernel_mb_per_step"] = round((marks[-1] - marks[0]) / 1e6 / (STEPS - 1), 3)  # from the first step's end on
         print(json.dumps(row))
-    engine.parallel_context.meet()
+    engine.parallel_context.barrier()
     engine.close()
 
 

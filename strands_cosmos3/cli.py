@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import CheckpointError, ConfigError, Cosmos3Error, InputError
-from strands_cosmos3.leaving import leave
+from strands_cosmos3.parallel.process_exit import exit_rank
 
 COMMANDS = {
     "rollout": ("rollout", "Rollout"),
@@ -83,7 +83,7 @@ def program() -> NoReturn:
     except BaseException:  # the seam: a rank that failed ends with its error's status, not with an abort on the way out
         traceback.print_exc()
     finally:  # even where nobody reads what is printed any more
-        leave(status)
+        exit_rank(status)
 
 
 def _launched() -> bool:

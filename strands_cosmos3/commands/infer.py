@@ -116,7 +116,7 @@ class Infer:
             with _bar(console) as bar:
                 row = bar.add_task(f"{self.mode}, {engine.device}", total=sampling.num_inference_steps)
                 result = engine.step(processed.request(sampling), on_step=lambda done, _: bar.update(row, completed=done))
-            engine.parallel_context.meet()
+            engine.parallel_context.barrier()
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
             answer = processor.postprocess(result, processed)

@@ -38,7 +38,7 @@ class Watch:
     """
 
     begin: Callable[[str], None] = field(default=lambda instruction: None)
-    on_tick: Callable[[Any], None] | None = None
+    on_tick: Callable[[Any], bool | None] | None = None
     audience: Any = None
     end: Callable[[Episode], None] = field(default=lambda episode: None)
 
@@ -376,7 +376,7 @@ def recorder_for(folder: Path | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _viewer(robot: Any, wanted: bool) -> Iterator[Callable[[Any], None] | None]:
+def _viewer(robot: Any, wanted: bool) -> Iterator[Callable[[Any], bool] | None]:
     """MuJoCo's passive viewer, kept in step with the clock on the wall, or nothing."""
     if not wanted:
         yield None

@@ -160,7 +160,7 @@ class Cosmos3Engine:
             where = parallel_context.device
             checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
             parallel_context.check(checkpoint.config)
-            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, cut=parallel_context.cut)
+            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, cut=parallel_context.shard)
             if verify:
                 checkpoint.verify()
             vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
@@ -170,12 +170,12 @@ class Cosmos3Engine:
                     "they do not belong together."
                 )
             text_device = torch.device("cpu") if offload_text else None
-            transformer = checkpoint.load_transformer(where, dtype, text_device, parallel_context.cut)
-            parallel_context.wire(transformer)
+            transformer = checkpoint.load_transformer(where, dtype, text_device, parallel_context.shard)
+            parallel_context.parallelize(transformer)
             engine = cls(
                 checkpoint,
                 transformer,
-                parallel_context.wire_vae(vae),
+                parallel_context.parallelize_vae(vae),
                 where,
                 parallel_context=parallel_context,
                 text_cache_bytes=text_cache_bytes,

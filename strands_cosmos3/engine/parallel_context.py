@@ -54,15 +54,15 @@ class ParallelContext(Protocol):
         """
         ...
 
-    def cut(self, key: str, shape: tuple[int, ...]) -> Cut:
-        """The part of a stored weight that this rank keeps; empty for all of it."""
+    def shard(self, key: str, shape: tuple[int, ...]) -> Cut:
+        """Return the slices of a stored weight that this rank keeps; empty for the whole weight."""
         ...
 
-    def wire(self, transformer: Cosmos3Transformer) -> None:
-        """Let a transformer of cut weights sum over ranks where it must."""
+    def parallelize(self, transformer: Cosmos3Transformer) -> None:
+        """Add the sums over ranks that a transformer with sharded weights needs."""
         ...
 
-    def wire_vae(self, vae: Vae) -> Vae:
+    def parallelize_vae(self, vae: Vae) -> Vae:
         """The VAE, shared by the ranks."""
         ...
 
@@ -70,8 +70,8 @@ class ParallelContext(Protocol):
         """Both branches' velocities on every rank, of those that each rank computed."""
         ...
 
-    def meet(self) -> None:
-        """Wait until every rank has come so far. Before leaving, so that nobody is left in its last exchange."""
+    def barrier(self) -> None:
+        """Wait until every rank has reached this point. Call it before a rank exits, so that no exchange is cut off."""
         ...
 
     def close(self) -> None:
@@ -103,14 +103,14 @@ class SingleProcess:
     def check(self, config: TransformerConfig) -> None:
         """Nothing to check."""
 
-    def cut(self, key: str, shape: tuple[int, ...]) -> Cut:
+    def shard(self, key: str, shape: tuple[int, ...]) -> Cut:
         """Everything is kept."""
         return ()
 
-    def wire(self, transformer: Cosmos3Transformer) -> None:
+    def parallelize(self, transformer: Cosmos3Transformer) -> None:
         """Nothing to sum."""
 
-    def wire_vae(self, vae: Vae) -> Vae:
+    def parallelize_vae(self, vae: Vae) -> Vae:
         """As it is."""
         return vae
 
@@ -118,7 +118,7 @@ class SingleProcess:
         """Both are here."""
         return velocities
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nobody to wait for."""
 
     def close(self) -> None:

@@ -153,10 +153,10 @@ class GoalMonitor:
     def differs(self) -> bool:
         return self._judge is not None
 
-    def look(self, robot: Robot) -> None:
-        if self._judge is not None and self._judge.succeeded(robot.data):
-            self.saw_success = True
-            raise KeyboardInterrupt  # how whoever watches ends an episode: the arm is brought to rest
+    def look(self, robot: Robot) -> bool:
+        """Called after every tick; True ends the episode."""
+        self.saw_success = self._judge is not None and self._judge.succeeded(robot.data)
+        return self.saw_success
 
 
 def _figures(assignment: Assignment, rollout: Rollout, bystander: GoalMonitor) -> Record:

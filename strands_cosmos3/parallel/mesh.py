@@ -155,17 +155,17 @@ class Mesh:
         tensor.check(config, self.parallel.tp_size)
         self._config = config
 
-    def cut(self, key: str, shape: tuple[int, ...]) -> Cut:
-        """See :meth:`ParallelContext.cut`."""
+    def shard(self, key: str, shape: tuple[int, ...]) -> Cut:
+        """See :meth:`ParallelContext.shard`."""
         assert self._config is not None, "check comes first"
-        return tensor.cut(key, shape, self._config, self.tp.rank, self.tp.size)
+        return tensor.shard(key, shape, self._config, self.tp.rank, self.tp.size)
 
-    def wire(self, transformer: Cosmos3Transformer) -> None:
-        """See :meth:`ParallelContext.wire`."""
-        tensor.wire(transformer, self.tp)
+    def parallelize(self, transformer: Cosmos3Transformer) -> None:
+        """See :meth:`ParallelContext.parallelize`."""
+        tensor.parallelize(transformer, self.tp)
 
-    def wire_vae(self, vae: Vae) -> Vae:
-        """See :meth:`ParallelContext.wire_vae`."""
+    def parallelize_vae(self, vae: Vae) -> Vae:
+        """See :meth:`ParallelContext.parallelize_vae`."""
         return vae if self.all.size == 1 else ShardedVae(vae, self.all, self.parallel.vae_split)
 
     def exchange(self, velocities: Velocities) -> Velocities:
@@ -181,7 +181,7 @@ class Mesh:
         )
         return vision, action
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank has come so far."""
         if self.all.size > 1:
             dist.barrier()

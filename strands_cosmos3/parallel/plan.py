@@ -215,7 +215,7 @@ def weight_bytes(config: TransformerConfig, tp_size: int, number_bytes: int, dom
             continue
         size = _FLOAT32 if key.startswith("time_embedder") else number_bytes
         share = domains / config.num_embodiment_domains if key.startswith("action_proj") else 1
-        kept = math.prod(cut_shape(shape, tensor.cut(key, shape, config, 0, tp_size))) * size * share
+        kept = math.prod(cut_shape(shape, tensor.shard(key, shape, config, 0, tp_size))) * size * share
         mine += kept
         # what a rank has beyond its fair share: whole weights, and key heads that several ranks keep
         shared += kept - math.prod(shape) * size * share / tp_size

@@ -55,7 +55,7 @@ def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
     return range(first, first + max(k // size, 1))
 
 
-def cut(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Cut:
+def shard(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Cut:
     """The part of a stored weight that a rank keeps.
 
     Args:
@@ -78,7 +78,7 @@ def _part(n: int, rank: int, size: int) -> slice:
     return slice(n // size * rank, n // size * (rank + 1))
 
 
-def wire(transformer: Cosmos3Transformer, group: Group) -> None:
+def parallelize(transformer: Cosmos3Transformer, group: Group) -> None:
     """Let a model of cut weights sum over the ranks: after each attention's projection and after each MLP."""
     if group.size == 1:
         return

@@ -23,9 +23,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from strands_cosmos3.errors import Cosmos3Error, RankLostError, RankSilentError
-from strands_cosmos3.leaving import leave
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.gang import BEAT_S, Gang, GangLimits, Report
+from strands_cosmos3.parallel.process_exit import exit_rank
 
 if TYPE_CHECKING:
     from strands_cosmos3.parallel.rank import InferenceRank
@@ -284,4 +284,4 @@ def _described(error: Exception) -> tuple[str, str]:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    leave(0)
+    exit_rank(0)

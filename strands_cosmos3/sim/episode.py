@@ -77,7 +77,7 @@ class Episode:
         film: Where pictures go.
         config: How the loop runs.
         realtime: Whether a simulated second lasts at least a second on the wall.
-        on_tick: Called after every tick.
+        on_tick: Called after every tick; the episode ends as interrupted if it returns True.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Episode:
         film: VideoRecorder,
         config: LoopConfig,
         realtime: bool = False,
-        on_tick: Callable[[Robot], None] | None = None,
+        on_tick: Callable[[Robot], bool | None] | None = None,
     ):
         self.robot, self.policy, self.instruction, self.judge, self.film = robot, policy, instruction, judge, film
         self.config = config
@@ -127,7 +127,9 @@ class Episode:
                 if self._interrupt.requested:
                     outcome = Outcome.INTERRUPTED
                     break
-                self._tick()
+                if self._tick():
+                    outcome = Outcome.INTERRUPTED
+                    break
                 if progress is not None:
                     progress((tick + 1) / hz, n_ticks / hz)
                 if self.judge is not None and self.judge.succeeded(self.robot.data):
@@ -167,14 +169,16 @@ class Episode:
         if self.log.held is not None and loop.held_s > self.config.patience_s:
             raise BackendError(f"the time was up, and {self.log.held}")
 
-    def _tick(self) -> None:
+    def _tick(self) -> bool:
+        """Run one control tick; return whether ``on_tick`` ends the episode."""
         self._keep(self.loop.tick())
         self.log.end_chunk(self.robot.executor.rows_begun)  # so far; a fault leaves no other trace of it
         self.log.counters["ticks"] += 1
-        if self.on_tick is not None:
-            self.on_tick(self.robot)
+        if self.on_tick is not None and self.on_tick(self.robot):
+            return True
         if self._pace is not None:
             self.log.counters["late_ticks"] += self._pace.wait()
+        return False
 
     def _joined(self, joined: AcceptedChunk, rows_begun: int) -> None:
         """The loop has taken up a chunk."""

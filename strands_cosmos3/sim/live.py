@@ -19,7 +19,7 @@ _CLOSE_S = 5.0
 
 
 @contextmanager
-def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], None]]:
+def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], bool]]:
     """MuJoCo's passive viewer; yields what to call after each tick, which also waits for the clock on the wall.
 
     Raises:
@@ -38,16 +38,17 @@ def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], None]]:
     with viewer:
         offset_s = time.monotonic() - robot.data.time
 
-        def on_tick(robot: Robot) -> None:
+        def on_tick(robot: Robot) -> bool:
             nonlocal offset_s
             if not viewer.is_running():
-                raise KeyboardInterrupt
+                return True
             wait_s = robot.data.time + offset_s - time.monotonic()
             if wait_s > 0:
                 time.sleep(wait_s)
             elif wait_s < -1.0:  # an episode began anew, or planning took long
                 offset_s = time.monotonic() - robot.data.time
             viewer.sync()
+            return False
 
         try:
             yield on_tick

@@ -182,7 +182,7 @@ class Robot:
         latency: float = 0.0,
         realtime: bool = False,
         progress: Progress | None = None,
-        on_tick: Callable[[Robot], None] | None = None,
+        on_tick: Callable[[Robot], bool | None] | None = None,
         recorder: RolloutRecorder | None = None,
         audience: RolloutListener | None = None,
     ) -> Rollout:
@@ -206,7 +206,7 @@ class Robot:
                 one is joined that much later. 0 lets the simulation wait for each inference.
             realtime: Run no faster than the clock on the wall, and take up each chunk when it is there: as a real arm would.
             progress: Called with simulated and total seconds.
-            on_tick: Called after every tick with this robot, e.g. by a viewer.
+            on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the episode (``interrupted``).
             recorder: Puts the episode into a dataset.
             audience: Is shown each chunk's plan, and the world that was predicted with it.
 

@@ -24,7 +24,8 @@ from strands_cosmos3.training.matching import ALONE, DataShard
 def processes() -> Iterator[DataShard]:
     """This process's share, with the others joined where torchrun started several.
 
-    A program that was one of several ends with :func:`strands_cosmos3.leaving.leave`, as the command line does.
+    A program that was one of several ends with :func:`~strands_cosmos3.parallel.process_exit.exit_rank`, as the command line
+    does.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE

@@ -153,9 +153,9 @@ def biased(tp):
     mesh = ParallelConfig(tp).join(torch.device("cpu"))
     mesh.check(config)
     for (name, stored), module_parameter in zip(whole.named_parameters(), part.named_parameters(), strict=True):
-        cut = mesh.cut(checkpoint_key(name), tuple(stored.shape))
+        cut = mesh.shard(checkpoint_key(name), tuple(stored.shape))
         module_parameter[1].data = stored[cut].detach().clone() if cut else stored.detach().clone()
-    mesh.wire(part)
+    mesh.parallelize(part)
     ids, rope = torch.arange(5), (torch.ones(5, 16), torch.zeros(5, 16))
     with torch.inference_mode():
         one, many = whole.text(ids, rope), part.text(ids, rope)

@@ -10,7 +10,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
-from strands_cosmos3.leaving import leave
+from strands_cosmos3.parallel.process_exit import exit_rank
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
@@ -48,4 +48,4 @@ def main(folder: Path, until: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
-    leave(0)
+    exit_rank(0)

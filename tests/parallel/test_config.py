@@ -66,7 +66,7 @@ def test_every_query_head_sits_with_its_key_head(size):
 @pytest.mark.parametrize("size", [2, 8, 16])
 def test_cuts_cover_every_weight_without_gaps(size):
     for key, shape in expected_shapes(NANO).items():
-        cuts = [tensor.cut(key, shape, NANO, rank, size) for rank in range(size)]
+        cuts = [tensor.shard(key, shape, NANO, rank, size) for rank in range(size)]
         if not cuts[0]:
             assert not any(cuts)
             continue

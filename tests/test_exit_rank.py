@@ -1,4 +1,4 @@
-"""How a rank's process ends: with its status, with all it said, and without Python's own end."""
+"""How a rank's process ends: with its status, its output flushed, and without Python's shutdown."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def run(tmp_path: Path):
 
 def test_what_was_said_is_written_and_the_status_kept(run):
     code = (
-        "import logging.handlers, sys; from strands_cosmos3.leaving import leave; "
+        "import logging.handlers, sys; from strands_cosmos3.parallel.process_exit import exit_rank; "
         "late = logging.handlers.MemoryHandler(99, target=logging.StreamHandler()); logging.getLogger().addHandler(late); "
-        "logging.warning('logged'); sys.stdout.write('said'); sys.stderr.write('cried'); leave(7)"
+        "logging.warning('logged'); sys.stdout.write('said'); sys.stderr.write('cried'); exit_rank(7)"
     )
     status, said, cried = run("-c", code)
     assert (status, said) == (7, "said"), "and nobody came to the end of Python"
@@ -41,7 +41,10 @@ def test_what_was_said_is_written_and_the_status_kept(run):
 
 
 def test_output_that_cannot_be_written_is_no_success(run):
-    code = "import sys; from strands_cosmos3.leaving import leave; sys.stdout = open('/dev/full', 'w'); print('x'); leave({})"
+    code = (
+        "import sys; from strands_cosmos3.parallel.process_exit import exit_rank; "
+        "sys.stdout = open('/dev/full', 'w'); print('x'); exit_rank({})"
+    )
     assert run("-c", code.format(0))[0] == 120
     assert run("-c", code.format(3))[0] == 3
 
