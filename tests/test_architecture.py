@@ -154,6 +154,37 @@ def test_no_broad_except_but_at_the_seams():
     assert len(broad) <= len(seams), broad
 
 
+PROBED = ("backends", "policy", "evaluation", "view", "commands")
+PROBES = {
+    "backends/base.py": "AdaptedBackend, the one place that adapts a backend of another make",
+    "backends/replay.py": "a recording's file is anything at all",
+    "commands/doctor.py": "a library of any version",
+    "policy/host.py": "strands-robots' module, of whatever version",
+}
+
+
+def probes(source: str) -> list[int]:
+    """Lines that ask an object whether it has a member: getattr or hasattr by a literal name, and except AttributeError."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+        if called and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            found.append(node.lineno)
+        if isinstance(node, ast.ExceptHandler) and node.type is not None and "AttributeError" in ast.unparse(node.type):
+            found.append(node.lineno)
+    return found
+
+
+def test_backends_and_policies_are_not_probed():
+    """What callers rely on is declared in ``Backend`` and ``Policy``."""
+    for path in (path for path in FILES if room_of(path) in PROBED):
+        name = str(path.relative_to(PACKAGE))
+        assert bool(probes(path.read_text())) == (name in PROBES), f"{name} probes an object's members; declare them instead"
+    assert probes("getattr(b, 'modes', ())\nhasattr(b, 'cancel')\ntry: b.cancel()\nexcept (AttributeError, OSError): ...") == [
+        1, 2, 4
+    ]  # fmt: skip
+
+
 def test_the_engine_takes_only_the_vae_and_scheduler_from_diffusers():
     """Its pipeline and transformer are the oracle of the tests, and one backend; an engine made of them proves nothing."""
     taken = {name for path in (PACKAGE / "engine").glob("*.py") for name in imported(path) if name.startswith("diffusers")}

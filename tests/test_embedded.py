@@ -65,7 +65,9 @@ def test_it_is_what_runs_where_nothing_else_is_named():
         assert policy.backend.requires_images
         assert not policy.backend.needs_privileged
         with closing(NativeBackend(embedded_checkpoint())) as named:
-            assert policy.backend.model_sha256 == named.model_sha256
+            assert policy.backend.model_sha256 == policy.model_sha256 == named.model_sha256
+        assert policy.prefix_rows == 0, "no training showed it an action prefix"
+        assert not policy.takes_action_prefix
 
 
 def test_it_reaches_the_cube_that_it_is_told():

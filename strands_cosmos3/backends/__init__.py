@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import AdaptedBackend, Backend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
@@ -94,9 +94,7 @@ def make_backend(
             "run by 'native'."
         )
     if not isinstance(backend, str):
-        if not isinstance(backend, Backend):
-            raise ConfigError(f"{type(backend).__name__} is no backend: it needs infer(), reset(), close() and a name.")
-        return backend
+        return backend if isinstance(backend, Backend) else AdaptedBackend(backend)
     if backend == "scripted":
         from strands_cosmos3.backends.scripted import ScriptedBackend
 

@@ -1,44 +1,109 @@
-"""The backend protocol: one question, one answer, wherever inference happens."""
+"""The backend contract: one request, one action chunk, wherever inference happens."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """Answers requests with action chunks.
+class Backend(ABC):
+    """Answers requests with action chunks. Everything that callers read or call is declared here, with its default.
 
     Attributes:
-        name: As users name it.
-        needs_privileged: Whether it wants what only a simulator knows. Such a backend must live in this process.
-        requires_images: Whether it wants the composed picture.
-        model_sha256: Digest of the checkpoint behind it, or None.
+        name: Name shown to users.
+        needs_privileged: Whether it needs state that only a simulator knows. Such a backend must run in this process.
+        requires_images: Whether it needs camera pictures.
+        takes_views: Whether it takes the separate views (``Request.images``) instead of the composed picture.
+        modes: Modes it can answer.
+        action_space: Name of the action space it answers in; None is the embodiment's default.
+        replan_rows: Rows to execute before the next request, or None for whole chunks.
+        takes_action_prefix: Whether it heeds ``Request.action_prefix``.
+        prefix_rows: Longest action prefix it takes; None is any that is shorter than the chunk.
+        instruction_free_actions: Description of the actions where the instruction does not shape them, else None.
+        model_sha256: Digest of its checkpoint, or None.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def needs_privileged(self) -> bool: ...
-    @property
-    def requires_images(self) -> bool: ...
-    @property
-    def model_sha256(self) -> str | None: ...
+    name: str = "backend"
+    needs_privileged: bool = False
+    requires_images: bool = True
+    takes_views: bool = False
+    modes: tuple[Mode, ...] = (Mode.POLICY,)
+    action_space: str | None = None
+    replan_rows: int | None = None
+    takes_action_prefix: bool = False
+    prefix_rows: int | None = None
+    instruction_free_actions: str | None = None
+    model_sha256: str | None = None
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Events so far by name, e.g. a service's ``reconnects``."""
+        return MappingProxyType({})
+
+    @abstractmethod
     def infer(self, request: Request) -> ActionChunk:
-        """The chunk for a request.
+        """Return the chunk for a request.
 
         Raises:
-            BackendError: Inference failed, or the request lacks what this backend needs.
+            BackendError: Inference failed, or the request lacks something that this backend needs.
         """
-        ...
+
+    def cancel(self) -> bool:
+        """Break off an inference that runs in another thread; its call raises.
+
+        Returns:
+            Whether this backend can do so. A backend that cannot returns False and lets the inference finish.
+        """
+        return False
+
+    def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
+        """Start a new episode."""
+
+    def close(self) -> None:  # noqa: B027 - optional for implementers
+        """Free all resources; calling it twice is harmless."""
+
+
+class AdaptedBackend(Backend):
+    """A backend made of an object that does not subclass :class:`Backend`; members it lacks take their defaults.
+
+    Args:
+        inner: The object, with at least ``name``, ``infer()``, ``reset()`` and ``close()``.
+
+    Raises:
+        ConfigError: It lacks one of those; the message names it.
+    """
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "infer", "reset", "close")
+    _VALUES: ClassVar[tuple[str, ...]] = tuple(name for name in Backend.__annotations__)
+
+    def __init__(self, inner: Any):
+        if missing := [name for name in self.REQUIRED if not hasattr(inner, name)]:
+            raise ConfigError(
+                f"{type(inner).__name__} is no backend: it lacks {', '.join(missing)}. Subclass "
+                "strands_cosmos3.backends.base.Backend and implement infer()."
+            )
+        self._inner = inner
+        for name in self._VALUES:
+            setattr(self, name, getattr(inner, name, getattr(Backend, name)))
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return getattr(self._inner, "counters", super().counters)
+
+    def infer(self, request: Request) -> ActionChunk:
+        return self._inner.infer(request)
+
+    def cancel(self) -> bool:
+        cancel = getattr(self._inner, "cancel", super().cancel)
+        return cancel() is not False
 
     def reset(self, seed: int | None = None) -> None:
-        """Forget the episode so far."""
-        ...
+        self._inner.reset(seed)
 
     def close(self) -> None:
-        """Free whatever it holds; calling it twice is harmless."""
-        ...
+        self._inner.close()

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import SamplerPreset
@@ -27,7 +28,7 @@ from strands_cosmos3.errors import BackendError, MissingDependencyError, Variant
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
-class DiffusersBackend:
+class DiffusersBackend(Backend):
     """Answers with ``Cosmos3OmniPipeline``.
 
     Args:
@@ -40,8 +41,6 @@ class DiffusersBackend:
     """
 
     name = "diffusers"
-    needs_privileged = False
-    requires_images = True
 
     def __init__(self, model: str | Path, options: InferenceOptions | None = None):
         self._options = options or InferenceOptions()
@@ -52,7 +51,7 @@ class DiffusersBackend:
                 f"{root} speaks {checkpoint.action_space!r} with a sequence that starts with a state row; diffusers' pipeline "
                 "cannot express it. Use backend='native'."
             )
-        self.model_sha256: str | None = checkpoint.digest
+        self.model_sha256 = checkpoint.digest
         self.action_space = checkpoint.action_space
         self._tier = self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
         self._input = ModelInput(checkpoint, self._options)
@@ -109,9 +108,6 @@ class DiffusersBackend:
             generator=torch.Generator(self._device).manual_seed(request.seed),
             output_type="np" if self._options.decode_video else "latent",
         )
-
-    def reset(self, seed: int | None = None) -> None:
-        """Nothing to forget: each call has a generator of its own."""
 
     def close(self) -> None:
         """Let go of the weights; calling it twice is harmless."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
@@ -27,35 +29,40 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class EngineBackend:
-    """Answers with an engine that is loaded.
+class EngineBackend(Backend):
+    """Answers with a loaded engine.
 
     Args:
-        engine: Whose answers; it is closed with the backend.
+        engine: The engine; it is closed with the backend.
         options: How to sample.
-        name: As users name it.
+        name: Name shown to users.
     """
 
-    needs_privileged = False
-    requires_images = True
     modes = tuple(Mode)
-    takes_action_prefix = True
+    prefix_rows: int = 0
 
     def __init__(self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"):
         self.name = name
         self.engine = engine
-        self.model_sha256: str | None = engine.checkpoint.digest
+        self.model_sha256 = engine.checkpoint.digest
         self.action_space = engine.action_space
         self.replan_rows = engine.checkpoint.replan_rows
+        self.prefix_rows = engine.checkpoint.prefix_rows
+        self.takes_action_prefix = self.prefix_rows > 0
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
 
     def infer(self, request: Request) -> ActionChunk:
         """The chunk for a request, in the model's own scale.
 
         Raises:
-            BackendError: The request has no picture.
+            BackendError: The request has no picture, or a longer action prefix than the checkpoint was trained with.
             ActionSpaceError: It asks for another action space than the checkpoint's.
         """
+        if request.action_prefix is not None and len(request.action_prefix) > self.prefix_rows:
+            raise BackendError(
+                f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint declares "
+                f"{self.prefix_rows or 'no'} prefix_rows; leave the rest out."
+            )
         processed, preset = self._input(request, self.name), self._input.preset(request)
         sampling = Sampling(
             num_inference_steps=preset.num_steps,
@@ -76,9 +83,6 @@ class EngineBackend:
             timing={f"{part}_ms": ms for part, ms in result["timing"].items()},
             video=as_pictures(result["pixels"]) if "pixels" in result else None,
         )
-
-    def reset(self, seed: int | None = None) -> None:
-        """Nothing to forget: a prompt's keys and values stay, because they depend on nothing else."""
 
     def close(self) -> None:
         """Let go of the weights; calling it twice is harmless."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform
 from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
 from strands_cosmos3.errors import BackendError, InputError, ResourceNotFoundError
@@ -127,7 +128,7 @@ def _from_droid(episode: dict[str, Any]) -> Recording:
     )
 
 
-class ReplayBackend:
+class ReplayBackend(Backend):
     """Speaks a recording. The request's motion clock says where in the recording the arm should be.
 
     Args:
@@ -135,9 +136,7 @@ class ReplayBackend:
     """
 
     name = "replay"
-    needs_privileged = False
     requires_images = False
-    model_sha256 = None
     instruction_free_actions = "a recorded motion"
 
     def __init__(self, recording: Recording):
@@ -157,9 +156,3 @@ class ReplayBackend:
         poses, gripper = self.recording.at(due_s)
         rows = encode_chunk(np.concatenate((request.T_base_cosmos[None], poses)), gripper, request.embodiment)
         return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed)
-
-    def reset(self, seed: int | None = None) -> None:
-        """Nothing to forget: the request's motion clock says where it is."""
-
-    def close(self) -> None:
-        """Nothing to free."""

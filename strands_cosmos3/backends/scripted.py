@@ -14,6 +14,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError
@@ -109,13 +110,12 @@ def _hand_yaw(R: F64) -> float:
     return float(np.arctan2(R[1, 0], R[0, 0]))
 
 
-class ScriptedBackend:
+class ScriptedBackend(Backend):
     """The expert behind the backend protocol: reach, pick up, place in the bin, stack; it obeys the instruction's colours."""
 
     name = "scripted"
     needs_privileged = True
     requires_images = False
-    model_sha256 = None
 
     def infer(self, request: Request) -> ActionChunk:
         """Rows that go on from the measured state towards the instruction's goal.
@@ -150,12 +150,6 @@ class ScriptedBackend:
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
             raise BackendError("the scripted expert speaks 'midtrain' rows from a measured pose; use robot='panda'.")
         return state
-
-    def reset(self, seed: int | None = None) -> None:
-        """Nothing to forget: the expert keeps no memory."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def _believe(state: Mapping[str, F64], request: Request) -> _World:

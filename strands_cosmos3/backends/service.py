@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.serving.wire import decode_reply, encode_request, encode_reset, get_dialect, require_reset_reply
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -22,7 +23,7 @@ class Exchange(Protocol):
     def close(self) -> None: ...
 
 
-class ServiceBackend:
+class ServiceBackend(Backend):
     """Asks a policy server. It connects on the first inference.
 
     ``joint_pos`` comes back as joint angles. ``midtrain`` and ``pose_abs`` are asked with the measured pose and come back as
@@ -38,9 +39,7 @@ class ServiceBackend:
     """
 
     name = "service"
-    needs_privileged = False
     takes_views = True
-    model_sha256 = None
     action_space = "joint_pos"  # what the released policy servers speak, unless the user says otherwise
 
     def __init__(self, client: Exchange, dialect: str = "robolab", requires_images: bool = True):
@@ -80,9 +79,10 @@ class ServiceBackend:
         """The connection's events by name, ``reconnects`` among them."""
         return self._client.counters
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Break off an exchange under way in another thread."""
         self._client.cancel()
+        return True
 
     def close(self) -> None:
         """Close the connection."""

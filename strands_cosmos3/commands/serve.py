@@ -96,7 +96,7 @@ class Serve:
         if model is None and name in ("native", "distributed"):
             model = embedded_checkpoint(self.embodiment)
         backend = make_backend(name, model, options, self.action_space)
-        space = self.action_space or getattr(backend, "action_space", None) or ("midtrain" if name == "replay" else None)
+        space = self.action_space or backend.action_space or ("midtrain" if name == "replay" else None)
         try:
             policy = ServedPolicy(backend, self.embodiment, space, self.seed, warm_up_message=_warm_up_message(backend))
             server = PolicyServer(policy, config)

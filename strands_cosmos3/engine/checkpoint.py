@@ -5,7 +5,8 @@ The layout is the released one: ``transformer/`` and ``vae/`` (config and safete
 ``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain``, ``state`` (see :mod:`.state`),
 ``sampling`` (its default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a
 policy's clip may have, its own first; 1 answers actions without a video), ``replan_rows`` (rows to execute before the next
-chunk is asked for) and ``sha256`` (file -> digest, checked before loading).
+chunk is asked for), ``prefix_rows`` (longest action prefix that training showed it) and ``sha256`` (file -> digest, checked
+before loading).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Checkpoint:
         policy_frames: Pixel frames that a policy's clip may have, its own first: 1 answers actions without a video. Empty is
             the chunk's.
         replan_rows: Rows of a chunk that are best executed before the next one is asked for; None is all.
+        prefix_rows: Longest action prefix that it was trained with; 0 takes none.
     """
 
     root: Path
@@ -65,6 +67,7 @@ class Checkpoint:
     sampling: SamplerPreset | None = None
     policy_frames: tuple[int, ...] = ()
     replan_rows: int | None = None
+    prefix_rows: int = 0
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -98,7 +101,8 @@ class Checkpoint:
             state_row = collected.of(lambda: StateRow.from_metadata(metadata))
             sampling = collected.of(lambda: _sampling(metadata))
             frames = collected.of(lambda: _policy_frames(metadata))
-            replan = collected.of(lambda: _replan_rows(metadata))
+            replan = collected.of(lambda: _rows(metadata, "replan_rows"))
+            prefix = collected.of(lambda: _rows(metadata, "prefix_rows"))
             space = collected.of(lambda: _space(named, metadata, action_space)) if named else None
         collected.raise_if_any(root)
         assert config
@@ -109,7 +113,8 @@ class Checkpoint:
         assert metadata is not None
         assert named
         files = weights, vae_weights
-        return cls(root, config, scheduler, vae_config, *files, named, space, metadata, state_row, sampling, frames, replan)
+        own = state_row, sampling, frames, replan, prefix or 0
+        return cls(root, config, scheduler, vae_config, *files, named, space, metadata, *own)
 
     @property
     def digest(self) -> str:
@@ -226,10 +231,10 @@ def _policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(choices)
 
 
-def _replan_rows(metadata: Mapping[str, Any]) -> int | None:
-    found = metadata.get("replan_rows")
+def _rows(metadata: Mapping[str, Any], name: str) -> int | None:
+    found = metadata.get(name)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
-        raise LayoutError(f"checkpoint.json: replan_rows must be a whole number of at least 1, got {found!r}.")
+        raise LayoutError(f"checkpoint.json: {name} must be a whole number of at least 1, got {found!r}.")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkError
 from strands_cosmos3.evaluation.perturbations import Perturbation
-from strands_cosmos3.types import ActionChunk, Mode, Request
+from strands_cosmos3.types import ActionChunk, Request
 
 
-class PerturbedBackend:
+class PerturbedBackend(Backend):
     """A backend that is shown and told what the condition says, and whose answers are timed.
 
     Args:
@@ -27,17 +28,18 @@ class PerturbedBackend:
         lost: What broke while it was asked, where that was not the policy's own doing: a server or a replica that is gone.
     """
 
-    modes = (Mode.POLICY,)
-
     def __init__(self, inner: Backend, condition: Perturbation, told: str):
         self._inner, self._condition, self._told = inner, condition, told
         self.name = inner.name
         self.needs_privileged = inner.needs_privileged
         self.requires_images = inner.requires_images
         self.model_sha256 = inner.model_sha256
-        self.action_space: str | None = getattr(inner, "action_space", None)
-        self.replan_rows: int | None = getattr(inner, "replan_rows", None)
-        self.takes_views: bool = getattr(inner, "takes_views", False)
+        self.takes_views = inner.takes_views
+        self.action_space = inner.action_space
+        self.replan_rows = inner.replan_rows
+        self.takes_action_prefix = inner.takes_action_prefix
+        self.prefix_rows = inner.prefix_rows
+        self.instruction_free_actions = inner.instruction_free_actions
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 
@@ -63,12 +65,18 @@ class PerturbedBackend:
         composite = None if request.composite is None else _black(request.composite)
         return replace(request, composite=composite, images={name: _black(view) for name, view in request.images.items()})
 
-    def reset(self, seed: int | None = None) -> None:
-        """Pass it on."""
-        self._inner.reset(seed)
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """The inner backend's."""
+        return self._inner.counters
 
-    def close(self) -> None:
-        """Nothing: the inner backend outlives the episode."""
+    def cancel(self) -> bool:
+        """Break off the inner backend's inference."""
+        return self._inner.cancel()
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start a new episode of the inner backend, which is not closed with this one."""
+        self._inner.reset(seed)
 
 
 def _black(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

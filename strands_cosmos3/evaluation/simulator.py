@@ -90,12 +90,12 @@ class Simulator:
             guidance_scale=policy.guidance_scale,
             policy_frames=policy.policy_frames,
         )
-        if self._engine is not None:
-            from strands_cosmos3.backends.native import EngineBackend
+        from strands_cosmos3.backends.native import EngineBackend  # needs torch
 
+        if self._engine is not None:
             return EngineBackend(self._engine, options)
         backend = make_backend(policy.backend, policy.model, options)
-        self._engine = getattr(backend, "engine", None)  # the next one shares its weights
+        self._engine = backend.engine if isinstance(backend, EngineBackend) else None  # the next one shares its weights
         return backend
 
     def _backend_for(self, num_steps: int | None) -> Backend:

@@ -37,6 +37,7 @@ class Policy(ABC):
         children: Policies that this one delegates to.
         control_frequency: Steps a second of whoever executes them, once told.
         rtc_observed_delay_steps: Steps executed between an observation and the first action that answers it, once told.
+        model_sha256: Digest of the checkpoint behind the policy, or None.
     """
 
     requires_images: bool = True
@@ -49,6 +50,7 @@ class Policy(ABC):
     children: tuple[Policy, ...] = ()
     control_frequency: float | None = None
     rtc_observed_delay_steps: int | None = None
+    model_sha256: str | None = None
 
     @property
     @abstractmethod
@@ -127,6 +129,14 @@ class Policy(ABC):
 
     def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
         """Start a new episode."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Events so far by name, e.g. a service's ``reconnects``."""
+        return {}
+
+    def cancel(self) -> None:  # noqa: B027 - optional for implementers
+        """Break off an inference that runs in another thread, where the policy can; that call raises."""
 
     def close(self) -> None:  # noqa: B027 - optional for implementers
         """Free whatever the policy holds; calling it twice is harmless."""

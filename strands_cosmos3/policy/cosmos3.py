@@ -176,18 +176,16 @@ class Cosmos3Policy(Policy):
 
     def _settle(self, action_space: str | None, cameras: Sequence[str] | None) -> None:
         """What follows from the backend that was made."""
-        modes = getattr(self.backend, "modes", (Mode.POLICY,))
-        if self.mode not in modes:
+        if self.mode not in self.backend.modes:
             raise ConfigError(
-                f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only {', '.join(modes)}; use "
-                "backend='native'."
+                f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only {', '.join(self.backend.modes)}; "
+                "use backend='native'."
             )
-        spoken = getattr(self.backend, "action_space", None)  # a checkpoint may say what its actions mean
-        if action_space is None and spoken is not None:
-            self.action_space = self.embodiment.action_space(spoken)
+        if action_space is None and self.backend.action_space is not None:
+            self.action_space = self.embodiment.action_space(self.backend.action_space)
         self.requires_images = self.backend.requires_images
-        self._takes_views: bool = getattr(self.backend, "takes_views", False)  # the composite is made elsewhere
-        self.instruction_free_actions = getattr(self.backend, "instruction_free_actions", None)
+        self.instruction_free_actions = self.backend.instruction_free_actions
+        self.model_sha256 = self.backend.model_sha256
         self.reads_instruction = self.instruction_free_actions is None
         rename_columns(CANONICAL if self.robot else self.action_space.columns, self._action_mapping)
         if self.requires_images:
@@ -226,8 +224,7 @@ class Cosmos3Policy(Policy):
     @property
     def replan_rows(self) -> int | None:
         """Rows to execute before the next inference: ``actions_per_step``, else the checkpoint's own; None is all of them."""
-        own: int | None = getattr(self.backend, "replan_rows", None)
-        return own if self.actions_per_step is None else self.actions_per_step
+        return self.backend.replan_rows if self.actions_per_step is None else self.actions_per_step
 
     @property
     def _rows_asked(self) -> int:
@@ -301,12 +298,13 @@ class Cosmos3Policy(Policy):
         A call under way in another thread is broken off where the backend can; it would dial anew otherwise.
         """
         self._closed = True
-        until_s, alone = time.monotonic() + _CLOSE_S, not hasattr(self.backend, "cancel")
-        while not alone and time.monotonic() < until_s:
-            if alone := self._planning.acquire(timeout=_NUDGE_S):
+        until_s = time.monotonic() + _CLOSE_S
+        while time.monotonic() < until_s:
+            if self._planning.acquire(timeout=_NUDGE_S):
                 self._planning.release()
-            else:
-                self.cancel()
+                break
+            if not self.backend.cancel():
+                break
         self.backend.close()
 
     async def get_actions(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
@@ -371,14 +369,25 @@ class Cosmos3Policy(Policy):
 
     @property
     def takes_action_prefix(self) -> bool:
-        """Whether :meth:`plan` heeds ``action_prefix`` rows; ``native`` does."""
-        return self.mode is Mode.POLICY and getattr(self.backend, "takes_action_prefix", False)
+        """Whether :meth:`plan` takes ``action_prefix`` rows; a checkpoint that declares ``prefix_rows`` does."""
+        return self.mode is Mode.POLICY and self.backend.takes_action_prefix
+
+    @property
+    def prefix_rows(self) -> int:
+        """Longest ``action_prefix`` that :meth:`plan` takes."""
+        if not self.takes_action_prefix:
+            return 0
+        longest = self._rows_asked - 1  # the answer must add a row
+        return longest if self.backend.prefix_rows is None else min(longest, self.backend.prefix_rows)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """The backend's events so far by name."""
+        return self.backend.counters
 
     def cancel(self) -> None:
         """Break off an inference under way in another thread, where the backend can; that call raises."""
-        cancel = getattr(self.backend, "cancel", None)
-        if cancel is not None:
-            cancel()
+        self.backend.cancel()
 
     def plan(
         self,
@@ -400,14 +409,17 @@ class Cosmos3Policy(Policy):
             instruction: What is to be done.
             raw_actions, video: As :meth:`get_actions_sync`'s.
             action_prefix: [rows, D] rows that the arm executes during this inference, counted from the observation, in the
-                model's scale (rows of the last ``last_rollout["action"]``). The chunk begins with them and continues.
-                For backends that say so (:attr:`takes_action_prefix`).
+                model's scale (rows of the last ``last_rollout["action"]``), at most :attr:`prefix_rows`. The chunk begins
+                with them and continues.
 
         Raises:
-            ConfigError: The backend heeds no action-prefix rows.
+            ConfigError: The backend takes no action prefix, or none that long.
         """
-        if action_prefix is not None and not self.takes_action_prefix:
-            raise ConfigError(f"backend {self.backend.name!r} heeds no action-prefix rows; 'native' in mode 'policy' does.")
+        if action_prefix is not None and len(action_prefix) > self.prefix_rows:
+            raise ConfigError(
+                f"an action prefix of {len(action_prefix)} rows, and backend {self.backend.name!r} in mode {str(self.mode)!r} "
+                f"takes {self.prefix_rows or 'none'}: only checkpoints that declare prefix_rows were trained with one."
+            )
         with self._planning:
             if self._closed:
                 raise ConfigError("this policy was closed; make another.")
@@ -463,11 +475,11 @@ class Cosmos3Policy(Policy):
             seed=self._first_seed + self._calls,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
-            images=observation.images if self._takes_views else {},
+            images=observation.images if self.backend.takes_views else {},
         )
 
     def _composite(self, observation: Observation) -> Any:
-        if not self.requires_images or self._takes_views:
+        if not self.requires_images or self.backend.takes_views:
             return None
         if self.embodiment.rig is not None:
             return compose(observation.images, self.embodiment.rig)

@@ -54,7 +54,7 @@ class PolicyPlanner:
             else rows[action_prefix.first : action_prefix.first + action_prefix.rows]
         )
         if bound is not None and rows is not None:
-            bound = bound[: len(rows) - 1]  # a chunk that were all bound would have nothing to add
+            bound = bound[: min(len(rows) - 1, self.policy.prefix_rows)]  # a chunk that were all bound would add nothing
         return robot.observation(images), bound if self.policy.takes_action_prefix and bound is not None and len(
             bound
         ) else None

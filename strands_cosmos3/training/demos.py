@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
@@ -93,13 +94,12 @@ class EpisodeRecord:
     labels: NDArray[np.float32]
 
 
-class BentExpert:
+class BentExpert(Backend):
     """The expert, pursuing a goal of its own choice whatever it is told, with some of its chunks bent."""
 
     name = "bent expert"
     needs_privileged = True
     requires_images = False
-    model_sha256 = None
 
     def __init__(self) -> None:
         self.expert = ScriptedBackend()

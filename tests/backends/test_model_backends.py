@@ -1,5 +1,8 @@
 """``native`` and ``diffusers`` behind the policy: the same question, the same world, answers in the model's own rows."""
 
+import json
+import os
+import shutil
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -72,10 +75,22 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(folder, 
     assert found.action.shape == (8, 10)
 
 
+def declaring(folder, to, **metadata):
+    """A copy of a checkpoint whose checkpoint.json declares something more."""
+    shutil.copytree(folder, to, copy_function=os.link)
+    about = json.loads((to / "checkpoint.json").read_text())
+    about["strands_cosmos3"] |= metadata
+    (to / "checkpoint.json").unlink()
+    (to / "checkpoint.json").write_text(json.dumps(about))
+    return to
+
+
 @pytest.mark.parametrize("space", ["midtrain", "joint_pos"])
-def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, space):
+def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, space, tmp_path):
     """Clean rows in front, to the bit of float32; they change what follows, and the first chunk's own rows lead back to it."""
-    backend = make_backend("native", folder if space == "midtrain" else joint_folder, QUICK)
+    declares = declaring(folder if space == "midtrain" else joint_folder, tmp_path / "model", prefix_rows=3)
+    backend = make_backend("native", declares, QUICK)
+    assert (backend.takes_action_prefix, backend.prefix_rows) == (True, 3)
     asked = question(action_space=DROID.action_space(space), n_rows=8)
     free = backend.infer(asked).action
     bound = np.random.RandomState(1).uniform(-0.5, 0.5, (3, free.shape[1])) + (0.5 if space == "joint_pos" else 0)
@@ -83,7 +98,28 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
     np.testing.assert_allclose(chunk[:3], bound, atol=1e-6)
     assert np.abs(chunk[3:] - free[3:]).max() > 1e-3
     assert chunk.shape == free.shape
+    longer = np.concatenate((bound, bound[:1]))
+    with pytest.raises(BackendError, match=r"4 rows.*declares 3 prefix_rows"):
+        backend.infer(replace(asked, action_prefix=longer))
+    policy = Cosmos3Policy(backend=backend, robot="panda" if space == "midtrain" else None)
+    assert (policy.takes_action_prefix, policy.prefix_rows) == (True, 3)
+    with pytest.raises(ConfigError, match=r"4 rows.* takes 3"):
+        policy.plan(Observation(HOME_Q, 1.0, {}), "reach the red cube", action_prefix=longer)
     backend.close()
+
+
+def test_a_checkpoint_that_declares_no_prefix_rows_is_sent_none(native):
+    assert (native.takes_action_prefix, native.prefix_rows) == (False, 0)
+    with pytest.raises(BackendError, match="declares no prefix_rows"):
+        native.infer(question(action_prefix=np.zeros((3, 10))))
+    policy = Cosmos3Policy(backend=native)
+    assert (policy.takes_action_prefix, policy.prefix_rows) == (False, 0)
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2.5, True, "8"])
+def test_prefix_rows_that_make_no_sense_are_refused(folder, tmp_path, rows):
+    with pytest.raises(LayoutError, match="prefix_rows must be a whole number"):
+        make_backend("native", declaring(folder, tmp_path / "model", prefix_rows=rows), QUICK)
 
 
 def test_committed_rows_that_make_no_sense_are_refused(native):
@@ -98,9 +134,8 @@ def test_committed_rows_that_make_no_sense_are_refused(native):
             question(**changes)
     with Cosmos3Policy(backend="scripted", robot="panda") as scripted:
         assert not scripted.takes_action_prefix
-        with pytest.raises(ConfigError, match="native"):
+        with pytest.raises(ConfigError, match="declare prefix_rows"):
             scripted.plan(Observation(HOME_Q, 1.0), "reach the red cube", action_prefix=rows)
-    assert Cosmos3Policy(backend=native).takes_action_prefix
 
 
 def test_seeds_and_timing(native):
