@@ -84,7 +84,7 @@ with Cosmos3Policy("droid", robot="panda", backend="replay", model=circle) as po
         while executor.reference.qd_rad_s.any():
             loop.advance()
     finally:
-        loop.close(break_off=policy.cancel)
+        loop.close(cancel=policy.cancel)
 
 print("state            ", executor.state, f"after {len(path) / 50:.1f} s")
 print("the hand moved in", np.round(np.ptp(path, axis=0) * 1e3, 1), "mm along x, y, z")

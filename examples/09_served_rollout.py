@@ -53,5 +53,5 @@ q = rollout.arrays["q_achieved_rad"]
 print("outcome  ", rollout.outcome)
 print("turned by", round(float(q[-1, 0] - q[0, 0]), 2), "rad in", rollout.duration_s, "s")
 print("latency  ", {name: round(ms) for name, ms in rollout.latency_ms.items()}, "ms", f"({rollout.latency_clock})")
-print("counters ", {name: rollout.counters[name] for name in ("chunks", "deadline_misses", "idle_ticks", "stale")})
+print("counters ", {name: rollout.counters[name] for name in ("chunks", "deadline_misses", "idle_ticks", "expired")})
 print("tracking ", f"mean {rollout.tracking.mean_mm:.2f} mm, max {rollout.tracking.max_mm:.2f} mm")

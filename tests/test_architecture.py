@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "__init__": set(),
     "actions": BASE,
     "robots": BASE,
+    "arm": {"robots"},  # the deprecated name
     "observe": BASE,
     "control": BASE | {"actions", "robots"},
     "engine": BASE | {"actions", "observe"},

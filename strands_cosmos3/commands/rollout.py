@@ -23,7 +23,17 @@ from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
-_TROUBLES = ("deadline_misses", "idle_ticks", "stale", "refused", "failed", "reconnects", "restarts", "late_ticks", "abandoned")
+_TROUBLES = (
+    "deadline_misses",
+    "idle_ticks",
+    "expired",
+    "rejected",
+    "failed",
+    "reconnects",
+    "restarts",
+    "late_ticks",
+    "abandoned_inferences",
+)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,9 @@ class Executor:
 
     Attributes:
         state: What the reference is doing.
-        counters: Events by name: ``chunks``, ``holds`` (ran out of motion), ``restarts`` (a chunk that could only be
-            followed after a stop), ``cornered`` (a chunk whose acceleration jumps between rows), ``stops``, ``faults``.
+        counters: Events by name: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could only be
+            followed after a stop), ``limited_by_joint_end`` (chunks whose acceleration jumps between rows, because rows lie
+            at a joint's end), ``stops``, ``faults``.
     """
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float = 1.0):
@@ -189,7 +190,7 @@ class Executor:
         self._lay_out(motion, gripper, lead)
         self.state = ExecutorState.RUNNING
         self.counters["chunks"] += 1
-        self.counters["cornered"] += not motion.smooth
+        self.counters["limited_by_joint_end"] += not motion.smooth
         return motion
 
     def stop(self) -> None:

@@ -1,14 +1,16 @@
-"""The control loop that never stalls: inference beside motion, for a simulated arm or a real one.
+"""The control loop: runs inference while the arm moves, for a simulated arm or a real one.
 
-Every tick it hands the arm the references of one control period. While the arm moves, one worker infers the next chunk; when
-that arrives, the rows that have passed meanwhile are dropped and the rest is joined without a jump (``seam.py``). Where no
-fresh chunk comes in time the executor brakes and holds, and motion goes on from an observation taken after that.
+Each tick hands the arm the references of one control period. While the arm moves, a worker thread infers the next chunk.
+When the chunk arrives, its elapsed rows are dropped and the rest is blended into the motion (``chunk_blending.py``). If no
+fresh chunk arrives in time, the executor brakes and holds, and motion resumes from an observation taken after that.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Protocol
@@ -16,22 +18,35 @@ from typing import Any, Protocol
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
-from strands_cosmos3.control.prefetch import Job, Worker
+from strands_cosmos3.control.prefetch import Worker
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error, InputError
 from strands_cosmos3.types import JointTrajectory
 
-_COUNTERS = ("asked", "failed", "refused", "stale", "deadline_misses", "idle_ticks", "abandoned")
-_LATENCIES = 8
-_WAIT_S = 0.1
-_MARGIN = 1.25  # an inference may take longer than those before it
+_COUNTERS = ("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences")
+_OLD_COUNTER_NAMES = {
+    "requested": "asked",
+    "rejected": "refused",
+    "expired": "stale",
+    "limited_by_joint_end": "cornered",
+    "abandoned_inferences": "abandoned",
+}
+_MAX_LATENCY_S = 60.0
+_LATENCIES = 8  # inferences whose latency is remembered
+_INTERRUPT_POLL_S = 0.1
+_LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
+
+
+def with_old_names(counters: Mapping[str, int]) -> dict[str, int]:
+    """Counters for a report, with the names of 0.1 beside the present ones. To be removed after 0.2."""
+    return {**counters, **{old: counters[name] for name, old in _OLD_COUNTER_NAMES.items() if name in counters}}
 
 
 class Arm(Protocol):
-    """What the loop needs of an arm: its joints now, and a place for references at a fixed rate.
+    """The loop's interface to an arm: the measured joints, and a sink for references at a fixed rate.
 
-    MuJoCo's is :class:`strands_cosmos3.sim.robot.Robot`; ``examples/07_your_own_arm.py`` shows where a libfranka or ROS 2
-    bridge would sit.
+    :class:`strands_cosmos3.sim.robot.Robot` implements it for MuJoCo; ``examples/07_your_own_arm.py`` shows where a libfranka
+    or ROS 2 bridge fits in.
     """
 
     @property
@@ -40,7 +55,7 @@ class Arm(Protocol):
         ...
 
     def now_s(self) -> float:
-        """The arm's clock: simulated time, or a monotonic clock."""
+        """Time on the arm's clock: simulated, or monotonic."""
         ...
 
     def joint_state(self) -> tuple[F64, F64, float]:
@@ -48,30 +63,30 @@ class Arm(Protocol):
         ...
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
-        """Follow one reference after another.
+        """Follow the references of a block in order.
 
         Args:
-            block: The references at the ends of the next M steps of ``dt_s``.
-            before: The reference at the beginning of the first.
+            block: References at the ends of the next M steps of ``dt_s``.
+            before: Reference at the beginning of the first step.
 
         Returns:
-            Measured angles [M, n] and the gripper's open fractions [M].
+            Measured angles [M, n] and open fractions [M].
 
         Raises:
-            ActuatorGuardError: A reference must not be followed; none of the block was.
-            ControlError: The arm can follow no further; how much of the block it followed is not known.
+            ActuatorGuardError: A reference must not be followed. No part of the block was followed.
+            ControlError: The arm cannot go on. It is not known how much of the block was followed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class PrefixSpan:
-    """What the arm will have done of the present chunk by the time the next is there.
+    """The rows of the present chunk that the arm executes while the next chunk is inferred.
 
     Args:
-        first: The row of that chunk, counted from its own first, that lies to the observation as a new chunk's first row
-            does: under way where rows are due a period after their observation, commanded now where the first is due at once.
-        rows: How many rows from there on are bound to be executed.
+        first: Index in the present chunk of the row that coincides with the next chunk's first row: the row under way if
+            rows are due one period after their observation, the row commanded now if the first is due at once.
+        rows: Number of rows from there on that are going to be executed.
     """
 
     first: int
@@ -79,34 +94,36 @@ class PrefixSpan:
 
 
 class Planner(Protocol):
-    """Where chunks come from. ``observe`` is called between two ticks, ``plan`` on a worker thread."""
+    """The source of chunks. ``observe`` is called between two ticks, ``plan`` on a worker thread."""
 
     def observe(self, action_prefix: PrefixSpan | None) -> Any:
-        """Take down what is to be planned from; ``action_prefix`` is None where nothing is under way."""
+        """Return what ``plan`` needs; ``action_prefix`` is None if no motion is under way."""
         ...
 
     def plan(self, observation: Any) -> JointTrajectory:
-        """The chunk for what was observed.
+        """Return the chunk for an observation.
 
         Raises:
-            Cosmos3Error: There is none. A :class:`ConfigError` ends the loop; anything else is counted and tried again.
+            Cosmos3Error: Inference failed. A :class:`ConfigError` ends the loop; any other error is counted, and the loop
+                tries again.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How the loop runs.
+    """Settings of the control loop.
 
     Args:
-        hz: Ticks a second; a tick is a whole number of the arm's reference steps.
-        replan_rows: Ask for a new chunk after this many rows of the present one; None as late as is safe.
-        latency_s: What inference takes on the arm's clock: 0 stops the clock meanwhile; a number, or a source of numbers,
-            lets the answer arrive that much later, whatever it takes in truth; None lets it arrive when it does.
-        blend_s: How long it takes to fade out what parts an arriving chunk from the motion under way.
-        retry_s, longest_retry_s: Pause after a failed inference; it doubles.
-        patience_s: How long the arm may hold before a failed inference ends the loop. One that has neither failed nor answered
-            is waited for: how long it takes is its own to bound.
+        hz: Ticks per second; a tick is a whole number of the arm's reference steps.
+        replan_rows: Rows of a chunk after which the next is requested; None requests as late as is safe.
+        latency_s: Duration of an inference on the arm's clock. 0 stops the clock during inference; a number, or a callable
+            that returns one, delivers the chunk that much later, however long inference really takes; None delivers it as
+            soon as it is there.
+        blend_s: Time over which the offset between an arriving chunk and the motion under way fades out.
+        retry_s, longest_retry_s: Pause after a failed inference; it doubles each time, up to the longest.
+        patience_s: Time that the arm may hold before a failed inference ends the loop. The loop waits without limit for an
+            inference that is still running.
 
     Raises:
         InputError: A number is out of range.
@@ -126,29 +143,34 @@ class LoopConfig:
         if self.replan_rows is not None:
             whole_number(self.replan_rows, "replan_rows", 1)
         if self.latency_s is not None and not callable(self.latency_s):
-            object.__setattr__(self, "latency_s", _simulated(self.latency_s))
+            object.__setattr__(self, "latency_s", _checked_latency(self.latency_s))
 
 
-def _simulated(latency_s: float) -> float:
-    """A latency that a clock can wait for."""
+def _checked_latency(latency_s: float) -> float:
     seconds = float(finite_array(latency_s, "latency_s", ()))
-    if not 0 <= seconds <= 60:
-        raise InputError(f"latency_s is {seconds:g}; an inference takes 0 to 60 s here.")
+    if not 0 <= seconds <= _MAX_LATENCY_S:
+        raise InputError(f"latency_s must be between 0 and {_MAX_LATENCY_S:g} s, got {seconds:g}.")
     return seconds
+
+
+def _timed(call: Callable[[], JointTrajectory]) -> tuple[JointTrajectory, float]:
+    """A call's result and its wall-clock time in seconds."""
+    started_s = time.perf_counter()
+    return call(), time.perf_counter() - started_s
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedChunk:
-    """A chunk that has been taken up.
+    """A chunk that the executor has accepted.
 
     Args:
-        plan: Its rows still to come, as they were planned: the intended path, their times counted from now.
-        motion: What the executor made of them.
-        motion_from_s: Where the motion's own clock stood.
-        since_s: What the motion's own clock has gone on by since the chunk's observation.
-        rows_passed: Rows that were dropped because they had passed.
-        latency_ms: From the question until now on the arm's clock: what the loop experienced.
-        wall_ms: What inference and planning took on the wall's clock.
+        plan: The remaining rows as planned: the intended path, with times counted from now.
+        motion: The executor's motion through them.
+        motion_from_s: Time on the motion's clock at acceptance.
+        since_s: Time that has elapsed on the motion's clock since the chunk's observation.
+        rows_passed: Number of rows dropped because their time had passed.
+        latency_ms: Time from the request to acceptance on the arm's clock.
+        wall_ms: Wall-clock time of inference and planning.
     """
 
     plan: JointTrajectory
@@ -162,10 +184,10 @@ class AcceptedChunk:
 
 @dataclass(frozen=True, eq=False)
 class Tick:
-    """What one tick did.
+    """The result of one tick.
 
     Args:
-        block: The references handed to the arm.
+        block: References handed to the arm.
         q_rad: [M, n] measured angles after each.
         gripper: [M] measured open fractions.
     """
@@ -175,43 +197,43 @@ class Tick:
     gripper: F64
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class PendingInference:
-    """An inference under way."""
+    """An inference under way, and the state of the loop when it was requested."""
 
-    job: Job[JointTrajectory]
-    asked_s: float
+    result: Future[tuple[JointTrajectory, float]]
+    requested_s: float
     motion_s: float
     pauses: int
     q_rad: F64
     latency_s: float | None
 
     def arrived(self, now_s: float) -> bool:
-        """Whether its answer counts as there; on a simulated clock it is waited for then."""
-        return self.job.done if self.latency_s is None else now_s >= self.asked_s + self.latency_s - 1e-9
+        """Whether the chunk is due; on a simulated clock the loop then waits for it."""
+        return self.result.done() if self.latency_s is None else now_s >= self.requested_s + self.latency_s - 1e-9
 
 
 class ControlLoop:
     """Drives an arm tick by tick.
 
     Args:
-        arm: Who follows.
-        planner: Who says where to.
-        executor: Who plans and guards the references; it stands where the arm is.
-        config: How.
-        on_joined: Called when a chunk is taken up, before the arm follows it, with how many rows of the one before were
-            begun.
-        interrupted: Whether the user wants to stop: an answer is no longer waited for then.
+        arm: The arm.
+        planner: The source of chunks.
+        executor: Plans and guards the references; it starts at the arm's configuration.
+        config: Settings.
+        on_accepted: Called when a chunk is accepted, before the arm follows it, with the number of rows of the previous
+            chunk that were begun.
+        interrupted: Returns whether the user wants to stop; waiting for an inference then ends.
 
     Attributes:
-        counters: ``asked``; ``failed`` (no answer), ``refused`` (an answer that cannot be followed), ``stale`` (all its rows
-            had passed, or the arm had begun to hold or to stop since its observation), ``deadline_misses`` (the motion ran
-            out before a fresh chunk came), ``idle_ticks`` (ticks begun without motion after the first chunk), ``abandoned``
-            (an inference that did not end with the loop).
-        error: Why the latest inference failed, until one succeeds.
+        counters: ``requested``; ``failed`` (no chunk), ``rejected`` (a chunk that cannot be followed), ``expired`` (a chunk
+            whose rows have all passed, or whose observation precedes a hold or stop), ``deadline_misses`` (the motion ended
+            before a fresh chunk arrived), ``idle_ticks`` (ticks begun without motion after the first chunk),
+            ``abandoned_inferences`` (inferences that had not ended when the loop was closed).
+        error: The latest inference's error; None once an inference has succeeded.
 
     Raises:
-        ConfigError: A tick is no whole number of the arm's reference steps.
+        ConfigError: A tick is not a whole number of the arm's reference steps.
     """
 
     def __init__(
@@ -220,7 +242,7 @@ class ControlLoop:
         planner: Planner,
         executor: Executor,
         config: LoopConfig | None = None,
-        on_joined: Callable[[AcceptedChunk, int], None] | None = None,
+        on_accepted: Callable[[AcceptedChunk, int], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
         self.arm, self.planner, self.executor = arm, planner, instance_of(executor, Executor, "executor")
@@ -228,38 +250,38 @@ class ControlLoop:
         steps = 1.0 / (self.config.hz * arm.dt_s)
         if steps < 1 - 1e-9 or abs(steps - round(steps)) > 1e-6:
             raise ConfigError(
-                f"{self.config.hz:g} ticks a second are no whole number of reference steps of {arm.dt_s * 1e3:g} ms; "
+                f"{self.config.hz:g} ticks per second are not a whole number of reference steps of {arm.dt_s * 1e3:g} ms; "
                 f"use a divisor of {1 / arm.dt_s:g} Hz."
             )
         self.substeps = round(steps)
         self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self.error: Cosmos3Error | None = None
-        self._on_joined, self._interrupted = on_joined, interrupted
+        self._on_accepted, self._interrupted = on_accepted, interrupted
         self._worker = Worker()
-        self._question: PendingInference | None = None
+        self._pending: PendingInference | None = None
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
-        self._rows_passed = 0  # rows of the present chunk that had passed when it was taken up
-        self._rows_merged = 0  # 1 where the first of the rest was due at once
-        self._due_at_once = False  # whether its own first row was
-        self._n_rows = 0  # rows of the present chunk still to come at that time
+        self._rows_passed = 0  # rows of the present chunk that had passed when it was accepted
+        self._rows_merged = 0  # 1 if the first of the remaining rows was due at once
+        self._due_at_once = False  # whether the chunk's own first row was
+        self._n_rows = 0  # rows of the present chunk that remained then
         self._row_s = 0.0
         self._failures = 0
         self._not_before_s = self._moved_s = -float("inf")
 
     def tick(self) -> Tick:
-        """One control period: take up what has arrived, ask for what will be needed, move.
+        """Run one control period: accept the chunk that has arrived, request the next if it is due, move.
 
         Raises:
-            ConfigError: From the planner. Any of its errors, where nothing has moved yet.
-            Cosmos3Error: The last inference's, when the arm has held for longer than the configured patience.
-            ControlError: The arm can follow no further, or (:class:`ActuatorGuardError`) a reference must not be followed; the
+            ConfigError: From the planner. Before the first motion, any of the planner's errors.
+            Cosmos3Error: The latest inference's error, once the arm has held for longer than ``patience_s``.
+            ControlError: The arm cannot go on, or (:class:`ActuatorGuardError`) a reference must not be followed. The
                 executor is in FAULT, and :meth:`advance` brakes and holds.
-            KeyboardInterrupt: The user wants to stop, and an answer was being waited for.
+            KeyboardInterrupt: The user interrupted the wait for an inference.
         """
         now_s = self.arm.now_s()
         self._receive(now_s)
         if self._is_due(now_s):
-            self._ask(now_s)
+            self._request(now_s)
             self._receive(now_s)
         self._give_up_after_patience(now_s)
         self.counters["idle_ticks"] += self._has_moved and self.executor.state is not ExecutorState.RUNNING
@@ -269,7 +291,7 @@ class ControlLoop:
         return tick
 
     def advance(self) -> Tick:
-        """One control period of the motion as it stands, with nothing asked: how a stop is carried out.
+        """Continue the present motion for one control period without requesting a chunk, e.g. to carry out a stop.
 
         Raises:
             ControlError: As :meth:`tick`.
@@ -285,31 +307,32 @@ class ControlLoop:
 
     @property
     def held_s(self) -> float:
-        """How long the arm has been without motion since its last, to a tick; 0 while it moves and before it ever has."""
+        """Time since the arm last moved, to a tick; 0 while it moves and before its first motion."""
         if not self._has_moved or self.executor.state is ExecutorState.RUNNING:
             return 0.0
         return self.arm.now_s() - self._moved_s
 
     def why_held(self) -> str | None:
-        """One sentence on what the arm waits for while it is in HOLD; None in every other state."""
+        """One sentence on what the arm waits for in HOLD; None in every other state."""
         if self.executor.state is not ExecutorState.HOLD:
             return None
         held = f"the arm has held for {self.held_s:.2f} s"
         if self.error is not None:
             return f"{held}; the latest inference failed: {self.error}"
-        if self._question is None:
-            return f"{held}; no fresh chunk has come."
-        return f"{held}; the policy has not answered for {self.arm.now_s() - self._question.asked_s:.2f} s."
+        if self._pending is None:
+            return f"{held}; no fresh chunk has arrived."
+        return f"{held}; the policy has not answered for {self.arm.now_s() - self._pending.requested_s:.2f} s."
 
-    def close(self, longest_s: float = 10.0, break_off: Callable[[], None] = lambda: None) -> None:
-        """End the worker; an inference that does not return within ``longest_s`` is left to itself and counted.
+    def close(self, timeout_s: float = 10.0, cancel: Callable[[], None] = lambda: None) -> None:
+        """End the worker thread. An inference that does not return in time is abandoned and counted.
 
         Args:
-            longest_s: How long to wait for one under way.
-            break_off: Asks it to end, e.g. a policy's ``cancel``; called again and again, for it may just be beginning.
+            timeout_s: Time to wait for an inference under way.
+            cancel: Asks it to end, e.g. a policy's ``cancel``. It is called repeatedly, because the inference may only just
+                be starting.
         """
-        self._question = None
-        self.counters["abandoned"] += not self._worker.close(longest_s, break_off)
+        self._pending = None
+        self.counters["abandoned_inferences"] += not self._worker.close(timeout_s, cancel)
 
     @property
     def _has_moved(self) -> bool:
@@ -317,23 +340,21 @@ class ControlLoop:
 
     @property
     def _pauses(self) -> int:
-        """How often motion has been broken off: what was observed before is no ground to go on from."""
+        """Number of holds and stops so far; an observation from before one is no basis for further motion."""
         return self.executor.counters["holds"] + self.executor.counters["stops"]
 
     def _expected_s(self) -> float:
-        """What the next inference may take."""
-        return _MARGIN * max(self._latencies) if self.config.latency_s is None and self._latencies else self._slowest_s()
-
-    def _slowest_s(self) -> float:
+        """Expected duration of the next inference on the arm's clock."""
         latency = self.config.latency_s
         if isinstance(latency, float | int):
             return float(latency)
-        return max(self._latencies, default=0.0)
+        slowest_s = max(self._latencies, default=0.0)
+        return _LATENCY_MARGIN * slowest_s if latency is None else slowest_s
 
     def _is_due(self, now_s: float) -> bool:
-        """Whether to ask now: the rows to execute are nearly done, or the motion would end before an answer came."""
+        """Whether to request a chunk now: ``replan_rows`` are nearly done, or the motion would end before it arrived."""
         executor = self.executor
-        if self._question is not None or now_s < self._not_before_s or executor.state is ExecutorState.FAULT:
+        if self._pending is not None or now_s < self._not_before_s or executor.state is ExecutorState.FAULT:
             return False
         if executor.state is not ExecutorState.RUNNING:
             return True
@@ -344,16 +365,16 @@ class ControlLoop:
         lead = ceil(expected_s / self.arm.dt_s) + self.substeps if expected_s > 0 else 0
         return executor.steps_to_row(self._n_rows - 1) < self.substeps + lead
 
-    def _ask(self, now_s: float) -> None:
+    def _request(self, now_s: float) -> None:
         observation = self.planner.observe(self._prefix_span())
         q_rad, latency = self.arm.joint_state()[0], self.config.latency_s
-        latency_s = _simulated(latency()) if callable(latency) else latency
-        job = self._worker.submit(lambda: self.planner.plan(observation))  # last: what fails before leaves nothing under way
-        self._question = PendingInference(job, now_s, self.executor.motion_s, self._pauses, q_rad, latency_s)
-        self.counters["asked"] += 1
+        latency_s = _checked_latency(latency()) if callable(latency) else latency
+        # Submitted last: if anything above fails, no inference is under way.
+        result = self._worker.submit(lambda: _timed(lambda: self.planner.plan(observation)))
+        self._pending = PendingInference(result, now_s, self.executor.motion_s, self._pauses, q_rad, latency_s)
+        self.counters["requested"] += 1
 
     def _prefix_span(self) -> PrefixSpan | None:
-        """Rows of the present chunk that the arm carries out while the next one is inferred."""
         executor, expected_s = self.executor, self._expected_s()
         if executor.state is not ExecutorState.RUNNING or expected_s <= 0:
             return None
@@ -363,62 +384,60 @@ class ControlLoop:
         rows = min(ceil(expected_s / self._row_s - 1e-6), self._n_rows - first)
         if rows <= 0:
             return None
-        now = int(self._due_at_once)  # the next chunk begins with the row that has just been reached
+        now = int(self._due_at_once)  # the next chunk then begins with the row that has just been reached
         return PrefixSpan(self._rows_passed + self._rows_merged + first - now, rows + now)
 
     def _receive(self, now_s: float) -> None:
-        """Take up the answer, where it has arrived; one that cannot be used is counted and asked for again."""
-        question = self._question
-        if question is None or not question.arrived(now_s):
+        """Accept the chunk that has arrived, if any; one that cannot be used is counted."""
+        pending = self._pending
+        if pending is None or not pending.arrived(now_s):
             return
-        while not question.job.wait(_WAIT_S):
+        while not wait((pending.result,), _INTERRUPT_POLL_S).done:
             if self._interrupted():
                 raise KeyboardInterrupt
-        self._question = None
+        self._pending = None
         try:
-            plan = question.job.result()
+            plan, wall_s = pending.result.result()
         except Cosmos3Error as error:
             self._failed(error, now_s, "failed")
             return
-        self._latencies.append(now_s - question.asked_s if question.latency_s is None else question.latency_s)
-        if self._pauses > question.pauses:
-            self.counters["stale"] += 1
-            return
+        self._latencies.append(now_s - pending.requested_s if pending.latency_s is None else pending.latency_s)
         try:
-            joined = self._join(plan, question)
+            accepted = self._pauses == pending.pauses and self._accept(plan, pending, wall_s * 1e3)
         except Cosmos3Error as error:
-            self._failed(error, now_s, "refused")
+            self._failed(error, now_s, "rejected")
             return
-        if joined:
+        if accepted:
             self._failures, self.error, self._not_before_s = 0, None, -float("inf")
+        else:
+            self.counters["expired"] += 1
 
-    def _join(self, plan: JointTrajectory, question: PendingInference) -> bool:
+    def _accept(self, plan: JointTrajectory, pending: PendingInference, wall_ms: float) -> bool:
+        """Hand a chunk to the executor; False if all its rows have passed."""
         executor = self.executor
         plan = instance_of(plan, JointTrajectory, "plan")
-        elapsed_s = executor.motion_s - question.motion_s
-        late = blend_chunk(plan, question.q_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
-        if late is None:
-            self.counters["stale"] += 1
+        elapsed_s = executor.motion_s - pending.motion_s
+        rest = blend_chunk(plan, pending.q_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
+        if rest is None:
             return False
         begun, motion_from_s = executor.rows_begun, executor.motion_s
-        motion = executor.accept(late)
+        motion = executor.accept(rest)
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
-        self._rows_passed = len(plan.t_s) - len(late.t_s)
+        self._rows_passed = len(plan.t_s) - len(rest.t_s)
         self._n_rows = len(motion.nominal_s) - 1
-        self._rows_merged = len(late.t_s) - self._n_rows
+        self._rows_merged = len(rest.t_s) - self._n_rows
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
-        if self._on_joined is not None:
-            latency_ms, wall_ms = (self.arm.now_s() - question.asked_s) * 1e3, question.job.wall_s * 1e3
-            self._on_joined(
-                AcceptedChunk(late, motion, motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms), begun
-            )
+        if self._on_accepted is not None:
+            latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3
+            chunk = AcceptedChunk(rest, motion, motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms)
+            self._on_accepted(chunk, begun)
         return True
 
-    def _failed(self, error: Cosmos3Error, now_s: float, what: str) -> None:
-        """Count it and let some time pass before the next question; where nothing has moved yet it is the caller's."""
+    def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:
+        """Count a failure and pause before the next request; before the first motion, raise it."""
         if isinstance(error, ConfigError) or not self._has_moved:
             raise error
-        self.counters[what] += 1
+        self.counters[counter] += 1
         self.error = error
         pause_s = min(self.config.retry_s * 2**self._failures, self.config.longest_retry_s)
         self._failures += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick
+from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick, with_old_names
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.robots.model import PHYSICS_HZ
@@ -232,7 +232,7 @@ class Episode:
             latency_ms=log.latency_ms(),
             latency_clock=_clock_of(self.config),
             inference_ms=log.inference_ms(),
-            counters={**robot.executor.counters, **self.loop.counters, **self._reconnects(), **log.counters},
+            counters=with_old_names({**robot.executor.counters, **self.loop.counters, **self._reconnects(), **log.counters}),
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,
             model_sha256=getattr(getattr(self.policy, "backend", None), "model_sha256", None),

@@ -10,7 +10,7 @@ from test_executor import assert_lawful, joined
 
 from helpers.ideal_arm import DT, FPS, IdealArm, Swaying, failing, make_loop, sway
 from strands_cosmos3.control.executor import Executor, ExecutorState
-from strands_cosmos3.control.loop import ControlLoop, LoopConfig, PrefixSpan
+from strands_cosmos3.control.loop import ControlLoop, LoopConfig, PrefixSpan, with_old_names
 from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, InputError
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory
@@ -39,7 +39,7 @@ def run(loop, seconds):
 def test_no_tick_is_idle_whatever_inference_takes(latency, replan):
     arm, loop, _joins = make_loop(latency_s=latency, replan_rows=replan)
     run(loop, 12)
-    assert loop.counters["idle_ticks"] == loop.counters["deadline_misses"] == loop.counters["stale"] == 0
+    assert loop.counters["idle_ticks"] == loop.counters["deadline_misses"] == loop.counters["expired"] == 0
     q, v, a = joined(arm.blocks)
     assert_lawful(q, v, a, FER)
     t = (np.arange(len(q)) + 1) * DT
@@ -127,7 +127,7 @@ def test_after_a_hold_motion_goes_on_from_a_later_observation():
 def test_an_answer_observed_before_the_hold_is_stale():
     arm, loop, joins = make_loop(latency_s=3.0)  # longer than a chunk lasts
     run(loop, 12)
-    assert loop.counters["stale"] >= 1
+    assert loop.counters["expired"] >= 1
     assert loop.counters["deadline_misses"] == len(joins)
     for what, _ in joins:
         assert what.rows_passed == 0
@@ -145,7 +145,7 @@ def test_an_answer_observed_before_a_stop_is_stale():
     while len(joins) == before:
         loop.tick()
     loop.close()
-    assert loop.counters["stale"] == 1
+    assert loop.counters["expired"] == 1
     assert loop.planner.seen[3][0] > stopped_s
     assert arm.now_s() > stopped_s + 0.4  # from an observation after it
     assert_lawful(*joined(arm.blocks), FER)
@@ -164,7 +164,7 @@ def test_an_answer_that_cannot_be_followed_is_refused_and_the_motion_goes_on():
     planner.plan = plan
     arm, loop, _joins = make_loop(arm, planner, latency_s=0.4, replan_rows=16)
     run(loop, 6)
-    assert loop.counters["refused"] == 1
+    assert loop.counters["rejected"] == 1
     assert loop.counters["deadline_misses"] == 0  # there was time to ask again
     assert loop.error is None
     assert_lawful(*joined(arm.blocks), FER)
@@ -238,7 +238,7 @@ def test_an_inference_that_never_ends_is_abandoned_and_counted():
     loop.planner.fail = lambda call: gate.wait()
     loop.tick()
     loop.close(0.05)
-    assert loop.counters["abandoned"] == 1
+    assert loop.counters["abandoned_inferences"] == 1
     gate.set()
 
 
@@ -249,13 +249,13 @@ def test_breaking_off_is_said_again_until_it_is_heard():
     loop.planner.fail = lambda call: gate.wait()
     loop.tick()
 
-    def break_off():
+    def cancel():
         said.append(None)
         if len(said) == 3:
             gate.set()
 
-    loop.close(break_off=break_off)
-    assert loop.counters["abandoned"] == 0
+    loop.close(cancel=cancel)
+    assert loop.counters["abandoned_inferences"] == 0
     assert len(said) >= 3
 
 
@@ -295,7 +295,7 @@ def test_an_arm_that_can_follow_no_further_ends_in_a_fault_and_is_told_to_hold()
     assert loop.executor.state is ExecutorState.FAULT
     assert np.abs(handed_out[0].qd_rad_s[-1]).max() > 0.01  # it was moving
     arm.execute = follow
-    asked, known = loop.counters["asked"], len(joins)
+    requested, accepted = loop.counters["requested"], len(joins)
     for _ in range(100):
         loop.tick()
     loop.close()
@@ -304,7 +304,7 @@ def test_an_arm_that_can_follow_no_further_ends_in_a_fault_and_is_told_to_hold()
     assert not arm.qd.any()
     assert np.ptp(joined(braking)[0][-600:], axis=0).max() == 0.0  # commanded to stay where it came to rest
     assert loop.executor.state is ExecutorState.FAULT
-    assert (loop.counters["asked"], len(joins)) == (asked, known)  # nobody is asked where nothing may be followed
+    assert (loop.counters["requested"], len(joins)) == (requested, accepted)  # nobody is asked where nothing may be followed
 
 
 def test_a_hold_says_what_it_waits_for():
@@ -386,8 +386,19 @@ def test_a_latency_that_is_no_number_stops_at_once():
     _arm, loop, _ = make_loop(latency_s=lambda: float("nan"))
     with pytest.raises(InputError):
         loop.tick()
-    assert loop.counters["asked"] == 0
+    assert loop.counters["requested"] == 0
     loop.close()
+
+
+def test_reports_keep_the_old_counter_names_for_one_release():
+    _arm, loop, _ = make_loop()
+    run(loop, 1)
+    written = with_old_names({**loop.executor.counters, **loop.counters})
+    pairs = {"asked": "requested", "refused": "rejected", "stale": "expired", "abandoned": "abandoned_inferences"}
+    for old, new in {**pairs, "cornered": "limited_by_joint_end"}.items():
+        assert written[old] == written[new]
+    assert written["asked"] > 0
+    assert "cornered" not in with_old_names({"chunks": 1})
 
 
 class Storm:
@@ -451,9 +462,9 @@ def test_a_storm_of_faults_leaves_the_limits_alone():
     assert loop.counters["idle_ticks"] - idle_before == idle
     assert loop.counters["deadline_misses"] - misses_before == misses
     assert loop.counters["failed"] > 5
-    assert loop.counters["refused"] >= 2
+    assert loop.counters["rejected"] >= 2
     assert loop.counters["deadline_misses"] > 5
-    assert loop.counters["stale"] > 3
+    assert loop.counters["expired"] > 3
     assert loop.counters["failed"] <= storm.failed
 
 
@@ -471,5 +482,5 @@ def test_a_million_ticks_in_a_storm_leak_nothing_and_miss_no_miss():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 20_000  # kB of the peak
     assert loop.counters["idle_ticks"] - idle_before == idle
     assert loop.counters["deadline_misses"] - misses_before == misses
-    assert loop.counters["asked"] >= loop.executor.counters["chunks"] + storm.failed
+    assert loop.counters["requested"] >= loop.executor.counters["chunks"] + storm.failed
     print({**loop.counters, **loop.executor.counters})

@@ -151,7 +151,7 @@ def test_a_hung_server_does_not_keep_the_episode_from_ending(robot: Robot, share
         rollout = robot.run_policy(policy=asking, instruction="sway", duration=3.5, realtime=True)
     assert time.monotonic() - started < 15.0  # the exchange was broken off; it would have waited for a minute
     assert rollout.counters["deadline_misses"] == 1
-    assert rollout.counters["abandoned"] == 0
+    assert rollout.counters["abandoned_inferences"] == 0
     assert rollout.outcome is Outcome.COMPLETED  # shorter than the loop's patience, but it is said:
     assert rollout.final_state == "hold"
     assert re.fullmatch(r"the arm has held for 1\.\d+ s; the policy has not answered for \d+\.\d+ s\.", str(rollout.held))

@@ -18,7 +18,7 @@ from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
 
 CONFIG = {"embodiment": "droid", "backend": "scripted", "chunk_rows": 32}
-IDLE = ("idle_ticks", "deadline_misses", "stale", "failed", "refused", "restarts")
+IDLE = ("idle_ticks", "deadline_misses", "expired", "failed", "rejected", "restarts")
 
 
 @pytest.fixture(scope="module")

@@ -222,7 +222,7 @@ def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
     assert rollout.fault
     assert at_rest(robot)
     assert 5.0 < rollout.arrays["t_s"][-1] < 8.0  # it moved for a second, and held for five
-    assert rollout.counters.get("failed", 0) + rollout.counters.get("refused", 0) >= 3
+    assert rollout.counters.get("failed", 0) + rollout.counters.get("rejected", 0) >= 3
     assert rollout.counters["deadline_misses"] == 1
 
 
@@ -237,7 +237,7 @@ def test_a_malformed_step_names_the_policy_that_gave_it(robot):
 def test_one_broken_answer_is_refused_and_the_motion_goes_on(robot, spoil):
     rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil, (3,)), duration=3.0)
     assert rollout.outcome is Outcome.COMPLETED
-    assert rollout.counters.get("failed", 0) + rollout.counters.get("refused", 0) == 1
+    assert rollout.counters.get("failed", 0) + rollout.counters.get("rejected", 0) == 1
     assert rollout.counters["idle_ticks"] > 0
     assert np.isfinite(rollout.arrays["q_commanded_rad"]).all()
 
