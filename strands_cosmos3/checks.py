@@ -1,4 +1,4 @@
-"""The two questions asked of every array that enters the package: is it finite, and has it the right shape?"""
+"""Checks of values that enter the package: arrays, pictures, transforms, numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SO3_TOLERANCE = 1e-6
 
 
 def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
-    """A read-only float64 copy of ``value``.
+    """Return a read-only float64 copy of ``value``.
 
     Args:
-        value: Anything numpy turns into numbers.
-        name: What to call it in an error.
-        shape: The wanted shape; None leaves an axis free, but no axis may be empty.
+        value: Anything that numpy can convert to numbers.
+        name: Its name in the error message.
+        shape: The required shape; None leaves an axis free, but no axis may be empty.
 
     Raises:
         InputError: It is not numeric.
         ShapeError: It has another shape, or an empty axis.
-        NonFiniteError: It holds NaN or infinity; the message names the first such place.
+        NonFiniteError: It contains NaN or infinity; the message gives the first index.
     """
     try:
         raw = np.asarray(value)
@@ -46,8 +46,28 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
     return array
 
 
+def image_array(value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)) -> NDArray[np.uint8]:
+    """Return ``value`` as a uint8 array, not copied.
+
+    Args:
+        value: One picture [H, W, 3], or several [N, H, W, 3].
+        name: Its name in the error message.
+        shape: The required shape; None leaves an axis free.
+
+    Raises:
+        ShapeError: It has another dtype or shape, or is empty.
+    """
+    array = np.asarray(value)
+    fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+    if array.dtype != np.uint8 or not fits or array.size == 0:
+        wanted = ", ".join(letter if n is None else str(n) for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True))
+        got = f"{array.dtype} {list(array.shape)}"
+        raise ShapeError(f"{name} must be uint8 of shape [{wanted}] and not be empty, got {got}.")
+    return array
+
+
 def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
-    """A read-only float64 copy of one rigid transform [4, 4], or of several [N, 4, 4].
+    """Return a read-only float64 copy of one rigid transform [4, 4], or of several [N, 4, 4].
 
     Raises:
         InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0, 0, 0, 1).
@@ -64,10 +84,10 @@ def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
 
 
 def positive(value: Any, name: str) -> float:
-    """A finite number above zero.
+    """Return a finite number above zero.
 
     Raises:
-        InputError: It is anything else.
+        InputError: ``value`` is anything else.
     """
     try:
         number = float(value)
@@ -79,10 +99,10 @@ def positive(value: Any, name: str) -> float:
 
 
 def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
-    """A whole number in a range, both ends included.
+    """Return a whole number from ``lowest`` to ``highest``, both included.
 
     Raises:
-        InputError: It is anything else.
+        InputError: ``value`` is anything else.
     """
     number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
     if number is None or number < lowest or (highest is not None and number > highest):
@@ -92,10 +112,10 @@ def whole_number(value: object, name: str, lowest: int, highest: int | None = No
 
 
 def instance_of(value: object, kind: type[_K], name: str) -> _K:
-    """The value, where it is of that type.
+    """Return ``value`` if it has the type ``kind``.
 
     Raises:
-        InputError: It is of another type.
+        InputError: It has another type.
     """
     if not isinstance(value, kind):
         raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")

@@ -1,4 +1,4 @@
-"""Files: where packaged data lives (beside the package in a checkout, inside it in a wheel), and output written whole."""
+"""Files: packaged data, JSON, atomic output, and paths that must stay inside a folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import ResourceNotFoundError
+from strands_cosmos3.errors import Cosmos3Error, ResourceNotFoundError
 
 _PACKAGE = Path(__file__).resolve().parent
-_ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)
+_ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)  # in a wheel, in a checkout
+_HUB_FOLDERS = ("models--", "datasets--")
+UNFINISHED = ".*.part*"
+"""Glob pattern of the files that a killed :func:`write_whole` leaves behind."""
 
 
 def resource(relative: str) -> Path:
@@ -28,20 +31,64 @@ def resource(relative: str) -> Path:
     raise ResourceNotFoundError(f"{relative!r} is not part of this installation (looked in {looked}); reinstall it.")
 
 
+def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> Path:
+    """Return ``path`` if no symbolic link leads it out of ``root``.
+
+    In the Hugging Face cache, ``snapshots/<revision>`` links into ``blobs``; the repository's folder counts as the root there.
+
+    Args:
+        path: The path to check.
+        root: The folder that it must stay in.
+        what: What the folder is, for the message, e.g. ``"checkpoint"``.
+        error: The error to raise.
+    """
+    try:
+        allowed, target = root.resolve(), path.resolve()
+    except (OSError, RuntimeError, ValueError) as reason:  # a loop of links, a NUL in the name
+        raise error(f"{str(path)!r} cannot be resolved ({reason}); it was not opened.") from None
+    if allowed.parent.name == "snapshots" and allowed.parents[1].name.startswith(_HUB_FOLDERS):
+        allowed = allowed.parents[1]
+    if not target.is_relative_to(allowed):
+        raise error(f"{path} leads to {target}, outside the {what} {allowed}; it was not opened.")
+    return path
+
+
+def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        path: The file.
+        error: The error to raise if the file is missing, unreadable or holds something else.
+        hint: The remedy, a sentence for the end of the message.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise error(f"{path} does not exist. {hint}") from None
+    except (OSError, ValueError, RecursionError) as reason:
+        raise error(f"{path} cannot be read as JSON ({reason}). {hint}") from None
+    if not isinstance(value, dict):
+        raise error(f"{path} must hold a JSON object, got {type(value).__name__}. {hint}")
+    return value
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a hidden file beside ``path``, then put it in its place."""
-    hidden = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    """Let ``write`` fill a hidden file beside ``path``, flush it to disk, and rename it to ``path``. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         write(hidden)
+        with hidden.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(hidden, path)
     finally:
         hidden.unlink(missing_ok=True)
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a hidden folder beside ``path``, then put it in its place; until then what was there stays.
+    """Let ``write`` fill a hidden folder beside ``path``, then rename it to ``path``; until then the old folder stays.
 
-    Killed between the two renamings, the next call finds the old folder and puts it back first.
+    If the process is killed between the two renames, the next call restores the old folder first.
     """
     hidden, old = (path.with_name(f".{path.name}.{state}") for state in ("new", "old"))
     if old.exists() and not path.exists():
@@ -59,6 +106,6 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write JSON, whole or not at all."""
-    write_whole(path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n"))
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON value with :func:`write_whole`."""
+    write_whole(path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8"))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform, whole_number
+from strands_cosmos3.checks import F64, finite_array, image_array, instance_of, positive, rigid_transform, whole_number
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, ShapeError, UnknownNameError
 
@@ -89,9 +89,7 @@ def _fraction(value: Any, name: str) -> float:
 
 
 def _image(value: Any, name: str) -> NDArray[np.uint8]:
-    image = np.asarray(value)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3 or image.size == 0:
-        raise ShapeError(f"{name} must be uint8 of shape [H, W, 3], got {image.dtype} {list(image.shape)}.")
+    image = image_array(value, name)
     if not _shares_bytes(image):
         image = image.copy()
         image.setflags(write=False)

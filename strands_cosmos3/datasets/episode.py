@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import image_array
 from strands_cosmos3.datasets.spec import DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import PictureStats, Stats, sampled
-from strands_cosmos3.datasets.video import EpisodeEncoder, VideoConfig, checked_frames
+from strands_cosmos3.datasets.video import EpisodeEncoder, VideoConfig
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError
 
 Columns = Mapping[str, NDArray[Any]]
@@ -107,9 +108,7 @@ class EpisodeWriter:
         numbers = {
             key: checked_column(np.asarray(frame[key])[None], key, feature, 1)[0] for key, feature in spec.columns.items()
         }
-        pictures = {
-            key: checked_frames(np.asarray(frame[key])[None], key, feature.shape)[0] for key, feature in spec.cameras.items()
-        }
+        pictures = {key: image_array(frame[key], key, feature.shape) for key, feature in spec.cameras.items()}
         for key, value in numbers.items():
             self._columns[key].append(value)
         for key, picture in pictures.items():

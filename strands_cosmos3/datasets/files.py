@@ -16,8 +16,8 @@ out of the dataset is refused.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from string import Formatter
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
 from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
+from strands_cosmos3.resources import contained, read_json, write_whole
 
 VERSION = "v3.0"
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
@@ -38,6 +39,7 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 CHUNK_SIZE = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
+HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
 """Column of the episodes' index with a JSON object of the writer's choice, e.g. seed and outcome."""
 Ints = NDArray[np.int64]
@@ -65,21 +67,7 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
         raise DatasetFormatError(f"{root / INFO}: the path template {template!r} is malformed: {error}.") from None
     if path.is_absolute() or ".." in path.parts or "\\" in str(path) or "\0" in str(path) or min(number) < 0:
         raise DatasetFormatError(f"{root / INFO}: {template!r} leads to {str(path)!r}, outside the dataset; refused.")
-    return inside(root, root / path)
-
-
-def inside(root: Path, path: Path) -> Path:
-    """The path, where no symbolic link leads it out of the dataset (or out of its repository in the hub's cache).
-
-    Raises:
-        DatasetFormatError: It leads elsewhere.
-    """
-    allowed = root.resolve()
-    if allowed.parent.name == "snapshots":
-        allowed = allowed.parents[1]
-    if not path.resolve().is_relative_to(allowed):
-        raise DatasetFormatError(f"{path} leads to {path.resolve()}, outside the dataset {allowed}; it was not opened.")
-    return path
+    return contained(root / path, root, "dataset", DatasetFormatError)
 
 
 def number_of(count: int, chunk_size: int = CHUNK_SIZE) -> tuple[int, int]:
@@ -139,7 +127,7 @@ def read_info(root: Path) -> Info:
     Raises:
         DatasetFormatError: It is absent, no JSON, of another version, or says something impossible.
     """
-    raw = read_json(root / INFO)
+    raw = read_json(root / INFO, DatasetFormatError, HINT)
     version = raw.get("codebase_version")
     if version != VERSION:
         raise DatasetFormatError(
@@ -190,23 +178,6 @@ def _whole(raw: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        DatasetFormatError: The file is absent, or holds something else.
-    """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DatasetFormatError(f"{path} does not exist; is its folder a LeRobot v3 dataset?") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DatasetFormatError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(raw, dict):
-        raise DatasetFormatError(f"{path} must hold a JSON object, got {type(raw).__name__}.")
-    return raw
-
-
 def column_names(path: Path) -> list[str]:
     """The columns of a parquet file.
 
@@ -237,29 +208,30 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
         raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
 
 
-def place(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a file under the dataset's hidden name, flush it to the disk, and put it in its place at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.part")
+@contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Raise :class:`DatasetError` where writing in ``root`` fails."""
     try:
-        write(hidden)
-        with hidden.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
+        yield
     except OSError as error:
-        raise DatasetError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        hidden.unlink(missing_ok=True)
+        raise DatasetError(f"{error.filename or root} cannot be written: {error.strerror or error}.") from error
 
 
-def place_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON, whole or not at all."""
-    place(path, lambda hidden: hidden.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+def write_table(path: Path, table: Any, rows_per_group: int | None = None) -> None:
+    """Write a parquet file with :func:`~strands_cosmos3.resources.write_whole`."""
+    write_whole(path, lambda hidden: pq.write_table(table, hidden, compression="snappy", row_group_size=rows_per_group))
 
 
-def place_table(path: Path, table: Any, rows_per_group: int | None = None) -> None:
-    """Write parquet, whole or not at all."""
-    place(path, lambda hidden: pq.write_table(table, hidden, compression="snappy", row_group_size=rows_per_group))
+def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the parquet table of numeric columns, each [rows] or [rows, n]."""
+    return pa.table(
+        {
+            key: pa.array(values)
+            if values.ndim == 1
+            else pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+            for key, values in columns.items()
+        }
+    )
 
 
 def write_tasks(root: Path, tasks: Sequence[str]) -> None:
@@ -274,7 +246,7 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
         "pandas_version": "2.0.0",
     }
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
-    place_table(root / TASKS, table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
+    write_table(root / TASKS, table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
 
 
 def read_tasks(root: Path, info: Info) -> tuple[str, ...]:

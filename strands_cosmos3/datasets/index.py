@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from strands_cosmos3.datasets.files import NOTE, Info, Ints, column_names, read_table
+from strands_cosmos3.datasets.spec import BOOKKEEPING, DatasetSpec
 from strands_cosmos3.datasets.stats import Stats
 from strands_cosmos3.errors import DatasetFormatError
 
@@ -182,18 +183,19 @@ def _entries(path: Path, needed: Sequence[str]) -> Any:
     return read_table(path, [*needed, *(name for name in _OPTIONAL if name in names)])
 
 
-def read_episode_stats(root: Path, index: EpisodeIndex, keys: Sequence[str]) -> list[dict[str, Stats]]:
+def read_episode_stats(root: Path, index: EpisodeIndex, spec: DatasetSpec) -> list[dict[str, Stats]]:
     """Every episode's own figures.
 
     Raises:
         DatasetFormatError: An episode has none, or they are misshapen.
     """
+    keys = {*spec.columns, *BOOKKEEPING, *spec.cameras}
     found: list[dict[str, Stats]] = []
     for path in episode_files(root):
         table = read_table(path)
         names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
         columns = {(key, name): table.column(f"stats/{key}/{name}").to_pylist() for _, key, name in names if key in keys}
-        if {key for key, _ in columns} != set(keys):
+        if {key for key, _ in columns} != keys:
             raise DatasetFormatError(f"{path} lacks the episodes' figures of some features.")
         for i in range(table.num_rows):
             figures: dict[str, Stats] = {key: {} for key in keys}

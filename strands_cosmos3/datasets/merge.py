@@ -20,19 +20,20 @@ from strands_cosmos3.datasets.files import (
     STATS,
     VIDEO_FILE_MB,
     Info,
+    columns_to_table,
     file_of,
     number_of,
-    place,
-    place_json,
-    place_table,
+    write_table,
     write_tasks,
+    writing,
 )
 from strands_cosmos3.datasets.index import Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import BOOKKEEPING
-from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
+from strands_cosmos3.datasets.stats import Stats, merged_features, to_json
 from strands_cosmos3.datasets.video import join_videos, video_layout
 from strands_cosmos3.errors import ConfigError, DatasetError, DatasetFormatError, DatasetMismatchError
+from strands_cosmos3.resources import write_json, write_whole
 
 _EPISODES_A_FILE = 5000
 
@@ -78,12 +79,11 @@ def merge_datasets(
     root.parent.mkdir(parents=True, exist_ok=True)
     hidden = root.with_name(f".{root.name}.{os.getpid()}.part")
     try:
-        _Merge(hidden, parts, data_file_mb * 2**20, video_file_mb * 2**20).run(progress)
-        if root.exists():
-            root.rmdir()
-        os.replace(hidden, root)
-    except OSError as error:
-        raise DatasetError(f"{root} cannot be written: {error.strerror or error}.") from error
+        with writing(root):
+            _Merge(hidden, parts, data_file_mb * 2**20, video_file_mb * 2**20).run(progress)
+            if root.exists():
+                root.rmdir()
+            os.replace(hidden, root)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
         for part in parts:
@@ -107,9 +107,8 @@ class _Merge:
         rows: list[Row] = []
         stats: list[dict[str, Stats]] = []
         start = 0
-        figured = [*self.info.spec.columns, *BOOKKEEPING, *self.info.spec.cameras]
         for part in self.parts:
-            stats += read_episode_stats(part.root, part._index, figured) if len(part) else []
+            stats += read_episode_stats(part.root, part._index, part.spec) if len(part) else []
         for n, (part, i) in enumerate(episodes):
             row = part._index.row(i)
             at = {key: videos[key][id(part), i] for key in videos}
@@ -140,7 +139,7 @@ class _Merge:
 
     def _flush(self, tables: Sequence[Any], number: int) -> None:
         if tables:
-            place_table(file_of(self.root, self.info.data_path, number_of(number)), pa.concat_tables(tables))
+            write_table(file_of(self.root, self.info.data_path, number_of(number)), pa.concat_tables(tables))
 
     def _videos(self, key: str) -> dict[tuple[int, int], tuple[int, int, int]]:
         """Copy a camera's videos; returns every episode's chunk, file and first frame."""
@@ -163,20 +162,19 @@ class _Merge:
 
     def _join(self, key: str, group: list[tuple[Path, int]], number: int) -> None:
         path = file_of(self.root, self.info.video_path, number_of(number), key)
-        place(path, lambda hidden: join_videos(list(group), self.info.spec.fps, hidden))
+        write_whole(path, lambda hidden: join_videos(list(group), self.info.spec.fps, hidden))
 
     def _write_meta(self, rows: list[Row], stats: list[dict[str, Stats]], n_frames: int) -> None:
         for first in range(0, len(rows), _EPISODES_A_FILE):
             some = slice(first, first + _EPISODES_A_FILE)
             table = rows_to_table(rows[some], stats[some], first, self.info.spec.fps)
-            place_table(file_of(self.root, EPISODES_PATH, rows[first].meta), table)
+            write_table(file_of(self.root, EPISODES_PATH, rows[first].meta), table)
         if rows:
             write_tasks(self.root, self.tasks)
         info = replace(self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks))
-        place_json(self.root / INFO, info.to_json())
+        write_json(self.root / INFO, info.to_json())
         with Dataset(self.root) as whole:
-            exact = {key: column_stats(whole.column(key)) for key in (*info.spec.columns, *BOOKKEEPING)} if rows else {}
-        place_json(self.root / STATS, to_json({**merged_features(stats), **exact}))
+            write_json(self.root / STATS, to_json({**merged_features(stats), **(whole.exact_stats() if rows else {})}))
 
 
 def _files(part: Dataset) -> list[tuple[tuple[int, int], dict[str, Any]]]:
@@ -199,11 +197,7 @@ def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, firs
         "index": columns["index"] + first_row,
         "task_index": remap[tasks],
     }
-    arrays = {}
-    for key, values in {**columns, **changed}.items():
-        flat = values.ndim == 1
-        arrays[key] = pa.array(values) if flat else pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
-    return pa.table(arrays)
+    return columns_to_table({**columns, **changed})
 
 
 def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:

@@ -14,12 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.datasets.files import STATS, file_of, read_info, read_json, read_table, read_tasks
+from strands_cosmos3.datasets.files import HINT, STATS, file_of, read_info, read_table, read_tasks
 from strands_cosmos3.datasets.index import EpisodeIndex
 from strands_cosmos3.datasets.spec import BOOKKEEPING, DatasetSpec, Feature
-from strands_cosmos3.datasets.stats import Stats
+from strands_cosmos3.datasets.stats import Stats, column_stats
 from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
+from strands_cosmos3.resources import read_json
 
 _KEPT_COLUMNS = 64
 
@@ -88,7 +89,7 @@ class Dataset:
         """
         if not (self.root / STATS).exists():
             return {}
-        raw = read_json(self.root / STATS)
+        raw = read_json(self.root / STATS, DatasetFormatError, HINT)
         try:
             return {key: {name: np.asarray(value, np.float64) for name, value in part.items()} for key, part in raw.items()}
         except (AttributeError, TypeError, ValueError) as error:
@@ -131,6 +132,10 @@ class Dataset:
         if len(whole) != self.n_frames:
             raise DatasetFormatError(f"{self.root}: column {key} has {len(whole)} rows, meta/info.json {self.n_frames}.")
         return whole
+
+    def exact_stats(self) -> dict[str, Stats]:
+        """Statistics of every numeric column, computed from all rows; the quantiles are exact."""
+        return {key: column_stats(self.column(key)) for key in (*self.spec.columns, *BOOKKEEPING)}
 
     def _numeric(self, key: str) -> Feature:
         columns = {**self.spec.columns, **BOOKKEEPING}

@@ -22,7 +22,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.errors import DatasetFormatError, InputError, UnknownNameError
+from strands_cosmos3.errors import DatasetFormatError, UnknownNameError
 
 Frames = NDArray[np.uint8]
 _PIXEL_FORMATS = ("yuv420p", "yuv444p")
@@ -268,16 +268,3 @@ def _runs(rows: list[int]) -> list[list[int]]:
             runs.append([])
         runs[-1].append(row)
     return runs
-
-
-def checked_frames(value: Any, name: str, shape: tuple[int, ...], n: int | None = None) -> Frames:
-    """[N, H, W, 3] uint8 of a camera's shape.
-
-    Raises:
-        InputError: It is anything else.
-    """
-    frames = np.asarray(value)
-    if frames.dtype != np.uint8 or frames.shape[1:] != shape or (n is not None and len(frames) != n):
-        wanted = f"[{'N' if n is None else n}, {', '.join(map(str, shape))}]"
-        raise InputError(f"{name} must be uint8 of shape {wanted}, got {frames.dtype} {list(frames.shape)}.")
-    return frames

@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from strands_cosmos3.checks import instance_of, whole_number
+from strands_cosmos3.checks import image_array, instance_of, whole_number
 from strands_cosmos3.datasets.episode import (
     CameraWriter,
     Columns,
@@ -32,21 +31,22 @@ from strands_cosmos3.datasets.files import (
     STATS,
     VIDEO_PATH,
     Info,
+    columns_to_table,
     file_of,
     number_of,
-    place,
-    place_json,
-    place_table,
     read_info,
     read_tasks,
+    write_table,
     write_tasks,
+    writing,
 )
 from strands_cosmos3.datasets.index import EpisodeIndex, Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
-from strands_cosmos3.datasets.spec import BOOKKEEPING, DatasetSpec
+from strands_cosmos3.datasets.spec import DatasetSpec
 from strands_cosmos3.datasets.stats import column_stats, merged_features, to_json
-from strands_cosmos3.datasets.video import VideoConfig, checked_frames, join_videos
+from strands_cosmos3.datasets.video import VideoConfig, join_videos
 from strands_cosmos3.errors import ConfigError, DatasetBusyError, DatasetError, DatasetMismatchError, InputError
+from strands_cosmos3.resources import UNFINISHED, write_json, write_whole
 
 
 class DatasetWriter:
@@ -90,7 +90,8 @@ class DatasetWriter:
     def _open(self, spec: DatasetSpec) -> Info:
         if not (self.root / INFO).exists():
             info = Info(_described(spec, self.video))
-            place_json(self.root / INFO, info.to_json())
+            with writing(self.root):
+                write_json(self.root / INFO, info.to_json())
             self._tasks: list[str] = []
             self._next_file, self._stats = 0, {}
             return info
@@ -107,13 +108,13 @@ class DatasetWriter:
         index = EpisodeIndex(self.root, info)
         self._tasks = list(read_tasks(self.root, info))
         self._next_file = index.next_file(info.chunk_size)
-        self._stats = merged_features(read_episode_stats(self.root, index, _figured(info.spec)))
+        self._stats = merged_features(read_episode_stats(self.root, index, info.spec))
         self._remove_leftovers(info)
         return info
 
     def _remove_leftovers(self, info: Info) -> None:
         """Delete what a writer that died put in place without counting it."""
-        for path in self.root.rglob(".*.part"):
+        for path in self.root.rglob(UNFINISHED):
             path.unlink()
         folders = [self.root / "data", self.root / "meta/episodes", *(self.root / "videos").glob("*")]
         for folder in folders:
@@ -182,26 +183,19 @@ class DatasetWriter:
             DatasetError: It cannot be written.
         """
         self._require_open()
-        videos = {} if videos is None else videos
+        spec, videos = self.spec, videos or {}
         task, note = checked_task(task), checked_note(note)
-        require_features({*columns, *videos}, self.spec)
-        first = next(iter({**columns, **videos}.values()))
-        n = len(np.atleast_1d(np.asarray(first)))
-        checked = {
-            key: checked_column(columns[key], key, feature, n) for key, feature in self.spec.columns.items() if key in columns
-        }
-        pictures = {
-            key: checked_frames(videos[key], key, feature.shape, n)
-            for key, feature in self.spec.cameras.items()
-            if key in videos
-        }
-        if len(checked) + len(pictures) != len(self.spec.features):
-            raise InputError("numeric features belong into columns, cameras into videos.")
-        encoders = {key: CameraWriter(feature, self.spec.fps, self.video, n) for key, feature in self.spec.cameras.items()}
-        for key, frames in pictures.items():
-            for frame in frames:
-                encoders[key].add(frame)
-        return self._finish(checked, encoders, n, task, note)
+        require_features({*columns, *videos}, spec)
+        if set(columns) != set(spec.columns) or set(videos) != set(spec.cameras):
+            raise InputError("pass numeric features in columns and cameras in videos.")
+        n = len(np.atleast_1d(np.asarray(next(iter({**columns, **videos}.values())))))
+        checked = {key: checked_column(columns[key], key, feature, n) for key, feature in spec.columns.items()}
+        frames = {key: image_array(videos[key], key, (n, *feature.shape)) for key, feature in spec.cameras.items()}
+        cameras = {key: CameraWriter(feature, spec.fps, self.video, n) for key, feature in spec.cameras.items()}
+        for key, camera in cameras.items():
+            for frame in frames[key]:
+                camera.add(frame)
+        return self._finish(checked, cameras, n, task, note)
 
     def _finish(
         self,
@@ -241,27 +235,32 @@ class DatasetWriter:
         if not self._pending:
             return
         info, episodes = self._info, self._pending
-        number = number_of(self._next_file, info.chunk_size)
-        for key in self.spec.cameras:
-            parts = [(episode.videos[key], episode.length) for episode in episodes]
-            path = file_of(self.root, info.video_path, number, key)
-            place(path, lambda hidden, parts=parts: join_videos(parts, self.spec.fps, hidden))
-        place_table(file_of(self.root, info.data_path, number), _data_table(episodes, self.spec), _rows_per_group(episodes))
         stats = merged_features([*([self._stats] if self._stats else []), *(episode.stats for episode in episodes)])
-        rows = self._rows(number)
-        index = rows_to_table(rows, [episode.stats for episode in episodes], info.total_episodes, self.spec.fps)
-        place_table(file_of(self.root, EPISODES_PATH, number), index)
-        write_tasks(self.root, self._tasks)
-        place_json(self.root / STATS, to_json(stats))
         counted = replace(
             info,
             total_episodes=info.total_episodes + len(episodes),
             total_frames=info.total_frames + sum(episode.length for episode in episodes),
             total_tasks=len(self._tasks),
         )
-        place_json(self.root / INFO, counted.to_json())
+        with writing(self.root):
+            self._write_files(episodes, number_of(self._next_file, info.chunk_size))
+            write_tasks(self.root, self._tasks)
+            write_json(self.root / STATS, to_json(stats))
+            write_json(self.root / INFO, counted.to_json())
         self._info, self._stats, self._pending, self._changed = counted, stats, [], True
         self._next_file += 1
+
+    def _write_files(self, episodes: Sequence[FinishedEpisode], number: tuple[int, int]) -> None:
+        """Write the videos, the data file and the index file of a commit."""
+        info = self._info
+        for key in self.spec.cameras:
+            parts = [(episode.videos[key], episode.length) for episode in episodes]
+            path = file_of(self.root, info.video_path, number, key)
+            write_whole(path, lambda hidden, parts=parts: join_videos(parts, self.spec.fps, hidden))
+        write_table(file_of(self.root, info.data_path, number), _data_table(episodes), _rows_per_group(episodes))
+        stats = [episode.stats for episode in episodes]
+        index = rows_to_table(self._rows(number), stats, info.total_episodes, self.spec.fps)
+        write_table(file_of(self.root, EPISODES_PATH, number), index)
 
     def _rows(self, number: tuple[int, int]) -> list[Row]:
         rows, start, frame = [], self._info.total_frames, 0
@@ -285,9 +284,8 @@ class DatasetWriter:
             self._unlock()
 
     def _exact_stats(self) -> None:
-        with Dataset(self.root) as dataset:
-            exact = {key: column_stats(dataset.column(key)) for key in (*self.spec.columns, *BOOKKEEPING)}
-        place_json(self.root / STATS, to_json({**self._stats, **exact}))
+        with Dataset(self.root) as dataset, writing(self.root):
+            write_json(self.root / STATS, to_json({**self._stats, **dataset.exact_stats()}))
 
     def _require_open(self) -> None:
         if self._lock is None:
@@ -314,10 +312,6 @@ def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:
     return DatasetSpec(spec.fps, {**spec.features, **cameras}, spec.robot_type)
 
 
-def _figured(spec: DatasetSpec) -> list[str]:
-    return [*spec.columns, *BOOKKEEPING, *spec.cameras]
-
-
 def _lock(root: Path) -> int | None:
     """Hold the dataset's folder for writing; the lock goes with the process, and leaves no file."""
     if root.exists() and not root.is_dir():
@@ -340,15 +334,8 @@ def _lock(root: Path) -> int | None:
     return handle
 
 
-def _data_table(episodes: Sequence[FinishedEpisode], spec: DatasetSpec) -> Any:
-    columns = {}
-    for key in episodes[0].columns:
-        values = np.concatenate([episode.columns[key] for episode in episodes])
-        if values.ndim == 1:
-            columns[key] = pa.array(values)
-        else:
-            columns[key] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
-    return pa.table(columns)
+def _data_table(episodes: Sequence[FinishedEpisode]) -> Any:
+    return columns_to_table({key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns})
 
 
 def _rows_per_group(episodes: Sequence[FinishedEpisode]) -> int:

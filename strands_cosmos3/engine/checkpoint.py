@@ -27,7 +27,7 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
-from strands_cosmos3.engine.weight_files import Cut, WeightFiles, cut_shape, read_json
+from strands_cosmos3.engine.weight_files import Cut, WeightFiles, cut_shape, read_config
 from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes, optional
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
 
@@ -86,13 +86,13 @@ class Checkpoint:
             raise LayoutError(f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint holds "
                               "transformer/, vae/, scheduler/, text_tokenizer/ and model_index.json.")  # fmt: skip
         collected = _Collected()
-        index = collected.of(lambda: read_json(root / "model_index.json", root) if _there(root, "model_index.json") else {})
+        index = collected.of(lambda: read_config(root / "model_index.json", root) if _there(root, "model_index.json") else {})
         metadata = collected.of(lambda: _metadata(root))
-        config = collected.of(lambda: TransformerConfig.from_dict(read_json(root / "transformer/config.json", root)))
-        vae_config = collected.of(lambda: read_json(root / "vae/config.json", root))
+        config = collected.of(lambda: TransformerConfig.from_dict(read_config(root / "transformer/config.json", root)))
+        vae_config = collected.of(lambda: read_config(root / "vae/config.json", root))
         native = bool((index or {}).get("use_native_flow_schedule", False))
         scheduler = collected.of(
-            lambda: SchedulerConfig.from_dict(read_json(root / "scheduler/scheduler_config.json", root), native)
+            lambda: SchedulerConfig.from_dict(read_config(root / "scheduler/scheduler_config.json", root), native)
         )
         weights = collected.of(lambda: _transformer_weights(root, config))
         vae_weights = collected.of(lambda: WeightFiles(root / "vae", root))
@@ -202,7 +202,7 @@ def _there(root: Path, name: str) -> bool:
 def _metadata(root: Path) -> Mapping[str, Any]:
     if not _there(root, METADATA):
         return {}
-    ours = read_json(root / METADATA, root).get("strands_cosmos3", {})
+    ours = read_config(root / METADATA, root).get("strands_cosmos3", {})
     if not isinstance(ours, dict) or not isinstance(ours.get("sha256", {}), dict):
         raise LayoutError(f"{root / METADATA}: strands_cosmos3 and its sha256 must be JSON objects.")
     return ours

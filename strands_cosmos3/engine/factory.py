@@ -8,7 +8,6 @@ folders as they are.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import expected_shapes
+from strands_cosmos3.resources import write_json
 
 LABEL = "random weights, for tests and benchmarks: what this checkpoint answers means nothing"
 STEM = "diffusion_pytorch_model"
@@ -266,9 +266,3 @@ def write_tokenizer(folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequ
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
     return len(fast)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write a config file; its folder is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -7,7 +7,6 @@ memory that the caller allocated, so that loading needs little more memory than 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
+from strands_cosmos3.resources import contained, read_json
 
 Cut = tuple[slice, ...]
 """The part of a stored tensor that is wanted, axis by axis; empty is all of it."""
@@ -26,40 +26,25 @@ _HASH_BLOCK = 1 << 22
 _CHECK_BLOCK = 1 << 22
 
 
-def read_json(path: Path, root: Path) -> dict[str, Any]:
-    """A JSON object from a file of a checkpoint.
+_HINT = "A Cosmos 3 checkpoint has this file; download it again."
+
+
+def read_config(path: Path, root: Path) -> dict[str, Any]:
+    """Read a JSON object from a file of a checkpoint.
 
     Raises:
-        LayoutError: It is absent, outside the checkpoint, not JSON, or not an object.
+        LayoutError: The file is missing, outside the checkpoint, or not a JSON object.
     """
-    contained(path, root)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise LayoutError(f"{path} does not exist; a Cosmos 3 checkpoint has one. Is the download complete?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise LayoutError(f"{path} is not readable JSON ({error}); download it again.") from None
-    if not isinstance(data, dict):
-        raise LayoutError(f"{path} holds a JSON {type(data).__name__}, not an object; download it again.")
-    return data
+    return read_json(inside(path, root), LayoutError, _HINT)
 
 
-def contained(path: Path, root: Path) -> Path:
-    """The file, once it is certain that it lies inside the checkpoint.
-
-    The hub's cache keeps ``snapshots/<revision>`` full of links into ``blobs``; the checkpoint is then the folder
-    above.
+def inside(path: Path, root: Path) -> Path:
+    """Return ``path`` if it lies inside the checkpoint ``root``.
 
     Raises:
-        LayoutError: It does not.
+        LayoutError: A link leads out of it.
     """
-    allowed = root.resolve()
-    if allowed.parent.name == "snapshots" and allowed.parent.parent.name.startswith("models--"):
-        allowed = allowed.parent.parent
-    target = path.resolve()
-    if not target.is_relative_to(allowed):
-        raise LayoutError(f"{path} leads to {target}, outside the checkpoint {allowed}; it was not opened.")
-    return path
+    return contained(path, root, "checkpoint", LayoutError)
 
 
 class WeightFiles:
@@ -97,7 +82,7 @@ class WeightFiles:
             return self._from_index(index)
         single = self.folder / f"{stem}.safetensors"
         if single.exists():
-            contained(single, self._root)
+            inside(single, self._root)
             with _opened(single) as file:
                 return dict.fromkeys(file.keys(), single)
         pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
@@ -109,7 +94,7 @@ class WeightFiles:
         raise LayoutError(f"{self.folder} holds neither {single.name} nor {index.name}; is the download complete?")
 
     def _from_index(self, index: Path) -> dict[str, Path]:
-        weight_map = read_json(index, self._root).get("weight_map")
+        weight_map = read_config(index, self._root).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise LayoutError(f"{index} has no weight_map; download it again.")
         located = {}
@@ -118,7 +103,7 @@ class WeightFiles:
                 raise LayoutError(f"{index} sends {key!r} to {name!r}; only safetensors files beside it are opened.")
             located[key] = self.folder / name
         for file in sorted(set(located.values())):
-            contained(file, self._root)
+            inside(file, self._root)
             if not file.is_file():
                 raise LayoutError(f"{index} names {file.name}, which does not exist; is the download complete?")
         return located
@@ -173,7 +158,7 @@ class WeightFiles:
         for key in targets:
             by_file.setdefault(self._file_of[key.partition("#")[0]], []).append(key)
         for path, keys in sorted(by_file.items()):
-            with _opened(contained(path, self._root)) as file:
+            with _opened(inside(path, self._root)) as file:
                 for key in sorted(keys):
                     name, _, row = key.partition("#")
                     view = file.get_slice(name)

@@ -58,7 +58,7 @@ def evaluate(
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
         run = {"settings": settings.to_dict(), **(about or {}), "started": _now()}
-        folder.write_file("run.json", lambda hidden: write_json(hidden, run))
+        write_json(folder.path / "run.json", run)
         started = time.monotonic()
         try:
             _run(driver, address, workers)

@@ -129,14 +129,12 @@ class RunFolder:
             "digest": self.settings.digest(assignment),
         }
         path = self.episode_path(assignment)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, stored)
         return stored
 
     def write_film(self, assignment: Assignment, film: bytes, same: bool) -> Path:
         """Store a film; ``same`` says whether the filmed run ended as the stored episode did, to the bit."""
         path = self._film_path(assignment, same)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda hidden: hidden.write_bytes(film))
         return path
 

@@ -15,6 +15,7 @@ from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import summarise
+from strands_cosmos3.resources import write_json
 
 Report = dict[str, Any]
 _EMBED_BYTES = 32 * 2**20  # films beyond this are linked: the page stays light enough to open
@@ -53,7 +54,7 @@ def make_report(
 
 def write_report(folder: RunFolder, report: Report) -> None:
     """Write ``report.json`` and the self-contained ``report.html``."""
-    folder.write_file("report.json", lambda hidden: hidden.write_text(json.dumps(report, indent=1) + "\n"))
+    write_json(folder.path / "report.json", report)
     films: dict[str, str] = {}
     room = _EMBED_BYTES
     for failure in report["failures"]:

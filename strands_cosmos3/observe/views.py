@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import image_array
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
 
@@ -110,7 +111,7 @@ def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
     Raises:
         ShapeError: It is not uint8 [H, W, 3].
     """
-    require_picture(picture)
+    picture = image_array(picture, "picture")
     height, width = picture.shape[:2]
     if (height, width) == hw:
         return picture
@@ -188,13 +189,3 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
     mode = "edge" if right >= content[1] or bottom >= content[0] else "reflect"
     padded = np.pad(signed, ((0, 0), (0, bottom), (0, right), (0, 0)), mode=mode)
     return Canvas(padded, content)
-
-
-def require_picture(picture: NDArray[np.generic], name: str = "picture") -> None:
-    """Refuse what is not a picture.
-
-    Raises:
-        ShapeError: It is not uint8 [H, W, 3], or is empty.
-    """
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or picture.size == 0:
-        raise ShapeError(f"{name} must be uint8 [H, W, 3] and not be empty, got {picture.dtype} {list(picture.shape)}.")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, quaternion_to_matrix, se3
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, image_array
 from strands_cosmos3.embodiments import WIRE_GRIPPER, ActionSpace, CameraRig, Embodiment
 from strands_cosmos3.errors import (
     ActionSpaceError,
@@ -32,7 +32,7 @@ from strands_cosmos3.errors import (
     ShapeError,
     UnknownNameError,
 )
-from strands_cosmos3.observe.views import compose, letterbox, require_picture
+from strands_cosmos3.observe.views import compose, letterbox
 from strands_cosmos3.types import ActionChunk, Request
 
 PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/gripper_position"
@@ -228,21 +228,15 @@ def _read_pictures(
         keys = _keys(rig, zero)
         missing = [key for key in keys if key not in message]
         if not missing:
-            views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
+            views = {view: image_array(message[key], repr(key)) for view, key in zip(rig.views, keys, strict=True)}
             return views, compose(views, rig) if needed else None
         if needed and len(missing) < len(keys) and COMPOSITE not in message:
             raise _missing(message, missing[0])
     if COMPOSITE in message:
-        return {}, _picture(message, COMPOSITE)
+        return {}, image_array(message[COMPOSITE], repr(COMPOSITE))
     if needed:
         raise _missing(message, COMPOSITE, f", or {', '.join(rig.wire_names)}" if rig is not None else "")
     return {}, None
-
-
-def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
-    picture = np.asarray(message[key])
-    require_picture(picture, repr(key))
-    return picture
 
 
 def _speaks(space: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from strands_cosmos3.checks import positive
+from strands_cosmos3.checks import image_array, positive
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, ShapeError
 
 Frame = NDArray[np.uint8]
@@ -78,8 +78,9 @@ class VideoWriter:
         """
         if self._container is None:
             raise ConfigError(f"{self.path} is closed; no frame can follow.")
-        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.shape[0] % 2 or frame.shape[1] % 2:
-            raise ShapeError(f"a frame is [H, W, 3] uint8 with H and W even, got {list(frame.shape)} {frame.dtype}.")
+        frame = image_array(frame, "a frame")
+        if frame.shape[0] % 2 or frame.shape[1] % 2:
+            raise ShapeError(f"a frame's height and width must be even, got {list(frame.shape)}.")
         if self._stream is None:
             self._stream = self._container.add_stream(
                 "libx264", rate=self._rate, options={"crf": str(self._crf), "preset": "veryfast"}
@@ -128,10 +129,6 @@ class VideoWriter:
             self.discard()
 
 
-def _is_picture(picture: Any) -> bool:
-    return picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and 0 not in picture.shape
-
-
 def compose_film(
     beauty: Frame,
     views: Mapping[str, Frame],
@@ -156,8 +153,7 @@ def compose_film(
     """
     beside = {name: picture for name, picture in (("predicted", predicted), ("happened", happened)) if picture is not None}
     for name, picture in {"beauty": beauty, **views, **beside}.items():
-        if not _is_picture(picture):
-            raise ShapeError(f"picture {name!r} must be [H, W, 3] uint8, got {list(picture.shape)} {picture.dtype}.")
+        image_array(picture, f"picture {name!r}")
     main = beauty if caption is None else _captioned(beauty, caption)
     strip = _strip(views, main.shape[1]) if views else np.empty((0, main.shape[1], 3), np.uint8)
     page = np.concatenate([main, strip])

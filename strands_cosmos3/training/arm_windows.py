@@ -7,7 +7,6 @@ that letterboxing, composite, canvas, caption and state row cannot differ from i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import compose
+from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.lerobot import poses_of, raw_rows
 from strands_cosmos3.training.windows import Batch, cached_latents
 
@@ -210,4 +210,4 @@ def write_statistics(stats: ActionStats, path: Path, source: str) -> None:
     """Write statistics in this project's schema."""
     figures = {name: np.asarray(getattr(stats, name)).tolist() for name in ("q01", "q99", "mean", "std")}
     data = {"schema": 1, "domain": stats.domain, "source": source, "columns": list(stats.columns), **figures}
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_json(path, data)

@@ -21,14 +21,14 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
-from strands_cosmos3.resources import write_folder
+from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, dataset_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, LossMetrics
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy
-from strands_cosmos3.training.run_manifest import identity_of, keep_settings, write
+from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 
 SETTINGS = "settings.json"
 
@@ -112,10 +112,10 @@ class PostTraining:
         how = {name: value for name, value in asdict(self.config).items() if name not in ("steps", "lr")}
         named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
         if not any((self.folder / made).exists() for made in (LATENTS, STATE)):
-            write(path, {**how, **named, "keys": asdict(keys)})  # nothing binds yet
+            write_json(path, {**how, **named, "keys": asdict(keys)})  # nothing binds yet
             return
         if not path.exists():
-            write(path, {})
+            write_json(path, {})
         keep_settings(path, {**how, **named, "keys": asdict(keys)})
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
@@ -198,7 +198,7 @@ class PostTraining:
         ours |= {"domain": self.embodiment.name, "post_training": {**asdict(self.config), "trained": self.trained}}
         files = sorted(target.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
-        path.write_text(json.dumps({**data, "strands_cosmos3": ours}, indent=2) + "\n", encoding="utf-8")
+        write_json(path, {**data, "strands_cosmos3": ours})
 
 
 def _replaced(

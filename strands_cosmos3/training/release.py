@@ -22,7 +22,6 @@ from strands_cosmos3.engine.factory import (
     SCHEDULER,
     FactorySizes,
     transformer_config,
-    write_json,
     write_tokenizer,
     write_weights,
 )
@@ -33,7 +32,7 @@ from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes
 from strands_cosmos3.instruction import COLOURS
 from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
-from strands_cosmos3.resources import write_folder
+from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.phrases import GOALS, TRAINED
 from strands_cosmos3.training.windows import FPS, ROWS, Captions

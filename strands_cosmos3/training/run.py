@@ -30,7 +30,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
-from strands_cosmos3.resources import write_whole
+from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.dynamics import judge_dynamics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, LossMetrics, drop_from, whole
@@ -50,7 +50,7 @@ from strands_cosmos3.training.release import (
     with_statistics,
 )
 from strands_cosmos3.training.run_config import RunConfig, tier_of
-from strands_cosmos3.training.run_manifest import keep, keep_settings, write
+from strands_cosmos3.training.run_manifest import keep, keep_settings
 from strands_cosmos3.training.sharding import averaged, spread
 from strands_cosmos3.training.shards import Demos
 from strands_cosmos3.training.vae import (
@@ -218,7 +218,7 @@ class SmallRun:
 
     def _open_gate(self, vae: Any) -> None:
         gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
-        write(self.folder / "vae/gate.json", asdict(gate))
+        write_json(self.folder / "vae/gate.json", asdict(gate))
         gate.require()
 
     def _fit_motion(self, vae: Any) -> None:
@@ -241,14 +241,14 @@ class SmallRun:
         path = self.folder / "vae/latent_stats.json"
         if self._start is not None and not path.exists():  # the weights to go on from know these figures
             known = self._start.vae_config
-            write(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
+            write_json(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
         if not path.exists():
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
             with torch.no_grad():
                 parts = (to_pixels(self.demos.frames(part)).to(self.device) for part in np.array_split(ticks, 8) if len(part))
                 raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
             latents = torch.cat(raw)[..., : self.columns]
-            write(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
+            write_json(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
         figures = json.loads(path.read_text())
         return with_statistics(vae, figures["mean"], figures["std"])
 
@@ -317,7 +317,7 @@ class SmallRun:
             report = judge_dynamics(
                 checkpoint, self.demos, held_out, on_clip=lambda done, of: self._on_step("dynamics", done, of, {})
             )
-            write(self.folder / "joint/dynamics.json", asdict(report))
+            write_json(self.folder / "joint/dynamics.json", asdict(report))
         return checkpoint
 
     def _trained_on(self, ticks: NDArray[np.int64]) -> int:
@@ -439,7 +439,7 @@ class SmallRun:
             return self._start.state_row
         path = self.folder / "state_row.json"
         if not path.exists():
-            write(path, state_row_of(self.demos).to_metadata())
+            write_json(path, state_row_of(self.demos).to_metadata())
         figures = StateRow.from_metadata({"state": json.loads(path.read_text())})
         assert figures is not None
         return figures

@@ -12,16 +12,10 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
 
 
-def write(path: Path, value: Any) -> None:
-    """Write JSON, whole or not at all, in a folder that is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, value)
-
-
 def keep(path: Path, value: Any) -> Any:
     """What was written first: ``value``, or what is there already."""
     if not path.exists():
-        write(path, value)
+        write_json(path, value)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -51,7 +45,7 @@ def keep_settings(path: Path, settings: Mapping[str, Any], free: Collection[str]
     if other:
         raise ConfigError(f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its settings.")
     if len(known) < len(asked):
-        write(path, asked)
+        write_json(path, asked)
 
 
 def identity_of(dataset: Dataset) -> dict[str, Any]:

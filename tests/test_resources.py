@@ -1,0 +1,84 @@
+"""Files: what is read is an object of JSON inside its folder, and what is written appears whole."""
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.checks import image_array
+from strands_cosmos3.errors import DatasetFormatError, LayoutError, ShapeError
+from strands_cosmos3.resources import UNFINISHED, contained, read_json, write_json, write_whole
+
+
+def test_a_path_inside_is_returned_and_a_link_that_leads_out_is_refused(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "in.json").write_text("{}")
+    (tmp_path / "out.json").write_text("{}")
+    (root / "link.json").symlink_to(tmp_path / "out.json")
+    assert contained(root / "in.json", root, "checkpoint", LayoutError) == root / "in.json"
+    with pytest.raises(LayoutError, match="outside the checkpoint"):
+        contained(root / "link.json", root, "checkpoint", LayoutError)
+    with pytest.raises(DatasetFormatError, match="outside the dataset"):
+        contained(root / "../out.json", root, "dataset", DatasetFormatError)
+
+
+def test_links_of_the_hub_s_cache_may_lead_into_its_blobs_and_nowhere_else(tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/abc", tmp_path / "models--a--b/blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    (blobs / "1").write_text("{}")
+    (snapshot / "config.json").symlink_to(blobs / "1")
+    assert contained(snapshot / "config.json", snapshot, "checkpoint", LayoutError)
+    other = tmp_path / "mine/snapshots/abc"
+    other.mkdir(parents=True)
+    (tmp_path / "mine/secret").write_text("{}")
+    (other / "config.json").symlink_to(tmp_path / "mine/secret")
+    with pytest.raises(LayoutError, match="outside"):
+        contained(other / "config.json", other, "checkpoint", LayoutError)
+
+
+def test_a_loop_of_links_and_a_nul_are_typed_errors(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("loop/x", "a\0b"):
+        with pytest.raises(LayoutError):
+            read_json(contained(tmp_path / name, tmp_path, "checkpoint", LayoutError), LayoutError, "Remedy.")
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "{", "\xff", "[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
+def test_what_is_no_json_object_is_a_typed_error_with_its_remedy(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DatasetFormatError, match=r"x\.json.*Remedy\."):
+        read_json(path, DatasetFormatError, "Remedy.")
+
+
+def test_an_absent_file_is_a_typed_error_with_its_remedy(tmp_path):
+    with pytest.raises(LayoutError, match=r"does not exist\. Remedy\."):
+        read_json(tmp_path / "x.json", LayoutError, "Remedy.")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "deep/figures.json"
+    write_json(path, {"a": "ä"})
+    assert read_json(path, LayoutError, "") == {"a": "ä"}
+
+    def fail(hidden):
+        hidden.write_text("half")
+        assert list(path.parent.glob(UNFINISHED)) == [hidden]
+        assert hidden.suffix == ".json"
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, fail)
+    assert [file.name for file in path.parent.iterdir()] == ["figures.json"]
+    assert read_json(path, LayoutError, "") == {"a": "ä"}
+
+
+def test_pictures_are_uint8_of_their_shape():
+    picture = np.zeros((4, 6, 3), np.uint8)
+    assert image_array(picture, "view") is picture
+    assert image_array(picture[None], "clip", (1, 4, 6, 3)).shape == (1, 4, 6, 3)
+    for wrong in (picture.astype(np.int16), picture[..., 0], picture[..., :2], picture[:0], picture[None]):
+        with pytest.raises(ShapeError, match=r"view must be uint8 of shape \[H, W, 3\]"):
+            image_array(wrong, "view")
+    with pytest.raises(ShapeError, match=r"clip must be uint8 of shape \[N, 4, 8, 3\]"):
+        image_array(picture[None], "clip", (None, 4, 8, 3))
