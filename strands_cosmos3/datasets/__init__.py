@@ -1,4 +1,4 @@
-"""LeRobot v3 datasets: written episode by episode, merged, read at random. numpy, pyarrow and PyAV; no torch."""
+"""Write, merge and read LeRobot v3 datasets with numpy, pyarrow and PyAV; no torch."""
 
 from strands_cosmos3.datasets.episode import EpisodeWriter
 from strands_cosmos3.datasets.merge import merge_datasets

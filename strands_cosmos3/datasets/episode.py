@@ -1,4 +1,4 @@
-"""One episode on its way into a dataset: its values are checked as they come, its pictures encoded as they come."""
+"""Recording of one episode: values are checked and pictures encoded frame by frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """An episode that waits for its commit."""
+    """An episode that is not committed yet."""
 
     columns: Columns
     videos: Mapping[str, bytes]
@@ -33,13 +33,13 @@ class FinishedEpisode:
 
 
 class CameraWriter:
-    """One camera of one episode: its encoder, and its figures.
+    """Encoder and statistics of one camera in one episode.
 
     Args:
-        feature: The camera.
-        fps: Frames a second.
-        config: How it is encoded.
-        n_frames: Frames to come, where that is known: figures are then taken from frames spread evenly.
+        feature: The camera's feature.
+        fps: Frames per second.
+        config: Encoding options.
+        n_frames: Number of frames, if known: statistics are then taken from evenly spaced frames.
     """
 
     def __init__(self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None):
@@ -49,23 +49,23 @@ class CameraWriter:
         self._seen = 0
 
     def add(self, frame: NDArray[np.uint8]) -> None:
-        """Append [H, W, 3] uint8, already checked."""
+        """Append a checked frame [H, W, 3] uint8."""
         if self._seen in self._sampled if self._sampled is not None else self._seen % 16 == 0:
             self._stats.add(frame)
         self._encoder.add(frame)
         self._seen += 1
 
     def finish(self) -> tuple[bytes, Stats]:
-        """The episode's mp4 and its figures."""
+        """Return the episode's mp4 and statistics."""
         return self._encoder.finish(), self._stats.result()
 
     @property
     def frames(self) -> int:
-        """Frames so far."""
+        """Number of frames so far."""
         return self._seen
 
     def abandon(self) -> None:
-        """Keep nothing."""
+        """Discard the episode."""
         self._encoder.abandon()
 
 
@@ -73,15 +73,15 @@ Keep = Callable[[Columns, Mapping[str, CameraWriter], Mapping[str, Any]], int]
 
 
 class EpisodeWriter:
-    """One episode, frame by frame. As a context manager it is saved, or discarded where an exception passes.
+    """Records one episode frame by frame. As a context manager, saves it, or discards it on an exception.
 
-    Made by :meth:`~strands_cosmos3.datasets.writer.DatasetWriter.episode`.
+    Created by :meth:`~strands_cosmos3.datasets.writer.DatasetWriter.episode`.
 
     Args:
-        spec: What it must hold.
-        video: How its pictures are encoded.
-        keep: Called with columns, cameras and note when it is saved; answers its index.
-        over: Called when it ends, saved or not.
+        spec: The dataset's spec.
+        video: Encoding options.
+        keep: Called with columns, cameras and note to save the episode; returns its index.
+        over: Called when the episode ends, saved or not.
     """
 
     def __init__(self, spec: DatasetSpec, video: VideoConfig, keep: Keep, over: Callable[[], None]):
@@ -95,14 +95,13 @@ class EpisodeWriter:
         """Append a frame.
 
         Args:
-            frame: Every feature's value: [n] numbers (a number where n is 1), [H, W, 3] uint8 pictures.
+            frame: Value of every feature: [n] numbers (a scalar if n is 1), [H, W, 3] uint8 pictures.
 
         Raises:
             InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not finite; nothing was added.
-            ConfigError: The episode is over.
+            ConfigError: The episode has ended.
         """
-        if not self._open:
-            raise ConfigError("this episode was saved or discarded; begin another one.")
+        self._require_open()
         spec = self._spec
         require_features(set(frame), spec)
         numbers = {
@@ -116,40 +115,45 @@ class EpisodeWriter:
         self.length += 1
 
     def replace_last(self, key: str, value: Any) -> None:
-        """Set a numeric feature of the last frame anew, e.g. ``next.done`` when the end turns out to have come.
+        """Replace a numeric value of the last frame, e.g. ``next.done``.
 
         Raises:
-            InputError, ShapeError, NonFiniteError: No such feature, no frame yet, or a value that does not fit.
+            InputError, ShapeError, NonFiniteError: No such feature, no frame yet, or an invalid value.
         """
         columns = self._spec.columns
         if key not in columns or not self.length:
-            raise InputError(f"{key!r} is no numeric feature of a frame that is there; features: {', '.join(columns)}.")
+            raise InputError(
+                f"{key!r} is not a numeric feature, or there is no frame yet; numeric features: {', '.join(columns)}."
+            )
         self._columns[key][-1] = checked_column(np.asarray(value)[None], key, columns[key], 1)[0]
 
     def save(self, note: Mapping[str, Any] | None = None) -> int:
-        """Finish the episode; returns its index.
+        """Save the episode and return its index.
 
         Raises:
             InputError: It has no frame.
             DatasetError: It cannot be written.
         """
-        if not self._open:
-            raise ConfigError("this episode was saved or discarded; begin another one.")
+        self._require_open()
         if not self.length:
             raise InputError("an episode needs at least one frame; discard it instead.")
         columns = {key: np.stack(values) for key, values in self._columns.items()}
         note = checked_note(note)
-        self._leave()
+        self._end()
         return self._keep(columns, self._cameras, note)
 
     def discard(self) -> None:
-        """Give the episode up; nothing of it stays. Harmless when it is over."""
+        """Discard the episode. No-op if it has ended."""
         if self._open:
-            self._leave()
+            self._end()
             for camera in self._cameras.values():
                 camera.abandon()
 
-    def _leave(self) -> None:
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ConfigError("this episode was saved or discarded; start another one.")
+
+    def _end(self) -> None:
         self._open = False
         self._over()
 
@@ -163,32 +167,32 @@ class EpisodeWriter:
 
 
 def checked_task(task: Any) -> str:
-    """An instruction.
+    """Return an instruction.
 
     Raises:
-        InputError: It is no text, or empty.
+        InputError: It is not text, or empty.
     """
     if not isinstance(task, str) or not task.strip():
-        raise InputError(f"an episode needs its instruction, a text that is not empty; got {task!r}.")
+        raise InputError(f"an episode needs an instruction, a non-empty text; got {task!r}.")
     return task
 
 
 def checked_note(note: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What can be kept as JSON.
+    """Return a copy of a note.
 
     Raises:
-        InputError: It cannot.
+        InputError: It cannot be written as JSON.
     """
     note = {} if note is None else dict(note)
     try:
         json.dumps(note, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InputError(f"an episode's note must be JSON-ready: {error}.") from None
+        raise InputError(f"an episode's note must be serializable as JSON: {error}.") from None
     return note
 
 
 def require_features(given: set[str], spec: DatasetSpec) -> None:
-    """Raises InputError where an episode's features are not exactly the spec's."""
+    """Raise InputError unless an episode's features are exactly the spec's."""
     missing, unknown = sorted(set(spec.features) - given), sorted(given - set(spec.features))
     if missing or unknown:
         words = [f"{word} {', '.join(keys)}" for word, keys in (("lacks", missing), ("has also", unknown)) if keys]
@@ -196,10 +200,10 @@ def require_features(given: set[str], spec: DatasetSpec) -> None:
 
 
 def checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[Any]:
-    """[n, width] (or [n] where the width is 1) of the feature's type.
+    """Return a column as [n, width] ([n] if the width is 1) in the feature's dtype.
 
     Raises:
-        InputError, ShapeError, NonFiniteError: It is of another kind or shape, empty, or not finite in that type.
+        InputError, ShapeError, NonFiniteError: It has another kind or shape, is empty, or is not finite in that dtype.
     """
     array, width = np.asarray(value), feature.shape[0]
     kinds = {"f": "fiu", "i": "iu", "b": "b"}[np.dtype(feature.dtype).kind]
@@ -209,7 +213,7 @@ def checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[An
         raise ShapeError(f"{key} must have shape [{n}, {width}], got {list(array.shape)}.")
     if n == 0:
         raise ShapeError("an episode needs at least one frame.")
-    with np.errstate(over="ignore"):  # what overflows is infinite then, and refused
+    with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
         typed = array.astype(feature.dtype)
     if not np.isfinite(typed).all():
         where = [int(i) for i in np.argwhere(~np.isfinite(typed))[0]]

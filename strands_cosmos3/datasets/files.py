@@ -1,16 +1,16 @@
-"""A LeRobot v3 dataset's files: where they lie, ``meta/info.json``, the tasks, the episodes' index.
+"""Files of a LeRobot v3 dataset: paths, ``meta/info.json``, tasks, parquet.
 
 ::
 
-    meta/info.json                                  rate, features, totals; replaced last: what it counts is what exists
-    meta/stats.json                                 figures by feature
+    meta/info.json                                  frame rate, features, totals; replaced last in a commit
+    meta/stats.json                                 statistics by feature
     meta/tasks.parquet                              instruction -> task_index
-    meta/episodes/chunk-000/file-000.parquet        one row an episode: its length, its files, its figures
-    data/chunk-000/file-000.parquet                 one row a frame
+    meta/episodes/chunk-000/file-000.parquet        one row per episode: length, files, statistics
+    data/chunk-000/file-000.parquet                 one row per frame
     videos/<camera key>/chunk-000/file-000.mp4      pictures, episodes end to end
 
-Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. What is read may be anybody's: it is checked, and a path that leads
-out of the dataset is refused.
+Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. Input is untrusted: it is checked, and a path that leads out of the
+dataset is refused.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ CHUNK_SIZE = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
-"""Column of the episodes' index with a JSON object of the writer's choice, e.g. seed and outcome."""
+"""Column of the episode index with a JSON object of the writer's choice, e.g. seed and outcome."""
 Ints = NDArray[np.int64]
 
 
 def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -> Path:
-    """The file that a path template of ``meta/info.json`` names.
+    """Return the path of a file, from a path template of ``meta/info.json``.
 
     Args:
-        root: The dataset.
-        template: With ``{chunk_index}``, ``{file_index}`` and, for videos, ``{video_key}``; format specifications allowed.
+        root: The dataset's folder.
+        template: Template with ``{chunk_index}``, ``{file_index}`` and, for videos, ``{video_key}``.
         number: Chunk and file.
-        key: The camera.
+        key: The camera's key.
 
     Raises:
         DatasetFormatError: The template uses another field, or the path leads out of the dataset.
@@ -71,19 +71,19 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
 
 
 def number_of(count: int, chunk_size: int = CHUNK_SIZE) -> tuple[int, int]:
-    """(chunk, file) of the file with that running number."""
+    """Return (chunk, file) of the file number ``count``."""
     return divmod(count, chunk_size)
 
 
 @dataclass(frozen=True)
 class Info:
-    """``meta/info.json``, checked.
+    """Contents of ``meta/info.json``.
 
     Args:
-        spec: Rate, features, robot.
-        total_episodes, total_frames, total_tasks: What exists.
-        data_path, video_path: Templates.
-        chunk_size: Files in a chunk's folder.
+        spec: Frame rate, features and robot.
+        total_episodes, total_frames, total_tasks: Totals.
+        data_path, video_path: Path templates.
+        chunk_size: Maximum number of files in a chunk's folder.
     """
 
     spec: DatasetSpec
@@ -95,7 +95,7 @@ class Info:
     chunk_size: int = CHUNK_SIZE
 
     def to_json(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """Return the contents of the file."""
         spec = self.spec
         features = {key: _feature_json(feature) for key, feature in {**spec.features, **BOOKKEEPING}.items()}
         return {
@@ -122,16 +122,16 @@ def _feature_json(feature: Feature) -> dict[str, Any]:
 
 
 def read_info(root: Path) -> Info:
-    """``meta/info.json`` of a dataset.
+    """Read ``meta/info.json``.
 
     Raises:
-        DatasetFormatError: It is absent, no JSON, of another version, or says something impossible.
+        DatasetFormatError: It is missing, not JSON, of another version, or invalid.
     """
     raw = read_json(root / INFO, DatasetFormatError, HINT)
     version = raw.get("codebase_version")
     if version != VERSION:
         raise DatasetFormatError(
-            f"{root / INFO} is of version {version!r}; {VERSION} is read. LeRobot converts older ones: "
+            f"{root / INFO} has version {version!r}, but only {VERSION} is supported. LeRobot converts older datasets: "
             "python -m lerobot.scripts.convert_dataset_v21_to_v30."
         )
     try:
@@ -179,24 +179,24 @@ def _whole(raw: Mapping[str, Any], name: str) -> int:
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a parquet file.
+    """Return the column names of a parquet file.
 
     Raises:
-        DatasetFormatError: It is absent or damaged.
+        DatasetFormatError: It is missing or damaged.
     """
     try:
         return list(pq.read_schema(path).names)
     except FileNotFoundError:
-        raise DatasetFormatError(f"{path} does not exist, and the dataset's index names it.") from None
+        raise DatasetFormatError(f"{path} does not exist, but the dataset refers to it.") from None
     except (OSError, pa.ArrowException) as error:
         raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    """A parquet file as a table.
+    """Read a parquet file as a table.
 
     Raises:
-        DatasetFormatError: It is absent, damaged, or lacks a column.
+        DatasetFormatError: It is missing, damaged, or lacks a column.
     """
     names = column_names(path)
     missing = [name for name in columns or () if name not in names]
@@ -210,7 +210,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
 
 @contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Raise :class:`DatasetError` where writing in ``root`` fails."""
+    """Convert an OSError into :class:`DatasetError`."""
     try:
         yield
     except OSError as error:
@@ -235,7 +235,7 @@ def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def write_tasks(root: Path, tasks: Sequence[str]) -> None:
-    """``meta/tasks.parquet``, as pandas writes a frame whose index is the instruction."""
+    """Write ``meta/tasks.parquet`` like pandas writes a frame with the instruction as index."""
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     column = {**index, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
     pandas = {
@@ -250,10 +250,10 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
 
 
 def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
-    """The instructions by task index.
+    """Return the instructions by task index.
 
     Raises:
-        DatasetFormatError: There are fewer than stated, or their indices are not 0, 1, 2, ...
+        DatasetFormatError: Tasks are missing, or their indices are not 0, 1, 2, ...
     """
     if not info.total_tasks:
         return ()

@@ -1,4 +1,4 @@
-"""The episodes' index, ``meta/episodes``: which rows and which frames of which files an episode is."""
+"""The episode index, ``meta/episodes``: the data rows and video frames of each episode."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from strands_cosmos3.errors import DatasetFormatError
 
 @dataclass(frozen=True)
 class Row:
-    """One episode's entry.
+    """Index entry of one episode.
 
     Args:
-        tasks: Its instructions.
-        length: Frames.
-        start: Number of its first frame in the dataset.
-        data: Chunk and file of its rows.
-        videos: Camera key -> chunk, file, number of its first frame in that file.
-        note: What its writer noted.
+        tasks: Instructions.
+        length: Number of frames.
+        start: Index of the first frame in the dataset.
+        data: Chunk and file of the data rows.
+        videos: Camera key -> chunk, file, index of the first frame in that file.
+        note: The writer's note.
         meta: Chunk and file of this entry.
     """
 
@@ -41,7 +41,7 @@ class Row:
 
 
 def rows_to_table(rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], first: int, fps: int) -> Any:
-    """The parquet table of consecutive entries, the first with episode index ``first``."""
+    """Return the parquet table of consecutive entries that start at episode ``first``."""
     columns: dict[str, Any] = {
         "episode_index": pa.array(range(first, first + len(rows)), pa.int64()),
         "tasks": pa.array([list(row.tasks) for row in rows], pa.list_(pa.string())),
@@ -68,12 +68,12 @@ def rows_to_table(rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], fir
 
 
 def episode_files(root: Path) -> list[Path]:
-    """The index's files, in order."""
+    """Return the files of the index in order."""
     return sorted(path for path in (root / "meta/episodes").glob("chunk-*/file-*.parquet"))
 
 
 class EpisodeIndex:
-    """Every entry that ``meta/info.json`` counts, as arrays.
+    """The entries that ``meta/info.json`` counts, as arrays.
 
     Raises:
         DatasetFormatError: Entries are missing, out of order, overlap, or do not add up to the totals.
@@ -134,7 +134,7 @@ class EpisodeIndex:
         return len(self.length)
 
     def row(self, i: int) -> Row:
-        """The entry of one episode."""
+        """Return the entry of one episode."""
         assert self._whole is not None
         meta = [self._optional(f"meta/episodes/{name}", i) for name in ("chunk_index", "file_index")]
         tasks = self._optional("tasks", i)
@@ -158,11 +158,11 @@ class EpisodeIndex:
         try:
             note = json.loads(text)
         except (TypeError, ValueError):
-            raise DatasetFormatError(f"{self.root}/meta/episodes: the note of episode {i} is no JSON.") from None
+            raise DatasetFormatError(f"{self.root}/meta/episodes: the note of episode {i} is not JSON.") from None
         return note if isinstance(note, dict) else {}
 
     def next_file(self, chunk_size: int) -> int:
-        """The running number of the first file that no episode uses, in data and every video alike."""
+        """Return the number of the first unused file, the same for data, videos and index."""
         used = [self.data, *self.videos.values()]
         if self._whole is not None and {"meta/episodes/chunk_index", "meta/episodes/file_index"} <= set(
             self._whole.column_names
@@ -175,7 +175,7 @@ _OPTIONAL = ("tasks", NOTE, "meta/episodes/chunk_index", "meta/episodes/file_ind
 
 
 def _entries(path: Path, needed: Sequence[str]) -> Any:
-    """One file of the index without the figures."""
+    """Read one file of the index without the statistics."""
     names = column_names(path)
     missing = [name for name in needed if name not in names]
     if missing:
@@ -184,10 +184,10 @@ def _entries(path: Path, needed: Sequence[str]) -> Any:
 
 
 def read_episode_stats(root: Path, index: EpisodeIndex, spec: DatasetSpec) -> list[dict[str, Stats]]:
-    """Every episode's own figures.
+    """Return the statistics of each episode.
 
     Raises:
-        DatasetFormatError: An episode has none, or they are misshapen.
+        DatasetFormatError: An episode lacks statistics.
     """
     keys = {*spec.columns, *BOOKKEEPING, *spec.cameras}
     found: list[dict[str, Stats]] = []
@@ -196,7 +196,7 @@ def read_episode_stats(root: Path, index: EpisodeIndex, spec: DatasetSpec) -> li
         names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
         columns = {(key, name): table.column(f"stats/{key}/{name}").to_pylist() for _, key, name in names if key in keys}
         if {key for key, _ in columns} != keys:
-            raise DatasetFormatError(f"{path} lacks the episodes' figures of some features.")
+            raise DatasetFormatError(f"{path} lacks the episodes' statistics of some features.")
         for i in range(table.num_rows):
             figures: dict[str, Stats] = {key: {} for key in keys}
             for (key, name), values in columns.items():

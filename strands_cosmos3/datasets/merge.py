@@ -1,4 +1,4 @@
-"""Several datasets into one, without encoding a picture again: what parallel producers wrote, or many small files into few."""
+"""Merge datasets without re-encoding videos."""
 
 from __future__ import annotations
 
@@ -45,16 +45,13 @@ def merge_datasets(
     video_file_mb: int = VIDEO_FILE_MB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
-    """Put the episodes of several datasets into a new one, in order.
-
-    The new dataset is built beside its place and appears whole. Sources are read, never changed; their tasks are numbered
-    anew, their notes kept.
+    """Merge datasets into a new one, in order. It is built in a hidden folder and appears at once; sources do not change.
 
     Args:
-        sources: Datasets of one spec.
-        root: The new dataset; nothing may be there, or an empty folder.
-        data_file_mb, video_file_mb: Where a file is full.
-        progress: Called with episodes done and in all.
+        sources: Datasets with the same spec.
+        root: The new dataset's folder, empty or not existing.
+        data_file_mb, video_file_mb: Maximum size of a file.
+        progress: Called with the number of episodes done and the total.
 
     Returns:
         The new dataset, open.
@@ -62,7 +59,7 @@ def merge_datasets(
     Raises:
         ConfigError: There is no source.
         DatasetMismatchError: Two sources differ in spec.
-        DatasetError: The place is taken or cannot be written to.
+        DatasetError: The folder is not empty or cannot be written to.
         DatasetFormatError: A source is damaged.
     """
     root = Path(root).expanduser()
@@ -72,10 +69,7 @@ def merge_datasets(
         raise ConfigError("there is nothing to merge; name at least one dataset.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise DatasetError(f"{root} is not empty; merge into a new folder.")
-    parts = [Dataset(source) for source in sources]
-    for part in parts[1:]:
-        if differences := parts[0].spec.differences(part.spec):
-            raise DatasetMismatchError(f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}.")
+    parts = _open_sources(sources)
     root.parent.mkdir(parents=True, exist_ok=True)
     hidden = root.with_name(f".{root.name}.{os.getpid()}.part")
     try:
@@ -91,8 +85,16 @@ def merge_datasets(
     return Dataset(root)
 
 
+def _open_sources(sources: Sequence[str | Path]) -> list[Dataset]:
+    parts = [Dataset(source) for source in sources]
+    for part in parts[1:]:
+        if differences := parts[0].spec.differences(part.spec):
+            raise DatasetMismatchError(f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}.")
+    return parts
+
+
 class _Merge:
-    """The work: every source file of a stream is appended whole to the stream's current file, or begins the next one."""
+    """Appends each source file as a whole to the current file of its stream, or starts the next file."""
 
     def __init__(self, root: Path, parts: Sequence[Dataset], data_bytes: int, video_bytes: int):
         self.root, self.parts = root, parts
@@ -120,7 +122,7 @@ class _Merge:
         self._write_meta(rows, stats, start)
 
     def _data(self) -> dict[tuple[int, tuple[int, int]], tuple[int, int]]:
-        """Copy the rows; returns where each source's file went."""
+        """Copy the rows; return the new number of each source file."""
         placed: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}
         tables: list[Any] = []
         number, first_episode, first_row = 0, 0, 0
@@ -142,7 +144,7 @@ class _Merge:
             write_table(file_of(self.root, self.info.data_path, number_of(number)), pa.concat_tables(tables))
 
     def _videos(self, key: str) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """Copy a camera's videos; returns every episode's chunk, file and first frame."""
+        """Copy a camera's videos; return the chunk, file and first frame of each episode."""
         placed: dict[tuple[int, int], tuple[int, int, int]] = {}
         group: list[tuple[Path, int]] = []
         size, frames, number, layout = 0, 0, 0, None
@@ -178,7 +180,7 @@ class _Merge:
 
 
 def _files(part: Dataset) -> list[tuple[tuple[int, int], dict[str, Any]]]:
-    """Every data file's columns, cut to the rows that count."""
+    """Return the columns of each data file, cut to the committed rows."""
     keys = (*part.spec.columns, *BOOKKEEPING)
     numbers = list(part._first_rows) if len(part) else []
     ends = [*list(part._first_rows.values())[1:], part.n_frames] if numbers else []
@@ -201,7 +203,7 @@ def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, firs
 
 
 def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
-    """A camera's files in order, with the episodes in each."""
+    """Return a camera's files in order, with their episodes."""
     episodes: dict[tuple[int, int], list[int]] = {}
     for i, (chunk, file, _) in enumerate(part._index.videos[key].tolist()):
         episodes.setdefault((chunk, file), []).append(i)
@@ -209,5 +211,5 @@ def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
 
 
 def _n_frames(part: Dataset, key: str, episodes: list[int]) -> int:
-    """Frames of a video file: where its last episode ends."""
+    """Return the number of frames of a video file: the end of its last episode."""
     return max(int(part._index.videos[key][i, 2] + part._index.length[i]) for i in episodes)

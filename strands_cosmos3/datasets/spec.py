@@ -1,7 +1,7 @@
-"""What a dataset holds: its features, their types and shapes, its frame rate; the schema of an arm's episodes.
+"""Specification of a dataset: features, frame rate, and the schema of an arm's episodes.
 
-The names follow LeRobot (``observation.state``, ``observation.images.<camera>``, ``action``, ``next.done``). What LeRobot
-leaves open is stated in a feature's ``info``, which travels in ``meta/info.json`` beside it.
+Names follow LeRobot (``observation.state``, ``observation.images.<camera>``, ``action``, ``next.done``). A feature's ``info``
+documents what LeRobot leaves open; it is stored in ``meta/info.json``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Feature:
-    """One column of a dataset, or one camera.
+    """A numeric column or a camera of a dataset.
 
     Args:
         dtype: ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"bool"``, or ``"video"``.
-        shape: Of one frame's value: [n] for numbers, [H, W, 3] for a camera, height and width even.
-        names: One name for each of the n numbers, or None.
-        info: Whatever a reader must know beside that, JSON-ready; it is kept in ``meta/info.json``.
+        shape: Shape of one frame's value: [n] for numbers, [H, W, 3] for a camera, height and width even.
+        names: Name of each of the n numbers, or None.
+        info: Further documentation, serializable as JSON; stored in ``meta/info.json``.
 
     Raises:
         UnknownNameError: No such dtype.
-        ShapeError: The shape is not of that kind, or the names are not as many as the numbers.
+        ShapeError: The shape does not fit the dtype, or the number of names is not n.
     """
 
     dtype: str
@@ -58,14 +58,14 @@ class Feature:
             raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
         sides = [side for side in self.shape if isinstance(side, int) and not isinstance(side, bool) and side > 0]
         if len(sides) != len(self.shape):
-            raise ShapeError(f"a feature's shape holds whole numbers above zero, got {list(self.shape)}.")
+            raise ShapeError(f"a feature's shape must consist of positive integers, got {list(self.shape)}.")
         if self.dtype == VIDEO:
             if len(sides) != 3 or sides[2] != 3 or sides[0] % 2 or sides[1] % 2 or max(sides) > MAX_SIDE_PX:
                 raise ShapeError(
-                    f"a camera's shape is [H, W, 3] with H and W even and at most {MAX_SIDE_PX}, got {list(self.shape)}."
+                    f"a camera's shape must be [H, W, 3] with H and W even and at most {MAX_SIDE_PX}, got {list(self.shape)}."
                 )
         elif len(sides) != 1 or sides[0] > MAX_COLUMNS:
-            raise ShapeError(f"a numeric feature's shape is [n] with n at most {MAX_COLUMNS}, got {list(self.shape)}.")
+            raise ShapeError(f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got {list(self.shape)}.")
         elif self.names is not None and len(self.names) != sides[0]:
             raise ShapeError(f"a feature of {sides[0]} numbers needs as many names, got {len(self.names)}.")
 
@@ -74,7 +74,7 @@ class Feature:
 
     @property
     def is_video(self) -> bool:
-        """Whether it is a camera."""
+        """Whether this is a camera."""
         return self.dtype == VIDEO
 
 
@@ -92,16 +92,16 @@ BOOKKEEPING: Mapping[str, Feature] = MappingProxyType(
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What every episode of a dataset holds.
+    """Frame rate and features of a dataset's episodes.
 
     Args:
-        fps: Frames a second, a whole number.
-        features: Feature by key, without the bookkeeping columns.
-        robot_type: Which robot, e.g. ``"panda"``.
+        fps: Frames per second, a whole number.
+        features: Features by key, without the bookkeeping columns.
+        robot_type: Name of the robot, e.g. ``"panda"``.
 
     Raises:
-        InputError: A rate that is no whole number above zero, a key that cannot be a file's name, or no feature at all.
-        ConfigError: A key that belongs to the writer.
+        InputError: The rate is not a positive whole number, a key is invalid, or there is no feature.
+        ConfigError: A key is reserved for the writer.
     """
 
     fps: int
@@ -112,7 +112,7 @@ class DatasetSpec:
         whole_number(self.fps, "fps of a dataset", 1, 1000)
         for key, feature in instance_of(self.features, Mapping, "features").items():
             if not isinstance(key, str) or not _KEY.fullmatch(key):
-                raise InputError(f"a feature's key is made of letters, digits, '_' and single dots, got {key!r}.")
+                raise InputError(f"a feature's key must consist of letters, digits, '_' and single dots, got {key!r}.")
             if key in BOOKKEEPING:
                 raise ConfigError(f"{key!r} is filled by the writer; leave it out of the features.")
             instance_of(feature, Feature, f"feature {key!r}")
@@ -134,7 +134,7 @@ class DatasetSpec:
         return {key: feature for key, feature in self.features.items() if not feature.is_video}
 
     def differences(self, other: DatasetSpec) -> list[str]:
-        """What keeps two specs from sharing one dataset, in words; nothing where they may."""
+        """Describe the differences that keep two specs from sharing one dataset."""
         found = [
             f"{name} {mine!r} and {theirs!r}"
             for name, mine, theirs in (
@@ -160,7 +160,7 @@ def _brief(feature: Feature) -> str:
 
 
 def camera_key(view: str) -> str:
-    """The feature key of a camera's view: ``observation.images.<view>``."""
+    """Return the feature key of a view: ``observation.images.<view>``."""
     return IMAGES + view
 
 
@@ -172,34 +172,29 @@ def arm_spec(
     robot_type: str = "panda",
     extra: Mapping[str, Feature] | None = None,
 ) -> DatasetSpec:
-    """The schema of an arm's episodes. At frame i, time ``i / fps``:
+    """Return the schema of an arm's episodes. docs/datasets.md describes each feature.
 
-    - ``observation.state`` [n + 1]: measured joint angles [rad], then the gripper's open fraction (1 = open).
-    - ``observation.ee_pose`` [7]: measured pose of the **Cosmos frame** in the robot's base: position [m], quaternion xyzw.
-    - ``action`` [10]: the ``midtrain`` row towards frame i + 1, **raw** (not normalised): translation [m] and rot6d of the
-      commanded Cosmos frame at i + 1 seen from the one at i, then the commanded open fraction. Raw, because statistics
-      can be computed from it and any can be applied to it; ``normalize_chunk`` turns it into the model's own scale.
-    - ``next.done``, ``next.success`` [1]: whether the episode ends, and has succeeded, with this frame.
-    - ``observation.images.<view>`` [H, W, 3].
+    Actions are raw ``midtrain`` rows: translation [m] and rot6d of the commanded Cosmos frame at frame i + 1 relative to frame
+    i, then the commanded open fraction. ``normalize_chunk`` converts them to the model's scale.
 
     Args:
         cameras: View name -> (height, width) in pixels, both even.
-        embodiment: Whose ``midtrain`` rows; it must be one arm's.
-        fps: Frames a second; the embodiment's own by default.
-        n_joints: Joints of the arm.
-        robot_type: Which robot.
-        extra: More features, by key.
+        embodiment: Embodiment of the ``midtrain`` rows; it must have a single arm.
+        fps: Frames per second; None means the embodiment's rate.
+        n_joints: Number of arm joints.
+        robot_type: Name of the robot.
+        extra: Further features by key.
 
     Raises:
-        ConfigError: The embodiment's rows are not one arm's pose delta, or it has no rate and none is given.
+        ConfigError: The embodiment's rows are not the pose delta of one arm, or there is no whole frame rate.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     if space.meaning != "pose_delta" or space.width > 10:
-        raise ConfigError(f"the rows of {embodiment.name!r} are not one arm's pose delta; build a DatasetSpec of your own.")
+        raise ConfigError(f"the rows of {embodiment.name!r} are not one arm's pose delta; create a DatasetSpec instead.")
     rate = embodiment.fps if fps is None else fps
     if rate is None or rate != int(rate):
-        raise ConfigError(f"embodiment {embodiment.name!r} has no whole frame rate of its own ({rate}); pass fps.")
+        raise ConfigError(f"embodiment {embodiment.name!r} has no whole frame rate ({rate}); pass fps.")
     meaning = {"embodiment": embodiment.name, "action_space": space.name, "normalized": False, "frame": "cosmos"}
     joints = tuple(f"joint_{i}" for i in range(n_joints))
     features = {

@@ -1,1 +1,1 @@
-"""The policy wire protocol: its codec, its translation to our types, a server and a client. docs/wire.md describes it."""
+"""The policy wire protocol: codec, conversion to our types, server and client. See docs/wire.md."""

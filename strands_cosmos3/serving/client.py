@@ -1,8 +1,8 @@
-"""The client's side of the wire: one connection, one exchange at a time, every wait bounded, every failure named.
+"""The policy client: one connection, one exchange at a time, a deadline on every wait, a typed error for every failure.
 
-The connection lives on an event loop of its own thread, so that a single deadline covers everything an exchange waits
-for: a server that accepts and says nothing, that drips bytes, or that does not read. A connection survives only a complete
-exchange; after anything else it is aborted, so a late reply cannot answer the next request.
+The connection runs on an event loop in its own thread, so that one deadline covers the whole exchange, including servers that
+accept and stay silent, send slowly or do not read. A connection is reused only after a complete exchange. After anything
+else it is aborted, so that a late reply cannot answer the next request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -37,28 +37,28 @@ from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
 from strands_cosmos3.serving.wire import short
 
 _T = TypeVar("_T")
-_CLOSE_S = 0.2  # how long a peer that was told to close may take before its connection is cut
+_CLOSE_S = 0.2  # time for the peer to complete a close before the connection is aborted
 _OURS = {1002: "broke the WebSocket protocol", 1007: "sent text that is no UTF-8", 1009: "sent more than is read"}
-"""Close codes that this side sends, and what the other side did."""
+"""Close codes that the client sends, and what the server did."""
 
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Where a server is, and how long to wait for it.
+    """Address of a server, and timeouts.
 
     Args:
-        host: A name or address, or a whole ``ws://`` or ``wss://`` address.
-        port: Its port; None takes the address's own, or 8000.
-        token: Shown as ``Authorization: <scheme> <token>``.
+        host: Host name or IP address, or a URI with ``ws://`` or ``wss://``.
+        port: Port; None means the URI's port, or 8000.
+        token: Token for ``Authorization: <scheme> <token>``.
         scheme: ``Api-Key`` (openpi) or ``Bearer`` (RoboLab).
-        connect_s: For the TCP connection, each address of the host.
-        handshake_s: For the WebSocket handshake and the server's first frame.
-        read_s: For a whole exchange: sending, inference and the reply. Long enough for the slowest inference.
-        attempts: Dials before a server counts as absent; between them the pause doubles.
-        first_pause_s, longest_pause_s: Those pauses.
+        connect_s: Timeout of the TCP connection, for each address of the host.
+        handshake_s: Timeout of the WebSocket handshake and the server's first frame.
+        read_s: Timeout of a whole exchange: sending, inference and reply.
+        attempts: Connection attempts before the server counts as unavailable; the pause between them doubles.
+        first_pause_s, longest_pause_s: First and longest pause between attempts.
 
     Raises:
-        ConfigError: The address cannot be read.
+        ConfigError: The address is invalid.
         InputError: A number is out of range.
     """
 
@@ -87,10 +87,10 @@ class ClientConfig:
 
     @property
     def address(self) -> tuple[str, str, int]:
-        """The whole URI, the host and the port.
+        """URI, host and port.
 
         Raises:
-            ConfigError: They cannot be read.
+            ConfigError: The address is invalid.
         """
         bare = f"[{self.host}]" if self.host.count(":") > 1 and not self.host.startswith(("[", "ws")) else self.host
         text = bare if "://" in bare else f"ws://{bare}"
@@ -100,21 +100,21 @@ class ClientConfig:
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("ws", "wss") or not parts.hostname:
-            raise ConfigError(f"host {self.host!r} is no address; write e.g. localhost, or wss://gpu.example:443/policy.")
+            raise ConfigError(f"host {self.host!r} is not an address; write e.g. localhost, or wss://gpu.example:443/policy.")
         name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return f"{parts.scheme}://{name}:{port}{parts.path}", parts.hostname, port
 
 
 class PolicyClient:
-    """Asks a policy server. It connects when it is first used, and again after a failure.
+    """Client of a policy server. It connects on first use, and again after a failure.
 
     Args:
-        config: Where the server is.
-        limits: Of replies and requests.
-        sleep: How to pause between dials.
+        config: Address and timeouts.
+        limits: Size limits of requests and replies.
+        sleep: Function that pauses between connection attempts.
 
     Attributes:
-        counters: ``dials``, ``reconnects``, ``exchanges`` that were complete and ``failures`` that were not.
+        counters: ``dials`` (connection attempts), ``reconnects``, complete ``exchanges`` and ``failures``.
         metadata: The server's first frame.
     """
 
@@ -138,16 +138,15 @@ class PolicyClient:
         self._cancelled = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
-        """Send a message, wait for its reply, and read it.
+        """Send a message and return its parsed reply.
 
         Args:
-            message: What to ask.
-            read: Makes a value of the decoded reply (of a text frame, the text). What it raises breaks the exchange.
+            message: The request.
+            read: Parses the decoded reply (the text itself for a text frame). If it raises, the connection is dropped.
 
         Raises:
-            WireFormatError: The message cannot be sent.
-            ServiceUnavailableError, ServiceTimeoutError, ServiceClosedError, ServiceUnreadableError, ServiceRefusedError: As
-                they say; the connection is gone.
+            WireFormatError: The message cannot be encoded.
+            ServiceError: The exchange failed; the subclass says how. The connection is closed.
         """
         frame = encode(message, self.limits)
         with self._lock:
@@ -155,21 +154,21 @@ class PolicyClient:
             try:
                 value = read(self._decoded(self._ask(frame)))
                 complete = True
-            finally:  # whatever it was, Ctrl-C included
+            finally:  # on any exception, KeyboardInterrupt included
                 self.counters["exchanges" if complete else "failures"] += 1
                 if not complete:
                     self._abort()
             return value
 
     def cancel(self) -> None:
-        """Break off an exchange under way in another thread: it raises :class:`ServiceClosedError`. Harmless without one."""
+        """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`. No-op if there is none."""
         if self._lock.locked():
             self._cancelled = True
             if (waiting := self._waiting) is not None:
                 waiting.cancel()
 
     def close(self) -> None:
-        """Say goodbye and end the thread. Calling it twice is harmless; the next exchange would connect again."""
+        """Close the connection and end the thread. Idempotent; the next exchange connects again."""
         with self._lock:
             if self._loop is None or self._thread is None:
                 return
@@ -181,7 +180,7 @@ class PolicyClient:
             self._loop = self._thread = None
 
     def _ask(self, frame: bytes) -> bytes | str:
-        """The reply, over a fresh connection where there is none or where the old one ended while nobody asked."""
+        """Return the reply; reconnect if there is no connection or it ended since the last exchange."""
         if self._connection is not None:
             reply = self._wait(self._pass(self._connection, frame, fresh=False))
             if reply is not None:
@@ -189,7 +188,7 @@ class PolicyClient:
             self._abort()
         self.counters["reconnects"] += bool(self.counters["dials"])
         reply = self._wait(self._pass(self._dial(), frame, fresh=True))
-        assert reply is not None  # a fresh connection is not judged
+        assert reply is not None  # a fresh connection is always used
         return reply
 
     def _dial(self) -> ClientConnection:
@@ -211,60 +210,58 @@ class PolicyClient:
                 break
             return self._wait(self._greet(tcp))
         if self._cancelled:
-            raise self._broken_off()
+            raise self._cancelled_error()
         raise ServiceUnavailableError(
             f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure}). "
-            "Is it running? strands-cosmos3 serve starts one."
+            "Is it running? Start one with strands-cosmos3 serve."
         )
 
     async def _greet(self, tcp: socket.socket) -> ClientConnection:
-        """Handshake and metadata, within their deadline."""
-        headers = {"Authorization": f"{self.config.scheme} {self.config.token}"} if self.config.token else None
+        """Complete the handshake and read the metadata, within the handshake timeout."""
         made: list[ClientConnection] = []
 
-        class Remembered(ClientConnection):  # to be found even if the handshake ends badly
-            def __init__(self, *args: Any, **kwargs: Any):
-                super().__init__(*args, **kwargs)
-                made.append(self)
+        def remember(*args: Any, **kwargs: Any) -> ClientConnection:  # so that a failed handshake can be aborted
+            made.append(ClientConnection(*args, **kwargs))
+            return made[0]
 
         try:
             async with asyncio.timeout(self.config.handshake_s):
-                tcp.setblocking(False)
-                tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection = await connect(
-                    self._uri,
-                    sock=tcp,
-                    additional_headers=headers,
-                    compression=None,
-                    proxy=None,  # the environment is not read here
-                    open_timeout=None,
-                    ping_interval=None,  # a server that infers may not answer pings; the read deadline judges it
-                    close_timeout=_CLOSE_S,
-                    max_size=self.limits.max_bytes,
-                    max_queue=2,
-                    create_connection=Remembered,
-                )
+                connection = await self._shake_hands(tcp, cast("type[ClientConnection]", remember))
                 metadata = self._decoded(await _receive(connection))
             if isinstance(metadata, str):
-                raise ServiceRefusedError(f"the server at {self._uri} turned us away: {short(metadata)}")
+                raise ServiceRefusedError(f"the server at {self._uri} refused the connection: {short(metadata)}")
             if not isinstance(metadata, dict):
-                raise ServiceUnreadableError(f"the first frame from {self._uri} is no map of metadata.")
-            self.metadata, self._connection = metadata, connection  # whoever breaks off now knows what to hang up
+                raise ServiceUnreadableError(f"the first frame from {self._uri} is not a map of metadata.")
+            self.metadata, self._connection = metadata, connection
             return connection
-        except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError) as error:
-            broken = made[0].protocol.handshake_exc if made else None  # it said something wrong, then nothing
+        except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError, asyncio.CancelledError) as error:
+            broken = made[0].protocol.handshake_exc if made else None  # a malformed response, followed by silence
             for connection in made:
                 connection.transport.abort()
             tcp.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise self._named(broken or error, "shaking hands", self.config.handshake_s) from None
-        except asyncio.CancelledError:
-            for connection in made:
-                connection.transport.abort()
-            tcp.close()
-            raise
+
+    async def _shake_hands(self, tcp: socket.socket, create: type[ClientConnection]) -> ClientConnection:
+        tcp.setblocking(False)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return await connect(
+            self._uri,
+            sock=tcp,
+            additional_headers={"Authorization": f"{self.config.scheme} {self.config.token}"} if self.config.token else None,
+            compression=None,
+            proxy=None,  # the environment is not read here
+            open_timeout=None,
+            ping_interval=None,  # released servers do not answer pings during inference; read_s applies instead
+            close_timeout=_CLOSE_S,
+            max_size=self.limits.max_bytes,
+            max_queue=2,
+            create_connection=create,
+        )
 
     async def _pass(self, connection: ClientConnection, frame: bytes, fresh: bool) -> bytes | str | None:
-        """Send a frame and wait for the next; None, and nothing sent, where the connection is of no use any more."""
+        """Send a frame and return the reply; None, with nothing sent, if the old connection is no longer usable."""
         try:
             async with asyncio.timeout(self.config.read_s):
                 if not fresh and not await _usable(connection):
@@ -280,10 +277,10 @@ class PolicyClient:
         try:
             return decode(frame, self.limits)
         except WireFormatError as error:
-            raise ServiceUnreadableError(f"what {self._uri} answers is no message of this protocol: {error}") from None
+            raise ServiceUnreadableError(f"the answer of {self._uri} is not a message of this protocol: {error}") from None
 
     def _named(self, error: Exception, doing: str, deadline_s: float) -> ServiceError:
-        """Which kind of failure that was."""
+        """Return the typed error for a failure."""
         match error:
             case ServiceError():
                 return error
@@ -292,31 +289,33 @@ class PolicyClient:
             case InvalidStatus():
                 return self._http(error.response.status_code, bytes(error.response.body or b""))
             case InvalidMessage() if _cut_short(error):
-                return ServiceClosedError(f"{self._uri} hung up while {doing}.")
+                return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
             case InvalidHandshake() | ValueError():  # a ValueError is a redirect, which is not followed
-                return ServiceUnreadableError(f"what answers at {self._uri} is no WebSocket server ({short(error)}).")
+                return ServiceUnreadableError(f"{self._uri} is not a WebSocket server ({short(error)}).")
             case ConnectionClosed() if error.rcvd is None and error.sent is not None and error.sent.code in _OURS:
                 return ServiceUnreadableError(f"{self._uri} {_OURS[error.sent.code]} while {doing}.")
             case ConnectionClosed() if error.rcvd is not None and error.rcvd.code == 1009:
-                return ServiceRefusedError(f"{self._uri} takes no request that large; send smaller pictures.")
+                return ServiceRefusedError(f"{self._uri} does not accept a request that large; send smaller pictures.")
             case ConnectionClosed() if error.rcvd is not None:
                 said = f"code {error.rcvd.code}" + (f", {short(error.rcvd.reason)}" if error.rcvd.reason else "")
-                return ServiceClosedError(f"{self._uri} hung up while {doing} ({said}).")
+                return ServiceClosedError(f"{self._uri} closed the connection while {doing} ({said}).")
             case _:
-                return ServiceClosedError(f"{self._uri} hung up while {doing}.")
+                return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
 
     def _http(self, status: int, body: bytes) -> ServiceError:
         if status in (401, 403):
             return ServiceRefusedError(f"{self._uri} refused access (HTTP {status}); pass api_key= the server's token.")
         if status == 503:
-            return ServiceRefusedError(f"{self._uri} takes no client now (HTTP 503: {short(body.decode('utf-8', 'replace'))}).")
-        return ServiceUnreadableError(f"what answers at {self._uri} is no policy server (HTTP {status}).")
+            return ServiceRefusedError(
+                f"{self._uri} accepts no more clients (HTTP 503: {short(body.decode('utf-8', 'replace'))})."
+            )
+        return ServiceUnreadableError(f"{self._uri} is not a policy server (HTTP {status}).")
 
-    def _broken_off(self) -> ServiceClosedError:
-        return ServiceClosedError(f"the exchange with {self._uri} was broken off on this side.")
+    def _cancelled_error(self) -> ServiceClosedError:
+        return ServiceClosedError(f"the exchange with {self._uri} was cancelled on this side.")
 
     def _wait(self, work: Coroutine[Any, Any, _T], may_cancel: bool = True) -> _T:
-        """Run a coroutine on the connection's thread."""
+        """Run a coroutine on the event loop's thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="policy-client", daemon=True)
@@ -324,25 +323,25 @@ class PolicyClient:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         if may_cancel:
             self._waiting = future
-            if self._cancelled:  # cancel() came when there was nothing to wait for yet
+            if self._cancelled:  # cancel() came before there was a future to cancel
                 future.cancel()
         try:
             return future.result()
         except CancelledError:
-            raise self._broken_off() from None
+            raise self._cancelled_error() from None
         finally:
             self._waiting = None
-            future.cancel()  # Ctrl-C in the caller's thread
+            future.cancel()  # KeyboardInterrupt in the caller's thread
 
     def _abort(self) -> None:
-        """Drop the connection without a word."""
+        """Abort the connection without a closing handshake."""
         if self._connection is not None and self._loop is not None:
             self._wait(_hang_up(self._connection), may_cancel=False)
         self._connection = None
 
 
 def _cut_short(error: BaseException | None) -> bool:
-    """Whether a malformed HTTP response is one that stopped too early."""
+    """Whether a malformed HTTP response is a truncated one."""
     while error is not None:
         if isinstance(error, EOFError) and str(error).startswith("stream ends"):
             return True
@@ -351,7 +350,7 @@ def _cut_short(error: BaseException | None) -> bool:
 
 
 async def _receive(connection: ClientConnection) -> bytes | str:
-    """The next message. A peer that broke the protocol, or said goodbye, is not waited for until it hangs up."""
+    """Return the next message. Once the connection is closing, abort it instead of waiting for the peer."""
     while True:
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -362,7 +361,7 @@ async def _receive(connection: ClientConnection) -> bytes | str:
 
 
 async def _usable(connection: ClientConnection) -> bool:
-    """Whether it is open and nothing came in that nobody asked for."""
+    """Whether the connection is open and has no unexpected message."""
     try:
         async with asyncio.timeout(0):
             await connection.recv()
@@ -381,5 +380,5 @@ async def _hang_up(connection: ClientConnection) -> None:
 async def _goodbye(connection: ClientConnection | None) -> None:
     if connection is not None:
         await connection.close()
-    if broken_off := asyncio.all_tasks() - {asyncio.current_task()}:  # their sockets are still to be closed
-        await asyncio.wait(broken_off, timeout=_CLOSE_S)
+    if cancelled := asyncio.all_tasks() - {asyncio.current_task()}:  # they still have sockets to close
+        await asyncio.wait(cancelled, timeout=_CLOSE_S)

@@ -1,12 +1,12 @@
-"""Messages of the policy protocol: msgpack, with numpy arrays as openpi writes them.
+"""Encode and decode messages of the policy protocol: msgpack, with numpy arrays in openpi's format.
 
 An array is a map with **bytes** keys: ``b"__ndarray__": True``, ``b"data"``, ``b"dtype"`` (numpy's ``dtype.str``) and
 ``b"shape"``; a numpy scalar has ``b"__npgeneric__"`` instead. Source of the convention: openpi-client 0.1.2,
 ``msgpack_numpy``.
 
-What comes from the network is not trusted. A frame's skeleton is walked before anything is built, so that its depth, its
-keys and its values are bounded; an array's type is looked up in a short table (never parsed: objects and structures have
-no entry) and its bytes must be exactly what its shape says. Decoded arrays are read-only views of the received bytes.
+Input from the network is untrusted. A frame's tags are checked before anything is built, which bounds its depth, keys and
+values. An array's dtype is looked up in a short table, never parsed, and the number of bytes must match the shape. Decoded
+arrays are read-only views of the received bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from strands_cosmos3.errors import WireFormatError
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a message may be.
+    """Size limits of a message.
 
     Args:
-        max_bytes: Of the whole frame.
-        max_depth: Of containers in containers; an array counts as a map that holds a list.
-        max_keys: Of any one map.
-        max_values: Of the whole message, keys included; a picture counts as nine.
-        max_text_bytes: Of all text together; Python may need four bytes for each.
+        max_bytes: Bytes of the frame.
+        max_depth: Nesting depth of containers; an array counts as a map that holds a list.
+        max_keys: Keys of one map.
+        max_values: Values of the whole message, keys included; an array counts as nine.
+        max_text_bytes: Bytes of all text; in memory, Python may need four times as many.
     """
 
     max_bytes: int = 16 * 2**20
@@ -51,7 +51,7 @@ _ALLOWED = frozenset(_DTYPES.values())
 _ARRAY, _SCALAR = b"__ndarray__", b"__npgeneric__"
 _DTYPE_NAMES = "uint8, int32, int64, float32, float64, bool, little-endian"
 
-# msgpack's one-byte tags from 0xc0 to 0xdf: what they open, bytes of the length or of the value that follow the tag.
+# msgpack's one-byte tags from 0xc0 to 0xdf: their kind, and the bytes of length or value that follow.
 _PLAIN, _BYTES, _TEXT, _LIST, _MAP = "plain", "bytes", "text", "list", "map"
 _TAGS: Mapping[int, tuple[str, int]] = MappingProxyType(
     {
@@ -71,42 +71,44 @@ _TAGS: Mapping[int, tuple[str, int]] = MappingProxyType(
 
 
 def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """A message as bytes.
+    """Encode a message.
 
     Args:
         message: None, booleans, numbers, strings, bytes, lists, maps with string keys, numpy arrays and scalars of the
-            allowed types.
-        limits: What the receiver takes; only the size is checked here.
+            allowed dtypes.
+        limits: Limits of the receiver; only ``max_bytes`` is checked.
 
     Raises:
-        WireFormatError: A value has no form on the wire, or the whole is too large.
+        WireFormatError: A value cannot be encoded, or the message is too large.
     """
     try:
         frame = msgpack.packb(message, default=_to_wire)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, WireFormatError):
             raise
-        raise WireFormatError(f"this message cannot be written: {error}. Use maps, lists, numbers, text and arrays.") from None
+        raise WireFormatError(f"this message cannot be encoded: {error}. Use maps, lists, numbers, text and arrays.") from None
     if len(frame) > limits.max_bytes:
-        raise WireFormatError(f"a message of {len(frame)} bytes; at most {limits.max_bytes}. Send smaller pictures.")
+        raise WireFormatError(
+            f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed. Send smaller pictures."
+        )
     return frame
 
 
 def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """The message in a frame. Arrays are read-only and share the frame's bytes where msgpack lets them.
+    """Decode a frame. Arrays are read-only and share memory with the frame where possible.
 
     Raises:
-        WireFormatError: It is no msgpack, exceeds a limit, or holds an array that is not what it says.
+        WireFormatError: The frame is not msgpack, exceeds a limit, or contains an inconsistent array.
     """
     if len(frame) > limits.max_bytes:
-        raise WireFormatError(f"a message of {len(frame)} bytes; at most {limits.max_bytes}.")
+        raise WireFormatError(f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed.")
     _walk(frame, limits)
     try:
         return msgpack.unpackb(frame, raw=False, strict_map_key=True, object_hook=_from_wire)
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # UnicodeDecodeError is a ValueError
         if isinstance(error, WireFormatError):
             raise
-        raise WireFormatError(f"this message cannot be read: {error}.") from None
+        raise WireFormatError(f"this message cannot be decoded: {error}.") from None
 
 
 def _to_wire(value: object) -> dict[bytes, Any]:
@@ -114,14 +116,14 @@ def _to_wire(value: object) -> dict[bytes, Any]:
         array = cast("NDArray[Any]", value)
         dtype = _allowed(array.dtype)
         if array.ndim > MAX_NDIM:
-            raise WireFormatError(f"an array of {array.ndim} dimensions; at most {MAX_NDIM}.")
+            raise WireFormatError(f"an array has {array.ndim} dimensions; at most {MAX_NDIM} are allowed.")
         whole = np.ascontiguousarray(array, dtype=dtype)
         data = whole.data.cast("B") if whole.size and whole.ndim else whole.tobytes()
         return {_ARRAY: True, b"data": data, b"dtype": dtype.str, b"shape": array.shape}
     if isinstance(value, np.generic):
         scalar = cast("np.generic[Any]", value)
         return {_SCALAR: True, b"data": scalar.item(), b"dtype": _allowed(scalar.dtype).str}
-    raise WireFormatError(f"a {type(value).__name__} has no form on the wire; use maps, lists, numbers, text and arrays.")
+    raise WireFormatError(f"a {type(value).__name__} cannot be encoded; use maps, lists, numbers, text and arrays.")
 
 
 def _allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -142,13 +144,13 @@ def _from_wire(value: dict[Any, Any]) -> Any:
 def _array(value: dict[Any, Any]) -> NDArray[Any]:
     dtype, shape, data = _dtype(value), value.get(b"shape"), value.get(b"data")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in cast("list[Any]", shape)):
-        raise WireFormatError("an array's shape must be a list of whole numbers of at least zero.")
+        raise WireFormatError("an array's shape must be a list of non-negative integers.")
     sizes = cast("list[int]", shape)
     if len(sizes) > MAX_NDIM:
-        raise WireFormatError(f"an array of {len(sizes)} dimensions; at most {MAX_NDIM}.")
+        raise WireFormatError(f"an array has {len(sizes)} dimensions; at most {MAX_NDIM} are allowed.")
     if not isinstance(data, bytes) or math.prod(sizes) * dtype.itemsize != len(data):
         have = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
-        raise WireFormatError(f"an array {sizes} of {dtype} is {math.prod(sizes) * dtype.itemsize} bytes, but {have} came.")
+        raise WireFormatError(f"an array {sizes} of {dtype} needs {math.prod(sizes) * dtype.itemsize} bytes, got {have}.")
     array = np.frombuffer(data, dtype=dtype) if data else np.empty(0, dtype)
     array = array.reshape(sizes)
     array.setflags(write=False)
@@ -169,17 +171,17 @@ def _dtype(value: dict[Any, Any]) -> np.dtype[Any]:
     name = value.get(b"dtype")
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        raise WireFormatError(f"arrays of dtype {str(name)[:40]!r} are not read; allowed: {_DTYPE_NAMES}.")
+        raise WireFormatError(f"arrays of dtype {str(name)[:40]!r} are not supported; allowed: {_DTYPE_NAMES}.")
     return dtype
 
 
 def _walk(frame: bytes, limits: Limits) -> None:
-    """Follow the frame's tags from end to end, building nothing.
+    """Check the tags of a frame from end to end without building anything.
 
     Raises:
-        WireFormatError: It is cut short, goes on after its end, has a tag outside the protocol, or exceeds a limit.
+        WireFormatError: The frame is truncated, has trailing bytes or an unknown tag, or exceeds a limit.
     """
-    at, values, text, open_ = 0, 0, 0, [1]  # open_: values still to come, by container; the first is the message itself
+    at, values, text, open_ = 0, 0, 0, [1]  # open_: values left in each open container; the first is the message
     while open_:
         if open_[-1] == 0:
             open_.pop()
@@ -187,26 +189,28 @@ def _walk(frame: bytes, limits: Limits) -> None:
         open_[-1] -= 1
         values += 1
         if values > limits.max_values:
-            raise WireFormatError(f"a message of more than {limits.max_values} values; use arrays for numbers.")
+            raise WireFormatError(f"the message has more than {limits.max_values} values; use arrays for numbers.")
         kind, count, at = _step(frame, at)
         if kind == _MAP and count > limits.max_keys:
-            raise WireFormatError(f"a map of {count} keys; at most {limits.max_keys}.")
+            raise WireFormatError(f"a map has {count} keys; at most {limits.max_keys} are allowed.")
         text += count if kind == _TEXT else 0
         if text > limits.max_text_bytes:
-            raise WireFormatError(f"more than {limits.max_text_bytes} bytes of text.")
+            raise WireFormatError(f"the message has more than {limits.max_text_bytes} bytes of text.")
         if kind in (_LIST, _MAP):
             if len(open_) > limits.max_depth:
-                raise WireFormatError(f"containers nested deeper than {limits.max_depth}.")
+                raise WireFormatError(f"containers are nested deeper than {limits.max_depth}.")
             open_.append(count * (2 if kind == _MAP else 1))
     if at != len(frame):
-        raise WireFormatError(f"the message ends after {at} bytes, but {len(frame)} came." if at < len(frame) else _CUT_SHORT)
+        raise WireFormatError(
+            f"the message ends after {at} bytes, but the frame has {len(frame)}." if at < len(frame) else _CUT_SHORT
+        )
 
 
-_CUT_SHORT = "the message is cut short."
+_CUT_SHORT = "the message is truncated."
 
 
 def _step(frame: bytes, at: int) -> tuple[str, int, int]:
-    """What one tag opens, how many items (or bytes of text) it holds, and where the next tag is."""
+    """Return a tag's kind, its number of items (or bytes), and the position of the next tag."""
     if at >= len(frame):
         raise WireFormatError(_CUT_SHORT)
     tag = frame[at]

@@ -1,4 +1,4 @@
-"""What a server counts, and how Prometheus reads it."""
+"""Metrics of a server, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _PREFIX = "strands_cosmos3"
 
 @dataclass
 class Metrics:
-    """Counters of one server; written by its event loop only.
+    """Counters of one server; only its event loop writes them.
 
     Attributes:
-        requests: By outcome: ``ok``, ``error``, ``reset``, ``abandoned`` (the asker left before the answer).
-        handshakes_refused: By HTTP status.
-        clients: Connections open now.
-        in_flight: Requests waiting for, or in, the worker.
-        received_bytes, sent_bytes: Of messages.
+        requests: Requests by outcome: ``ok``, ``error``, ``reset``, ``abandoned`` (the client left before the answer).
+        handshakes_refused: Refused handshakes by HTTP status.
+        clients: Open connections.
+        connections: Accepted connections.
+        in_flight: Requests queued or in inference.
+        received_bytes, sent_bytes: Bytes of messages.
     """
 
     requests: Counter[str] = field(default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0))
@@ -32,19 +33,24 @@ class Metrics:
     _within: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_S) + 1))
 
     def observe(self, seconds: float) -> None:
-        """Count one inference."""
+        """Add the duration of one inference."""
         self._seconds += seconds
         self._within[sum(seconds > bound for bound in _BUCKETS_S)] += 1
 
     def text(self) -> str:
-        """Everything in Prometheus' text format 0.0.4."""
+        """Return all metrics in text format 0.0.4."""
         return "".join(
             [
                 _family("requests_total", "counter", "Requests by outcome.", _labelled("outcome", self.requests)),
-                _family("handshakes_refused_total", "counter", "By HTTP status.", _labelled("status", self.handshakes_refused)),
+                _family(
+                    "handshakes_refused_total",
+                    "counter",
+                    "Refused handshakes by HTTP status.",
+                    _labelled("status", self.handshakes_refused),
+                ),
                 _family("connections_total", "counter", "Connections accepted.", {"": self.connections}),
                 _family("clients", "gauge", "Connections open.", {"": self.clients}),
-                _family("in_flight", "gauge", "Requests waiting for, or in, inference.", {"": self.in_flight}),
+                _family("in_flight", "gauge", "Requests queued or in inference.", {"": self.in_flight}),
                 _family("received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}),
                 _family("sent_bytes_total", "counter", "Bytes of replies.", {"": self.sent_bytes}),
                 self._histogram(),
@@ -58,13 +64,13 @@ class Metrics:
             total += count
             lines[f'_bucket{{le="{bound}"}}'] = total
         lines |= {"_sum": self._seconds, "_count": total}
-        return _family("inference_seconds", "histogram", "Time from the worker's start to its answer.", lines)
+        return _family("inference_seconds", "histogram", "Duration of an inference.", lines)
 
 
 def _labelled(label: str, counts: Counter[str]) -> dict[str, float]:
     return {f'{{{label}="{name}"}}': count for name, count in sorted(counts.items())}
 
 
-def _family(name: str, kind: str, says: str, samples: dict[str, float]) -> str:
-    head = f"# HELP {_PREFIX}_{name} {says}\n# TYPE {_PREFIX}_{name} {kind}\n"
+def _family(name: str, kind: str, help_: str, samples: dict[str, float]) -> str:
+    head = f"# HELP {_PREFIX}_{name} {help_}\n# TYPE {_PREFIX}_{name} {kind}\n"
     return head + "".join(f"{_PREFIX}_{name}{suffix} {value}\n" for suffix, value in samples.items())

@@ -1,4 +1,4 @@
-"""A backend behind the wire: one frame in, one frame out, whatever happens in between. No sockets here."""
+"""A backend behind the wire protocol: one frame in, one frame out. No sockets here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SOME_POSE = ((0.4, 0.0, 0.4), (1.0, 0.0, 0.0, 0.0))
 
 
 class Inference(Protocol):
-    """What a server uses of a :class:`~strands_cosmos3.backends.base.Backend`."""
+    """The part of :class:`~strands_cosmos3.backends.base.Backend` that a server uses."""
 
     @property
     def name(self) -> str: ...
@@ -38,13 +38,13 @@ class Inference(Protocol):
 
 @dataclass
 class Session:
-    """What one connection remembers.
+    """State of one connection.
 
     Attributes:
-        started_s: When its episode began, on the monotonic clock; None before the first request.
+        started_s: Start of the episode on the monotonic clock; None before the first request.
         calls: Inferences of the episode.
-        previous_total_ms: From the last request's arrival to its reply's departure.
-        roboarena: Whether its client names the endpoint ``infer``, and so wants bare arrays.
+        previous_total_ms: Time from the last request's arrival to the departure of its reply.
+        roboarena: Whether the client names the endpoint ``infer`` and therefore expects bare arrays.
     """
 
     started_s: float | None = None
@@ -55,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Answer:
-    """A frame to send back, and what became of the request: ``ok``, ``reset`` or ``error`` (then close the connection)."""
+    """A reply frame, and the outcome: ``ok``, ``reset`` or ``error`` (then the connection is closed)."""
 
     frame: bytes | str
     outcome: str
@@ -64,19 +64,19 @@ class Answer:
 
 @dataclass
 class ServedPolicy:
-    """Answers wire messages by a backend. Its methods run on one thread.
+    """Answers wire messages with a backend. Its methods run on one thread.
 
     Args:
-        backend: Who infers. One that needs a simulator's state is refused: that never leaves its process.
-        embodiment: Whose policy this is.
-        action_space: ``joint_pos``; or ``midtrain``, answered as absolute poses. None is ``joint_pos`` where there is one.
+        backend: The backend. It must not need privileged state, which never leaves the simulator's process.
+        embodiment: The policy's embodiment.
+        action_space: ``joint_pos``, or ``midtrain``, which is sent as absolute poses. None means ``joint_pos`` if available.
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
-        limits: Of messages.
-        warm_up_message: A wire message that the backend can answer; None makes one up.
+        limits: Size limits of messages.
+        warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
 
     Raises:
         ConfigError: The backend cannot be served.
-        ActionSpaceError: The embodiment's rows have no form on the wire.
+        ActionSpaceError: The wire protocol does not support the embodiment's action space.
     """
 
     backend: Inference
@@ -102,14 +102,14 @@ class ServedPolicy:
         """Run one inference end to end, so that the first client does not wait for compilation and caches.
 
         Raises:
-            Cosmos3Error: The backend cannot answer; then it should not be served.
+            Cosmos3Error: The backend cannot answer and should not be served.
         """
         message = self._some_message() if self.warm_up_message is None else self.warm_up_message
         self._infer(decode(encode(dict(message), self.limits), self.limits), Session())
         self.backend.reset(None)
 
     def answer(self, frame: bytes | str, session: Session) -> Answer:
-        """The answer to one frame. It never raises: what goes wrong becomes a line of text, and its traceback stays here."""
+        """Answer one frame. Never raises: an error becomes a line of text; its traceback is logged here only."""
         try:
             message = self._read(frame)
             if message.get(wire.ENDPOINT) == "reset":
@@ -119,16 +119,16 @@ class ServedPolicy:
         except Cosmos3Error as error:
             logger.warning("request refused: %s", error)
             return Answer(f"{type(error).__name__}: {error}", "error")
-        except BaseException as error:  # the seam: a backend may raise anything, and the next request must be served
+        except BaseException as error:  # a backend may raise anything, and the next request must be served
             logger.exception("inference failed")
-            return Answer(f"InternalError: inference failed ({type(error).__name__}); the server's log has the rest.", "error")
+            return Answer(f"InternalError: inference failed ({type(error).__name__}); see the server's log.", "error")
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:
         if isinstance(frame, str):
-            raise WireFormatError("requests are binary frames of msgpack, this is text.")
+            raise WireFormatError("a request must be a binary msgpack frame, got text.")
         message = decode(frame, self.limits)
         if not isinstance(message, dict):
-            raise WireFormatError(f"a request is a map, got {type(message).__name__}.")
+            raise WireFormatError(f"a request must be a map, got {type(message).__name__}.")
         return cast("dict[str, Any]", message)
 
     def _reset(self, session: Session) -> Answer:
@@ -151,7 +151,7 @@ class ServedPolicy:
         )
         try:
             chunk = instance_of(self.backend.infer(request), ActionChunk, "the backend's answer")
-        except (NonFiniteError, InputError) as error:  # made no chunk: it is the backend's fault, not the asker's
+        except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - now
         session.calls += 1
@@ -166,7 +166,7 @@ class ServedPolicy:
         return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
 
     def _some_message(self) -> dict[str, Any]:
-        """A gray picture before an arm at rest."""
+        """A synthetic request: gray pictures and an arm at rest."""
         message: dict[str, Any] = {
             wire.PROMPT: "warm up",
             wire.JOINTS: np.array(_HOME_Q_RAD),

@@ -1,4 +1,4 @@
-"""The policy server: WebSockets on an event loop that never computes, inference on one worker thread beside it."""
+"""The policy server: WebSockets on an event loop, inference on one worker thread."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _CLOSE_S = 2.0
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where and for whom a server listens.
+    """Options of a server.
 
     Args:
-        host: Interface; anything but loopback wants a token.
-        port: 0 takes a free one.
-        token: What clients must show as ``Authorization: Api-Key <token>`` or ``Bearer <token>``; None asks for nothing.
-        grace_s: How long a shutdown waits for the running inference.
-        max_clients: Connections at a time; more are answered 503.
+        host: Interface to listen on; any but loopback requires a token.
+        port: Port; 0 picks a free one.
+        token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer <token>``; None disables it.
+        grace_s: Time that a shutdown waits for the running inference.
+        max_clients: Maximum number of connections; further clients get HTTP 503.
 
     Raises:
         ConfigError: The interface is not loopback and there is no token, or a value is out of range.
@@ -66,7 +66,7 @@ class ServerConfig:
             raise ConfigError("a token must be ASCII without spaces and not be empty.")
         if self.token is None and not _is_loopback(self.host):
             raise ConfigError(
-                f"host {self.host!r} can be reached from other machines, and whoever reaches this server moves the robot. "
+                f"host {self.host!r} can be reached from other machines, and any client of this server can move the robot. "
                 "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and forward the port with ssh -L."
             )
 
@@ -79,17 +79,17 @@ def _is_loopback(host: str) -> bool:
 
 
 class PolicyServer:
-    """Serves a policy until it is told to stop.
+    """Serves a policy until it is stopped.
 
-    ``run()`` blocks and obeys SIGTERM and Ctrl-C; as a context manager it serves from a thread of its own.
+    ``run()`` blocks and handles SIGTERM and Ctrl-C. As a context manager, the server runs on its own thread.
 
     Args:
-        policy: Who answers.
-        config: Where.
+        policy: The policy to serve.
+        config: Options.
 
     Attributes:
-        port: The port it listens on, once it does.
-        metrics: What it counted.
+        port: The port that the server listens on.
+        metrics: Its counters.
     """
 
     def __init__(self, policy: ServedPolicy, config: ServerConfig | None = None):
@@ -105,18 +105,18 @@ class PolicyServer:
         self._worker: Worker
 
     def run(self, ready: Callable[[PolicyServer], None] | None = None) -> None:
-        """Warm up, listen, serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
+        """Warm up, listen and serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
 
         Args:
-            ready: Called once it listens.
+            ready: Called when the server listens.
 
         Raises:
-            Cosmos3Error: The backend cannot answer its warm-up, or the address cannot be listened on.
+            Cosmos3Error: The warm-up failed, or the address cannot be used.
         """
         asyncio.run(self._serve(ready, signals=True))
 
     def stop(self) -> None:
-        """Ask it to stop, from any thread; the running inference is finished first."""
+        """Stop the server, from any thread, after the running inference."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._signalled)
 
@@ -166,7 +166,7 @@ class PolicyServer:
             self._worker.close(timeout_s=0.1)
 
     async def _warm_up(self) -> None:
-        """One inference on the worker, before anybody can connect."""
+        """Run one inference on the worker before listening."""
         failed: list[Cosmos3Error] = []
 
         def job() -> None:
@@ -181,7 +181,7 @@ class PolicyServer:
         await asyncio.wait({warm, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if failed:
-            raise BackendError(f"the backend cannot answer its warm-up, so it is not served: {failed[0]}") from failed[0]
+            raise BackendError(f"the warm-up of the backend failed, so it is not served: {failed[0]}") from failed[0]
         logger.info("warmed up in %.2f s", time.monotonic() - started)
 
     async def _listen(self) -> Server:
@@ -191,7 +191,7 @@ class PolicyServer:
                 self.config.host,
                 self.config.port,
                 process_request=self._screen,
-                origins=[None],  # browsers send one: a web page must not move a robot
+                origins=[None],  # refuses browsers, which send one: a web page must not move a robot
                 compression=None,
                 max_size=self.policy.limits.max_bytes,
                 max_queue=_FRAMES_WAITING,
@@ -207,21 +207,21 @@ class PolicyServer:
             raise ConfigError(f"{self.config.host}:{self.config.port} {what}.") from None
 
     async def _drain(self, server: Server) -> None:
-        """Take nothing new, let what is under way finish within the grace, then say goodbye to everybody."""
+        """Accept nothing new, wait up to ``grace_s`` for running requests, then close all connections."""
         server.close(close_connections=False)
         deadline = time.monotonic() + self.config.grace_s
         while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
-        await asyncio.gather(*(client.close(_GOING_AWAY, "the server stops") for client in list(server.connections)))
+        await asyncio.gather(*(client.close(_GOING_AWAY, "the server is stopping") for client in list(server.connections)))
         await server.wait_closed()
 
     def _screen(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
-        """Plain HTTP is answered here, and whoever may not connect."""
+        """Answer plain HTTP requests, and refuse clients that may not connect."""
         path = request.path.partition("?")[0]
         if path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
-        if self.config.token is not None and not self._knows(request.headers):
-            response = self._refuse(connection, http.HTTPStatus.UNAUTHORIZED, "Authorization: Api-Key <token> is needed.\n")
+        if self.config.token is not None and not self._is_authorized(request.headers):
+            response = self._refuse(connection, http.HTTPStatus.UNAUTHORIZED, "Authorization: Api-Key <token> is required.\n")
             response.headers["WWW-Authenticate"] = "Api-Key"
             return response
         if path == "/metrics":
@@ -234,21 +234,23 @@ class PolicyServer:
             response.headers["Upgrade"] = "websocket"
             return response
         if self.metrics.clients >= self.config.max_clients:
-            return self._refuse(connection, http.HTTPStatus.SERVICE_UNAVAILABLE, "All places are taken.\n")
+            return self._refuse(
+                connection, http.HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n"
+            )
         return None
 
     def _refuse(self, connection: ServerConnection, status: http.HTTPStatus, text: str) -> Response:
         self.metrics.handshakes_refused[str(status.value)] += 1
         return connection.respond(status, text)
 
-    def _knows(self, headers: Headers) -> bool:
+    def _is_authorized(self, headers: Headers) -> bool:
         shown = headers.get_all("Authorization")
         given = shown[0].encode("utf-8", "replace") if len(shown) == 1 else b""
-        matches = [hmac.compare_digest(given, expected) for expected in self._expected]  # all, whichever fits
+        matches = [hmac.compare_digest(given, expected) for expected in self._expected]  # compare all, in constant time
         return any(matches)
 
     async def _handle(self, client: ServerConnection) -> None:
-        """One connection: metadata, then an answer to each request until somebody leaves."""
+        """Handle a connection: send metadata, then answer each request until either side closes."""
         session = Session()
         self.metrics.clients += 1
         self.metrics.connections += 1
@@ -267,7 +269,7 @@ class PolicyServer:
             self.metrics.clients -= 1
 
     async def _exchange(self, client: ServerConnection, frame: bytes | str, session: Session) -> bool:
-        """Answer one request; returns whether the connection goes on."""
+        """Answer one request; return whether the connection stays open."""
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
         try:
@@ -282,11 +284,11 @@ class PolicyServer:
         if answer.outcome == "ok":
             self.metrics.observe(answer.infer_s)
         if answer.outcome == "error":
-            await client.close(_INTERNAL_ERROR, "the text frame before this says why")
+            await client.close(_INTERNAL_ERROR, "see the preceding text frame")
         return answer.outcome != "error"
 
     async def _ask(self, client: ServerConnection, frame: bytes | str, session: Session) -> Answer | None:
-        """The worker's answer, or None where the client leaves before it: then a job that still waits is dropped."""
+        """Return the worker's answer, or None if the client leaves first; a queued job is then dropped."""
         future = asyncio.wrap_future(self._worker.submit(lambda: self.policy.answer(frame, session)))
         left = asyncio.ensure_future(client.wait_closed())
         try:

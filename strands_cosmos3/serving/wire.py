@@ -1,7 +1,7 @@
-"""What a message means: our Request as an observation on the wire and back, an ActionChunk as a reply and back.
+"""Convert requests and action chunks to wire messages and back, for the client and the server alike.
 
-Both directions stand side by side, so that the client and the server cannot disagree. A gripper flips here and nowhere
-else: on the wire 1 is closed, inside 1 is open. Poses are of the Cosmos frame in the robot's base, quaternions x y z w.
+Grippers are inverted here and nowhere else: on the wire 1 is closed, inside 1 is open. Poses are of the Cosmos frame in the
+robot's base, quaternions x y z w.
 
 Sources: openpi-client and openpi-server (keys, arrays), cosmos-framework's RoboLab server (observation keys, absolute
 replies of ``midtrain``), roboarena's and vllm-omni's policy servers (endpoint, session, bare arrays).
@@ -39,7 +39,7 @@ PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/g
 POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat", "observation/image"
 ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
 SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
-"""Our own keys are named so that no other server takes them for its own; they may be left out."""
+"""Our own keys are prefixed, so that they cannot clash with those of other servers; all are optional."""
 
 _ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
 _UNIT_TOLERANCE = 1e-2
@@ -49,13 +49,13 @@ _RESET_DONE = "reset successful"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one family of servers differs from openpi's.
+    """Differences of a family of servers from openpi's.
 
     Args:
-        name: As users name it.
-        endpoint: Whether every request names its endpoint, and there is one to reset.
-        session: Whether a request carries the episode's ``session_id``.
-        extensions: Whether our own keys may be sent: the request's id, the seed, the motion clock.
+        name: Name of the dialect.
+        endpoint: Whether requests name an endpoint, and a reset endpoint exists.
+        session: Whether requests carry the episode's ``session_id``.
+        extensions: Whether our own keys may be sent: request id, seed and motion clock.
         numbered_from_zero: Whether the exterior cameras are 0 and 1 instead of 1 and 2.
     """
 
@@ -78,7 +78,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
 
 
 def get_dialect(name: str) -> Dialect:
-    """The dialect of that name.
+    """Return a dialect by name.
 
     Raises:
         UnknownNameError: No such dialect; the message lists them.
@@ -89,31 +89,33 @@ def get_dialect(name: str) -> Dialect:
 
 
 def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
-    """The action space whose rows travel: ``joint_pos`` as it is; ``midtrain`` and ``pose_abs`` as absolute poses.
+    """Return the action space of the rows on the wire: ``joint_pos``, or ``pose_abs`` for ``midtrain`` and ``pose_abs``.
 
     Raises:
-        ActionSpaceError: The embodiment does not have it, or its rows have no form on the wire.
+        ActionSpaceError: The embodiment does not have it, or the wire protocol does not support it.
     """
     space = embodiment.action_space(name or ("joint_pos" if "joint_pos" in embodiment.spaces else None))
-    travels = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs")
-    if travels is None:
-        raise ActionSpaceError(f"rows of {embodiment.name!r} have no form on this wire; it carries DROID's 8 columns only.")
-    return travels
+    sent = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs")
+    if sent is None:
+        raise ActionSpaceError(
+            f"the wire protocol carries DROID's 8 columns only, so rows of {embodiment.name!r} cannot be sent."
+        )
+    return sent
 
 
 def encode_request(request: Request, dialect: Dialect, session_id: str, request_id: int) -> dict[str, Any]:
-    """The observation that asks a server for a chunk.
+    """Return the observation message of a request.
 
     Raises:
-        BackendError: The request lacks what its action space needs.
+        BackendError: The request lacks the state that its action space requires.
     """
     if request.action_space.meaning == "joint_position":
         if request.q_rad is None:
-            raise BackendError("a 'joint_pos' server wants joint angles, and the request has none.")
+            raise BackendError("a 'joint_pos' server requires joint angles, and the request has none.")
         state = {JOINTS: request.q_rad.astype(np.float32)}
     else:
         if request.T_base_cosmos is None:
-            raise BackendError("a 'midtrain' server wants the measured pose; give the policy robot='panda'.")
+            raise BackendError("a 'midtrain' server requires the measured pose; give the policy robot='panda'.")
         position, quaternion = request.T_base_cosmos[:3, 3], matrix_to_quaternion(request.T_base_cosmos[:3, :3])
         state = {POSITION: position.astype(np.float32), QUATERNION: quaternion.astype(np.float32)}
     message: dict[str, Any] = {
@@ -152,31 +154,21 @@ def decode_request(
     seed: int = 0,
     t_motion_s: float = 0.0,
 ) -> Request:
-    """The request in an observation from the wire. Unknown keys are ignored.
+    """Return the request in an observation message. Unknown keys are ignored.
 
     Args:
-        message: What came.
-        embodiment: Whose policy is asked.
-        space: What the backend's rows shall mean.
-        images: Whether the backend needs pictures; then views are composed.
-        seed: For an asker who gives none.
-        t_motion_s: Likewise.
+        message: The decoded message.
+        embodiment: The policy's embodiment.
+        space: Action space of the backend's rows.
+        images: Whether the backend needs pictures; views are then composed.
+        seed: Noise seed if the message has none.
+        t_motion_s: Motion clock if the message has none.
 
     Raises:
         ObservationError: A key is missing; the message names it.
         InputError: A value is malformed.
     """
-    q = _latest(message, JOINTS, 7) if JOINTS in message else None
-    pose = None
-    if space.meaning == "joint_position":
-        if q is None:
-            raise _missing(message, JOINTS, remedy=_speaks("joint_pos"))
-    else:
-        for key in (QUATERNION, POSITION):
-            if key not in message:
-                raise _missing(message, key, remedy=_speaks("midtrain"))
-        rotation = quaternion_to_matrix(_latest(message, QUATERNION, 4))
-        pose = se3(rotation, _latest(message, POSITION, 3))
+    q, pose = _read_state(message, space)
     prompt = message.get(PROMPT, "")
     if not isinstance(prompt, str):
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
@@ -196,20 +188,31 @@ def decode_request(
     )
 
 
+def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | None, F64 | None]:
+    """The joint angles and the pose; the one that the action space needs is required."""
+    needed = {"joint_pos": (JOINTS,)} if space.meaning == "joint_position" else {"midtrain": (QUATERNION, POSITION)}
+    for name, keys in needed.items():
+        for key in keys:
+            if key not in message:
+                raise _missing(message, key, f" This server speaks {name}: use --action-space {name} (action_space={name!r}).")
+    q = _latest(message, JOINTS, 7) if JOINTS in message else None
+    if space.meaning == "joint_position":
+        return q, None
+    return q, se3(quaternion_to_matrix(_latest(message, QUATERNION, 4)), _latest(message, POSITION, 3))
+
+
 def _number(value: Any, key: str) -> float:
     return float(finite_array(value, repr(key), ()))
 
 
 def _latest(message: Mapping[str, Any], key: str, n: int) -> F64:
-    """[n] the newest of [n] or [T, n]."""
-    if key not in message:
-        raise _missing(message, key)
+    """Return the last row [n] of [n] or [T, n]."""
     value = np.asarray(message[key])
     return finite_array(value[-1] if value.ndim == 2 and len(value) else value, repr(key), (n,))
 
 
 def _last_number(message: Mapping[str, Any], key: str) -> float:
-    """The newest of a scalar, [T] or [T, 1]."""
+    """Return the last value of a scalar, [T] or [T, 1]."""
     if key not in message:
         raise _missing(message, key)
     value = np.asarray(message[key])
@@ -221,7 +224,7 @@ def _last_number(message: Mapping[str, Any], key: str) -> float:
 def _read_pictures(
     message: Mapping[str, Any], embodiment: Embodiment, needed: bool
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
-    """The views by name, and the composite: whichever the message has."""
+    """Return the views by name, and the composite, as far as the message has them."""
     rig = embodiment.rig
     if rig is not None:
         zero = DIALECTS["roboarena"] if _ROBOARENA_EXTERIORS[0] in message else ROBOLAB
@@ -235,50 +238,47 @@ def _read_pictures(
     if COMPOSITE in message:
         return {}, image_array(message[COMPOSITE], repr(COMPOSITE))
     if needed:
-        raise _missing(message, COMPOSITE, f", or {', '.join(rig.wire_names)}" if rig is not None else "")
+        raise _missing(message, COMPOSITE, f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "")
     return {}, None
 
 
-def _speaks(space: str) -> str:
-    """The remedy of an asker whose state is another action space's."""
-    return f" This server speaks {space}: ask with --action-space {space} (action_space={space!r})."
-
-
-def _missing(message: Mapping[str, Any], key: str, other: str = "", remedy: str = "") -> ObservationError:
+def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> ObservationError:
     have = ", ".join(str(name)[:60] for name in list(message)[:16]) or "nothing"
-    return ObservationError(f"the observation lacks {key!r}{other}; it has: {have}.{remedy}")
+    return ObservationError(f"the observation lacks {key!r}; it has: {have}.{remedy}")
 
 
 def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
-    """[T, 8] a chunk's rows as they travel: joint angles, or absolute poses of the Cosmos frame, and the wire's gripper.
+    """Return the wire rows [T, 8] of a chunk: joint angles, or absolute poses of the Cosmos frame, then the wire's gripper.
 
     Raises:
-        ActionSpaceError: The chunk answers another question than the request's.
+        ActionSpaceError: The chunk has another action space than the request.
         BackendError: A row does not fit float32.
     """
     meaning = chunk.action_space.meaning
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
-        raise ActionSpaceError(f"asked for {request.action_space.name!r}, the backend answered {chunk.action_space.name!r}.")
+        raise ActionSpaceError(
+            f"the request asks for {request.action_space.name!r}, but the backend returned {chunk.action_space.name!r}."
+        )
     if meaning == "joint_position":
         columns, gripper = chunk.action[:, :7], np.clip(chunk.action[:, 7], 0.0, 1.0)
     else:
-        assert request.T_base_cosmos is not None  # decode_request saw to it
+        assert request.T_base_cosmos is not None  # decode_request requires it
         poses = decode_chunk(chunk, request.T_base_cosmos)
         T = poses.T_base_frame
         columns = np.concatenate([T[:, :3, 3], matrix_to_quaternion(T[:, :3, :3])], axis=1)
         gripper = np.zeros(len(T)) if poses.gripper is None else poses.gripper
     rows = np.concatenate([columns, WIRE_GRIPPER.from_fraction(gripper)[:, None]], axis=1)
     if not (np.abs(rows) < np.finfo(np.float32).max).all():
-        raise BackendError("the backend answered a row that does not fit float32; it is not sent.")
+        raise BackendError("the backend returned a row that does not fit float32; it is not sent.")
     return rows.astype(np.float32)
 
 
 def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
-    """The chunk in a server's reply: a map with ``action`` or ``actions``, or a bare array.
+    """Return the chunk in a server's reply: a map with ``action`` or ``actions``, or a bare array.
 
     Raises:
         ServiceRefusedError: The reply is an error.
-        ServiceUnreadableError: It is no reply of this protocol, or one to another request.
+        ServiceUnreadableError: The reply does not follow the protocol, or belongs to another request.
         ServiceChunkError: Its rows must not be executed.
     """
     timing: dict[str, float] = {}
@@ -288,15 +288,15 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
     if isinstance(reply, dict):
         fields = cast("dict[str, Any]", reply)
         if fields.get("type") == "error":
-            raise ServiceRefusedError(f"the server reports an error: {short(fields.get('message', 'it does not say which'))}")
+            raise ServiceRefusedError(f"the server reports an error: {short(fields.get('message', 'without a message'))}")
         echoed = fields.get(REQUEST_ID, request_id)
         if echoed != request_id:
-            raise ServiceUnreadableError(f"the reply answers request {short(echoed)}, but {request_id} was asked.")
+            raise ServiceUnreadableError(f"the reply belongs to request {short(echoed)}, not to {request_id}.")
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
     if not isinstance(rows, np.ndarray):
         keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
-        have = ", ".join(str(key)[:40] for key in keys) or "nothing of the kind"
+        have = ", ".join(str(key)[:40] for key in keys) or "no keys"
         raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions'; it has {have}.")
     return _chunk(cast("NDArray[Any]", rows), request, timing)
 
@@ -305,28 +305,28 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
     space = wire_space(request.embodiment, request.action_space.name)
     if rows.dtype.kind not in "fi" or rows.ndim != 2 or rows.shape[1] != space.width or not 1 <= len(rows) <= _MAX_ROWS:
         raise ServiceChunkError(
-            f"the server answered {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is [T, {space.width}] numbers: "
+            f"the server returned {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is [T, {space.width}] numbers: "
             f"{', '.join(space.columns)}. Does it serve another action space?"
         )
     if not np.isfinite(rows).all():
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
         raise ServiceChunkError(
-            f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}; nothing is executed."
+            f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}; the chunk is not executed."
         )
     action = rows.astype(np.float64)
     if space.meaning == "pose_absolute":
         norm = np.linalg.norm(action[:, 3:7], axis=1)
         if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
             raise ServiceChunkError(
-                f"columns 3 to 6 have norm {norm.flat[np.abs(norm - 1).argmax()]:.3g}, so they are no quaternions; these are "
-                "not 'pose_abs' rows. Joint angles? Then ask with action_space='joint_pos'."
+                f"columns 3 to 6 have norm {norm.flat[np.abs(norm - 1).argmax()]:.3g}, so they are not quaternions, and the "
+                "rows are not 'pose_abs'. If they are joint angles, use action_space='joint_pos'."
             )
     action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
     return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing)
 
 
 def _timing(value: Any) -> dict[str, float]:
-    """The server's milliseconds, where they are numbers; they are for looking at only."""
+    """The server's timings in ms, as far as they are numbers; for information only."""
     if not isinstance(value, dict):
         return {}
     items = list(cast("dict[Any, Any]", value).items())[:8]
@@ -334,20 +334,21 @@ def _timing(value: Any) -> dict[str, float]:
 
 
 def encode_reset(session_id: str) -> dict[str, Any]:
-    """The message that ends an episode, for dialects that have an endpoint for it."""
+    """Return the message that resets an episode, for dialects with a reset endpoint."""
     return {ENDPOINT: "reset", SESSION: session_id}
 
 
 def reset_reply(bare: bool) -> str | dict[str, str]:
-    """What a server answers to it: a text to roboarena's clients, else a map with a status."""
+    """Return the reply to a reset: text for roboarena's clients, else a map with a status."""
     return _RESET_DONE if bare else {"status": _RESET_DONE}
 
 
 def require_reset_reply(reply: Any) -> None:
-    """Check a server's answer to a reset.
+    """Check a server's reply to a reset.
 
     Raises:
-        ServiceRefusedError, ServiceUnreadableError: It is an error, or none of the answers that a reset has.
+        ServiceRefusedError: The reply is an error.
+        ServiceUnreadableError: The reply is something else.
     """
     status: Any = cast("dict[Any, Any]", reply).get("status") if isinstance(reply, dict) else reply
     if status == _RESET_DONE:
@@ -358,7 +359,7 @@ def require_reset_reply(reply: Any) -> None:
 
 
 def short(value: Any) -> str:
-    """A foreign value in one line of at most 300 characters: of a traceback, what was raised."""
+    """Return a foreign value as one line of at most 300 characters; of a traceback, the last line."""
     lines = [line.strip() for line in str(value).splitlines() if line.strip()]
     if not lines:
         return "(nothing)"

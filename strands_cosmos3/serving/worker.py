@@ -1,4 +1,4 @@
-"""One thread on which every inference runs, one after another: models and GPUs are not shared between threads."""
+"""A single thread that runs every inference: models and GPUs are not shared between threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class Worker:
-    """A daemon thread with a queue of jobs. A job must not raise; one that was cancelled while it waited is skipped.
+    """A daemon thread with a queue of jobs. Jobs must not raise; a job that was cancelled in the queue is skipped.
 
-    Being a daemon, it cannot keep a process alive whose inference never returns.
+    As a daemon, it does not keep the process alive if an inference never returns.
     """
 
     def __init__(self, name: str):
@@ -21,13 +21,13 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Put a job at the queue's end."""
+        """Append a job to the queue."""
         future: Future[Any] = Future()
         self._jobs.put((future, job))
         return future
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what was submitted; returns whether it ended in time."""
+        """Finish the queued jobs; return whether the thread ended in time."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
