@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
+WORKERS := 2
+# Files in order, whole groups to a worker (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
-.PHONY: chromium rollout view test test-slow test-strands test-browser test-lerobot check bench doctor clean system
+.PHONY: chromium rollout view test test-peers test-slow test-strands test-browser test-lerobot check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the embedded policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -16,14 +19,17 @@ view: $(VENV)/.sim  ## the same on a live page: http://127.0.0.1:8080
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[view]'
 	$(BIN)/strands-cosmos3 view
 
-test: $(VENV)/.dev  ## the test suite, some minutes on two cores
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
+	$(PYTEST)
+
+test-peers: $(VENV)/.dev  ## strands-robots 0.5.3 and openpi 0.1, each in its own environment (Python 3.12 for the first)
+	$(PYTEST) -m "peers and not slow" tests/policy/test_strands_robots.py tests/serving/test_peers.py tests/test_examples.py
 
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
 
-test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, in its own environment (Python 3.12); with figures
-	$(BIN)/python -m pytest tests/policy/test_strands_robots.py -s
+test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, with figures (a part of test-peers)
+	$(BIN)/python -m pytest -m peers tests/policy/test_strands_robots.py -s
 
 test-browser: $(VENV)/.dev chromium  ## the live page in a real browser; installs Chromium where it is missing
 	$(BIN)/python -m pytest -m slow tests/view

@@ -2,15 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
+from strands_cosmos3.engine.factory import write_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,13 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("mujoco")
 
-from strands_cosmos3.evaluation.cluster import cluster
+from strands_cosmos3.evaluation.cluster import ONE_THREAD, cluster
 
 
 @pytest.fixture(scope="session")
 def local_ray():
-    with cluster(None, cpus=8) as resources:
-        yield resources
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ONE_THREAD:
+            patch.delenv(name, raising=False)  # the evaluation itself sets them for its workers, which a test checks
+        with cluster(None, cpus=8) as resources:
+            yield resources

@@ -2,11 +2,11 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from helpers.rank_groups import Harness  # noqa: E402
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint  # noqa: E402
+from helpers.rank_groups import Harness
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 
 SIZES = {
     "nano": ("silu", FactorySizes(64, 2, heads=8, kv_heads=4, head_dim=16, intermediate=160)),
@@ -14,11 +14,6 @@ SIZES = {
     "edge": ("relu2", FactorySizes(64, 2, heads=8, kv_heads=2, head_dim=16, intermediate=160)),
 }
 """Random weights in the proportions of each variant: query heads for each key head, depth, width."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from strands_cosmos3.errors import WireFormatError
-from strands_cosmos3.serving.codec import Limits, decode, encode
+from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
 
 DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8", "|b1")
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -242,3 +242,8 @@ def test_a_bounded_fuzz_finds_neither_a_crash_nor_a_memory_hog():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20  # frames are below 2 KiB; nothing may be allocated because a header promises more
+
+
+def test_the_limits_leave_room_for_the_largest_honest_request():
+    frame = encode({f"observation/{i}": np.zeros((720, 1280, 3), np.uint8) for i in range(3)})
+    assert len(frame) < DEFAULT_LIMITS.max_bytes

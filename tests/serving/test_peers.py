@@ -20,8 +20,9 @@ from helpers.serving import Echo, request, until
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceChunkError, ServiceClosedError, ServiceRefusedError, ServiceUnavailableError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
-from strands_cosmos3.serving.codec import DEFAULT_LIMITS, decode, encode
+from strands_cosmos3.serving.codec import decode, encode
 
+pytestmark = pytest.mark.peers
 PEERS = ("openpi-client==0.1.2", "openpi-server==0.1.0", "typing_extensions", "numpy<2")
 SCRIPTS = Path(__file__).parent / "peers"
 
@@ -118,8 +119,3 @@ def test_openpi_server_is_asked(their_server):
     with pytest.raises((ServiceClosedError, ServiceUnavailableError)):  # as the kernel is quick or slow to tell
         service.infer(asked("slow"))
     service.close()
-
-
-def test_the_limits_leave_room_for_the_largest_honest_request():
-    frame = encode({f"observation/{i}": np.zeros((720, 1280, 3), np.uint8) for i in range(3)})
-    assert len(frame) < DEFAULT_LIMITS.max_bytes
