@@ -4,8 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 WORKERS := 2
-# Files in order, whole groups to a worker (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 

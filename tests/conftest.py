@@ -17,34 +17,41 @@ GROUPS = {
         "training/test_training_dynamics.py",
     ),
     "oracle": ("engine/test_parity.py", "engine/test_mutations.py", "engine/test_engine_step.py", "engine/test_graphs.py"),
-    "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
     "training": ("training",),
+    "strands-robots": ("policy/test_strands_robots.py", "test_examples.py"),
+    "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
 }
-"""Group -> files and folders of tests that share an expensive session fixture, or that each occupy several cores.
+"""Group -> files and folders whose tests share an expensive fixture or environment, or that each occupy several cores.
 
 The first that names a file wins, and groups start in this order. Any other file is a group of its own.
 """
 
 
-def group_of(path: PurePosixPath) -> str:
+def group_of(nodeid: str) -> str:
+    path = PurePosixPath(nodeid.split("::")[0])
     for group, members in GROUPS.items():
         if any(path.is_relative_to(TESTS / member) for member in members):
             return group
     return str(path)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(group_of(PurePosixPath(item.nodeid.split("::")[0]))))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long groups first: the workers then end at about the same time."""
-    order = [*GROUPS]
+    order = {group: place for place, group in enumerate(GROUPS)}
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
-    def place(item: pytest.Item) -> int:
-        mark = item.get_closest_marker("xdist_group")
-        assert mark is not None
-        return order.index(mark.args[0]) if mark.args[0] in order else len(order)
 
-    items.sort(key=place)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Give whole groups to workers, in the order of collection.
+
+    ``--dist loadgroup`` would do the same, but xdist 3.8 loses the names of groups under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return GroupScheduling(config, log)

@@ -26,7 +26,6 @@ def test_example_runs(example: Path, tmp_path: Path):
 
 
 @pytest.mark.peers
-@pytest.mark.xdist_group("strands-robots")
 @pytest.mark.parametrize("example", HOSTED, ids=lambda path: path.stem)
 def test_example_runs_inside_strands_robots(example: Path, tmp_path: Path, pytestconfig: pytest.Config):
     run(strands_robots(pytestconfig), example, tmp_path)

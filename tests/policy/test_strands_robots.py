@@ -27,7 +27,7 @@ from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk, Request
 
-pytestmark = [pytest.mark.peers, pytest.mark.xdist_group("strands-robots")]
+pytestmark = pytest.mark.peers
 
 EPISODE = ROOT / "tests/assets/droid_episode_48330.json"
 T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos
