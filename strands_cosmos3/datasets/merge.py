@@ -45,7 +45,7 @@ def merge_datasets(
     video_file_mb: int = VIDEO_FILE_MB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
-    """Merge datasets into a new one, in order. It is built in a hidden folder and appears at once; sources do not change.
+    """Merge datasets into a new one, which is returned open. It appears at once; sources do not change.
 
     Args:
         sources: Datasets with the same spec.
@@ -53,24 +53,19 @@ def merge_datasets(
         data_file_mb, video_file_mb: Maximum size of a file.
         progress: Called with the number of episodes done and the total.
 
-    Returns:
-        The new dataset, open.
-
     Raises:
         ConfigError: There is no source.
         DatasetMismatchError: Two sources differ in spec.
-        DatasetError: The folder is not empty or cannot be written to.
-        DatasetFormatError: A source is damaged.
+        DatasetError: The folder is not empty or cannot be written to, or (DatasetFormatError) a source is damaged.
     """
     root = Path(root).expanduser()
-    whole_number(data_file_mb, "data_file_mb", 1)
-    whole_number(video_file_mb, "video_file_mb", 1)
+    for name, value in (("data_file_mb", data_file_mb), ("video_file_mb", video_file_mb)):
+        whole_number(value, name, 1)
     if not sources:
         raise ConfigError("there is nothing to merge; name at least one dataset.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise DatasetError(f"{root} is not empty; merge into a new folder.")
     parts = _open_sources(sources)
-    root.parent.mkdir(parents=True, exist_ok=True)
     hidden = root.with_name(f".{root.name}.{os.getpid()}.part")
     try:
         with writing(root):

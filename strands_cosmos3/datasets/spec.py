@@ -174,15 +174,13 @@ def arm_spec(
 ) -> DatasetSpec:
     """Return the schema of an arm's episodes. docs/datasets.md describes each feature.
 
-    Actions are raw ``midtrain`` rows: translation [m] and rot6d of the commanded Cosmos frame at frame i + 1 relative to frame
-    i, then the commanded open fraction. ``normalize_chunk`` converts them to the model's scale.
+    Actions are raw ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk`` converts them to the model's scale.
 
     Args:
         cameras: View name -> (height, width) in pixels, both even.
         embodiment: Embodiment of the ``midtrain`` rows; it must have a single arm.
         fps: Frames per second; None means the embodiment's rate.
-        n_joints: Number of arm joints.
-        robot_type: Name of the robot.
+        n_joints, robot_type: Number of arm joints, and name of the robot.
         extra: Further features by key.
 
     Raises:
@@ -196,9 +194,13 @@ def arm_spec(
     if rate is None or rate != int(rate):
         raise ConfigError(f"embodiment {embodiment.name!r} has no whole frame rate ({rate}); pass fps.")
     meaning = {"embodiment": embodiment.name, "action_space": space.name, "normalized": False, "frame": "cosmos"}
-    joints = tuple(f"joint_{i}" for i in range(n_joints))
     features = {
-        STATE: Feature("float32", (n_joints + 1,), (*joints, "gripper"), {"unit": "rad", "gripper_open": 1.0}),
+        STATE: Feature(
+            "float32",
+            (n_joints + 1,),
+            (*(f"joint_{i}" for i in range(n_joints)), "gripper"),
+            {"unit": "rad", "gripper_open": 1.0},
+        ),
         EE_POSE: Feature("float32", (7,), POSE_COLUMNS, {"frame": "cosmos", "parent": "base", "unit": "m"}),
         ACTION: Feature("float32", (space.width,), space.columns, meaning),
         DONE: Feature("bool", (1,)),

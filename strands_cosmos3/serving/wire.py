@@ -161,8 +161,7 @@ def decode_request(
         embodiment: The policy's embodiment.
         space: Action space of the backend's rows.
         images: Whether the backend needs pictures; views are then composed.
-        seed: Noise seed if the message has none.
-        t_motion_s: Motion clock if the message has none.
+        seed, t_motion_s: Noise seed and motion clock if the message has none.
 
     Raises:
         ObservationError: A key is missing; the message names it.
