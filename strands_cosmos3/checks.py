@@ -74,13 +74,22 @@ def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
         ShapeError, NonFiniteError: As :func:`finite_array`.
     """
     T = finite_array(value, name, (None, 4, 4) if batch else (4, 4))
+    require_rigid(T, name)
+    return T
+
+
+def require_rigid(T: F64, name: str) -> None:
+    """Require that finite matrices [..., 4, 4] are rigid transforms.
+
+    Raises:
+        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0, 0, 0, 1).
+    """
     R = T[..., :3, :3]
     off = np.abs(np.swapaxes(R, -1, -2) @ R - np.eye(3)).max()
     if not off <= _SO3_TOLERANCE or not (np.linalg.det(R) > 0).all():  # written so that NaN fails
         raise InputError(f"{name} is not a rigid transform: R^T R differs from the identity by {off:.3g} (det > 0).")
     if not np.abs(T[..., 3, :] - np.array([0.0, 0.0, 0.0, 1.0])).max() <= _SO3_TOLERANCE:
         raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
-    return T
 
 
 def positive(value: Any, name: str) -> float:

@@ -1,11 +1,11 @@
-"""From the model's rows to poses in the robot's base, and back.
+"""Chunks to poses in the robot's base frame, and back.
 
-A row of a ``midtrain`` chunk is a motion of the Cosmos frame seen from that frame itself (cosmos-framework,
-``pose_utils``: ``backward_framewise``), so a chunk is anchored once, on the pose observed, and integrated open-loop:
-anchoring anew at each step on what the arm reached would hide its drift by moving the target after it.
+A row of a ``midtrain`` chunk is a motion of the Cosmos frame expressed in that frame (cosmos-framework, ``pose_utils``:
+``backward_framewise``). A chunk is therefore anchored once, on the pose at the observation, and integrated open-loop.
+Anchoring each step on the measured pose would hide the arm's drift, because the targets would drift with it.
 
-The Cosmos frame is seldom the body that inverse kinematics drives. Decode in the Cosmos frame, then cross over with
-:func:`to_frame`; deltas composed on the body directly bend the path, and no IK residual shows it.
+The Cosmos frame is usually not the body that inverse kinematics drives. Decode in the Cosmos frame, then call
+:func:`to_frame`. Composing the deltas on the body instead bends the path, and no IK residual shows it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.actions.normalization import ActionStats, Method, refuse_wild
-from strands_cosmos3.actions.rotations import (
-    matrix_to_rot6d,
-    quaternion_to_matrix,
-    rot6d_to_matrix,
-    se3,
-    se3_between,
-)
+from strands_cosmos3.actions.kernels import assemble, invert, nearest_rotation, to_rot6d
+from strands_cosmos3.actions.normalization import ActionStats, Method, require_in_range
+from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.actions.stats import denormalize_chunk, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array, instance_of, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 
 Convention = Literal["framewise", "anchored"]
-"""``framewise``: each delta departs from the pose before it; ``anchored``: each departs from the anchor."""
+"""``framewise``: each delta is relative to the previous pose; ``anchored``: each is relative to the anchor."""
 
 COSMOS_FRAME = "cosmos"
 _POSE = len(POSE9)
@@ -41,17 +36,15 @@ def decode_pose_delta(rows: Any) -> F64:
     """[..., 9] translation [m] and rot6d -> [..., 4, 4] relative poses ``T_from_to``.
 
     Raises:
-        InputError: The rot6d columns are zero or parallel, or a value is absurdly large.
+        InputError: The rot6d columns are zero or parallel, or a magnitude exceeds 1e9.
         ShapeError, NonFiniteError: The rows are malformed.
     """
-    values = trailing(rows, "pose delta", (_POSE,))
-    return se3(rot6d_to_matrix(values[..., 3:]), values[..., :3])
+    return _poses_of(trailing(rows, "pose delta", (_POSE,)))
 
 
 def encode_pose_delta(T: Any) -> F64:
     """[..., 4, 4] relative poses -> [..., 9] translation [m] and rot6d; the inverse of :func:`decode_pose_delta`."""
-    pose = rigid(T, "T")
-    return np.concatenate([pose[..., :3, 3], matrix_to_rot6d(pose[..., :3, :3])], axis=-1)
+    return _rows_of(rigid(T, "T"))
 
 
 def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "framewise") -> F64:
@@ -64,15 +57,9 @@ def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "fram
         InputError, ShapeError, NonFiniteError: An argument is malformed.
     """
     _require_convention(convention)
-    steps = decode_pose_delta(finite_array(deltas, "deltas", (None, _POSE)))
-    poses = np.empty((len(steps) + 1, 4, 4))
-    poses[0] = rigid(finite_array(T_0, "T_0", (4, 4)), "T_0")
-    if convention == "anchored":
-        poses[1:] = poses[0] @ steps
-        return poses
-    for i, step in enumerate(steps):  # each pose needs the one before it
-        poses[i + 1] = poses[i] @ step
-    return poses
+    steps = _poses_of(trailing(deltas, "deltas", (_POSE,), leading=1))
+    anchor = rigid(T_0, "T_0", leading=0)
+    return np.concatenate((anchor[None], anchor @ steps if convention == "anchored" else _integrate(anchor, steps)))
 
 
 def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
@@ -84,10 +71,10 @@ def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
         InputError, NonFiniteError: A pose is malformed.
     """
     _require_convention(convention)
-    poses = rigid(finite_array(T, "T", (None, 4, 4)), "T")
+    poses = rigid(T, "T", leading=1)
     if len(poses) < 2:
         raise ShapeError("T must hold the anchor and at least one pose after it, got one pose.")
-    return encode_pose_delta(se3_between(poses[:1] if convention == "anchored" else poses[:-1], poses[1:]))
+    return _rows_of(invert(poses[:1] if convention == "anchored" else poses[:-1]) @ poses[1:])
 
 
 def decode_chunk(
@@ -96,17 +83,17 @@ def decode_chunk(
     stats: ActionStats | str | Path | None = None,
     method: Method = "quantile",
 ) -> PoseTrajectory:
-    """Commanded poses of the Cosmos frame, from a chunk of deltas (``midtrain``) or of absolute poses (``pose_abs``).
+    """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into poses of the Cosmos frame.
 
     Args:
         chunk: Rows in the model's own scale.
         T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base at the observation.
         stats: Statistics for normalised rows; the embodiment's packaged ones by default.
-        method: How the rows were normalised.
+        method: Normalisation method of the rows.
 
     Returns:
-        T poses in the robot's base, frame ``"cosmos"``, at the rows' times; the anchor stands apart. The gripper's
-        column as open fractions.
+        T poses in the robot's base, frame ``"cosmos"``, at the rows' times; the anchor is separate. The gripper column
+        becomes open fractions.
 
     Raises:
         ActionSpaceError: The rows are joint angles, undecodable, or of more than one arm.
@@ -114,37 +101,36 @@ def decode_chunk(
         InputError, ShapeError, NonFiniteError: An argument is malformed.
     """
     chunk = instance_of(chunk, ActionChunk, "chunk")
-    anchor = rigid_transform(trailing(T_base_anchor_cosmos, "T_base_anchor_cosmos", (4, 4)), "T_base_anchor_cosmos")
+    anchor = rigid(T_base_anchor_cosmos, "T_base_anchor_cosmos", leading=0)
     space = chunk.action_space
     if space.meaning == "pose_delta":
         convention = _gripper_of(chunk.embodiment, space)
-        rows = _physical_rows(chunk, stats, method)
-        poses = decode_pose_trajectory(rows[:, :_POSE], anchor)[1:]
+        rows = trailing(_physical_rows(chunk, stats, method), "action in metres", (space.width,))
+        poses = _integrate(anchor, _poses_of(rows[:, :_POSE]))
         gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])
     elif space.meaning == "pose_absolute":
         rows = trailing(chunk.action, "action", (8,))
-        poses = se3(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
+        poses = assemble(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
         gripper = np.clip(rows[:, 7], 0.0, 1.0)
     else:
-        raise ActionSpaceError(_wrong_decoder(chunk, "decode_chunk", "'midtrain' deltas and 'pose_abs' poses"))
+        raise _wrong_decoder(chunk, "decode_chunk", "'midtrain' deltas and 'pose_abs' poses")
     return PoseTrajectory(poses, chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
 
 
 def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
-    """Commanded joint angles from a chunk of ``joint_pos`` rows: radians as they are, the gripper as open fractions.
+    """Decode a chunk of ``joint_pos`` rows: angles in radians as they are, the gripper as open fractions.
 
-    Nothing is de-normalised and nothing goes through inverse kinematics. Row 0 is due at the observation: a sequence's
-    clean state row must already be gone.
+    There is no normalisation and no inverse kinematics. Row 0 is due at the observation: remove a clean state row first.
 
     Raises:
         ActionSpaceError: The rows are poses or deltas.
-        InputError: A joint angle is absurdly large.
+        InputError: A magnitude exceeds 1e9.
     """
     chunk = instance_of(chunk, ActionChunk, "chunk")
     space = chunk.action_space
     if space.meaning != "joint_position":
-        raise ActionSpaceError(_wrong_decoder(chunk, "decode_joint_chunk", "'joint_pos' angles"))
-    rows = trailing(chunk.action, "action", (None, space.width))
+        raise _wrong_decoder(chunk, "decode_joint_chunk", "'joint_pos' angles")
+    rows = trailing(chunk.action, "action", (space.width,))
     convention = chunk.embodiment.gripper
     if space.columns[-1] != "gripper" or convention is None:
         return JointTrajectory(rows, chunk.row_times_s)
@@ -152,24 +138,24 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
 
 
 def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTrajectory:
-    """The same motion as poses of a body fixed to the Cosmos frame: ``T_base_ee = T_base_cosmos T_cosmos_ee``.
+    """Return the same motion as poses of a body fixed to the Cosmos frame: ``T_base_ee = T_base_cosmos T_cosmos_ee``.
 
     Args:
         trajectory: Poses of the Cosmos frame.
-        T_cosmos_ee: [4, 4] the body seen from the Cosmos frame: ``se3_inverse(tool_frame.T_parent_cosmos)`` for the
-            tool frame's parent.
-        name: The body's name.
+        T_cosmos_ee: [4, 4] pose of the body in the Cosmos frame; for the tool frame's parent,
+            ``se3_inverse(tool_frame.T_parent_cosmos)``.
+        name: Name of the body.
 
     Raises:
         FrameError: The trajectory is not of the Cosmos frame.
         InputError, ShapeError, NonFiniteError: The transform is malformed, or the name is empty.
     """
     trajectory = instance_of(trajectory, PoseTrajectory, "trajectory")
-    T = rigid(finite_array(T_cosmos_ee, "T_cosmos_ee", (4, 4)), "T_cosmos_ee")
+    T = rigid(T_cosmos_ee, "T_cosmos_ee", leading=0)
     if trajectory.frame != COSMOS_FRAME:
-        raise FrameError(f"to_frame starts from frame {COSMOS_FRAME!r}, but these are poses of {trajectory.frame!r}.")
+        raise FrameError(f"to_frame needs poses of frame {COSMOS_FRAME!r}, got poses of {trajectory.frame!r}.")
     if not instance_of(name, str, "name"):
-        raise InputError("name must not be empty; it says whose poses these are.")
+        raise InputError("name must not be empty; it names the body that the poses are of.")
     moved, anchor = trajectory.T_base_frame @ T, trajectory.T_base_anchor @ T
     return PoseTrajectory(moved, trajectory.t_s, name, anchor, trajectory.gripper)
 
@@ -182,15 +168,15 @@ def encode_chunk(
     method: Method = "quantile",
     clip: bool = False,
 ) -> F64:
-    """The ``midtrain`` rows that decode to these poses; the inverse of :func:`decode_chunk`.
+    """Encode poses as ``midtrain`` rows; the inverse of :func:`decode_chunk`.
 
     Args:
         T_base_cosmos: [T + 1, 4, 4] poses of the Cosmos frame, the anchor first.
         gripper: [T] open fractions, or None for an embodiment without a gripper.
-        embodiment: Whose rows.
+        embodiment: Embodiment, or its name.
         stats: Its statistics; the packaged ones by default.
-        method: How to normalise.
-        clip: Clamp to [-1, 1] as training did. Without it a row is exact, and motion too fast to be one is refused.
+        method: Normalisation method.
+        clip: Clamp to [-1, 1] as in training. Without it rows are exact, and motion beyond |z| = 10 is an error.
 
     Returns:
         [T, D] rows in the model's scale.
@@ -199,26 +185,48 @@ def encode_chunk(
         ActionSpaceError: The embodiment's rows are not those of a single arm.
         StatisticsError: The statistics are of another domain or width, or there are none.
         ActionOutOfRangeError: A step lies beyond |z| = 10 and ``clip`` is off.
-        InputError, ShapeError, NonFiniteError: An argument is malformed, or there is a gripper too many or too few.
+        InputError, ShapeError, NonFiniteError: An argument is malformed, or ``gripper`` does not fit the embodiment.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     convention = _gripper_of(embodiment, space)
     _metres(embodiment)
     rows = encode_pose_trajectory(T_base_cosmos)
-    if (gripper is None) != (convention is None):
-        wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
-        raise InputError(f"rows of {embodiment.name!r} take {wants}, got {type(gripper).__name__}.")
-    if convention is not None:
-        fraction = finite_array(gripper, "gripper", (len(rows),))
-        if fraction.min() < 0 or fraction.max() > 1:
-            raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
-        rows = np.concatenate([rows, convention.from_fraction(fraction)[:, None]], axis=1)
+    rows = np.concatenate([rows, _gripper_column(gripper, len(rows), embodiment, convention)], axis=1)
     if not space.normalized:
         return rows / _units(embodiment, space)
     normalised = normalize_chunk(rows, embodiment, stats, method, clip)
-    refuse_wild(normalised, space.columns)
+    require_in_range(normalised, space.columns)
     return normalised
+
+
+def _poses_of(rows: F64) -> F64:
+    return assemble(nearest_rotation(rows[..., 3:]), rows[..., :3])
+
+
+def _rows_of(T: F64) -> F64:
+    return np.concatenate([T[..., :3, 3], to_rot6d(T[..., :3, :3])], axis=-1)
+
+
+def _integrate(anchor: F64, steps: F64) -> F64:
+    """[T, 4, 4] the running products ``anchor step_0 ... step_i``."""
+    poses, pose = np.empty_like(steps), anchor
+    for i, step in enumerate(steps):
+        pose = poses[i] = pose @ step
+    return poses
+
+
+def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, convention: GripperConvention | None) -> F64:
+    """[n, 1] open fractions in the embodiment's own convention, or [n, 0] for one without a gripper."""
+    if (gripper is None) != (convention is None):
+        wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
+        raise InputError(f"rows of {embodiment.name!r} take {wants}, got {type(gripper).__name__}.")
+    if convention is None:
+        return np.empty((n, 0))
+    fraction = finite_array(gripper, "gripper", (n,))
+    if fraction.min() < 0 or fraction.max() > 1:
+        raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
+    return convention.from_fraction(fraction)[:, None]
 
 
 def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, method: Method) -> F64:
@@ -230,16 +238,12 @@ def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, m
 
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:
-    """[D] what one unit of each unnormalised column is: metres for translations, one for the others."""
+    """[D] unit of each unnormalised column: metres for translations, one for the others."""
     return np.array([_metres(embodiment)] * 3 + [1.0] * (space.width - 3))
 
 
 def _metres(embodiment: Embodiment) -> float:
-    """Metres for one unit of physical translation.
-
-    Raises:
-        ActionSpaceError: The embodiment's translations are in a unit that is not known.
-    """
+    """Metres per unit of translation."""
     if embodiment.translation_scale is None:
         raise ActionSpaceError(
             f"the translations of {embodiment.name!r} are in its controller's own unit, not in metres; use the raw columns."
@@ -248,7 +252,7 @@ def _metres(embodiment: Embodiment) -> float:
 
 
 def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention | None:
-    """How a single arm's last column is to be read; None for rows of a bare pose."""
+    """Gripper convention of a single arm's last column; None for rows without a gripper."""
     if space.meaning == "pose_delta" and space.columns[:_POSE] == POSE9:
         if space.width == _POSE:
             return None
@@ -260,14 +264,14 @@ def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention
     )
 
 
-def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> str:
+def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> ActionSpaceError:
     remedy = {
-        "joint_position": "they are absolute joint angles; no statistics, integration or IK: use decode_joint_chunk",
-        "pose_delta": "they are normalised deltas, which must be integrated and go through IK: use decode_chunk",
-        "pose_absolute": "they are poses, which must go through IK: use decode_chunk",
-        "raw": "nothing is known of their meaning: use them undecoded",
+        "joint_position": "they are absolute joint angles and need no statistics, integration or IK: use decode_joint_chunk",
+        "pose_delta": "they are normalised deltas, to be integrated and solved by IK: use decode_chunk",
+        "pose_absolute": "they are poses, to be solved by IK: use decode_chunk",
+        "raw": "their meaning is not known: use them undecoded",
     }[chunk.action_space.meaning]
-    return (
+    return ActionSpaceError(
         f"{decoder} reads {reads}, but this chunk of {chunk.embodiment.name!r} holds {chunk.action_space.name!r} rows "
         f"({chunk.action_space.meaning}); {remedy}."
     )

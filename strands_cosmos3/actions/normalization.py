@@ -54,7 +54,7 @@ class Affine:
         """
         if self.denormalizes:
             z = trailing(rows, "normalised action", (len(self.columns),), largest=np.inf)
-            refuse_wild(z, self.columns)
+            require_in_range(z, self.columns)
             return z * self.scale + self.offset
         z = (trailing(rows, "action", (len(self.columns),)) - self.offset) / self.scale
         return np.clip(z, -1.0, 1.0) if clip else z
@@ -182,7 +182,7 @@ def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[s
         )
 
 
-def refuse_wild(z: F64, columns: tuple[str, ...]) -> None:
+def require_in_range(z: F64, columns: tuple[str, ...]) -> None:
     """Refuse normalised [..., D] values that are a fault and not motion.
 
     Raises:
