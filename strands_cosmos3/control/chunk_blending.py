@@ -1,7 +1,7 @@
-"""The seam between two chunks: a chunk that was inferred while the arm went on is joined where the arm now is.
+"""Blend a chunk that was inferred while the arm moved into the present motion.
 
-A chunk's rows count from its observation. By the time it arrives some of them have passed; they are dropped. The first of
-the others seldom lies where the reference has come to meanwhile, so what parts them is carried over and faded out.
+A chunk's rows are timed from its observation. Rows whose time has passed on arrival are dropped. The remaining ones seldom
+continue the present reference exactly, so the offset is added to them and faded out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NOW_S = 1e-6
 
 
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
-    """The rows still to come, their times counted from now; None where all have passed.
+    """Return the remaining rows with times counted from now, or None if all have passed.
 
-    The intended path begins where it would have been by now: the poses' anchor moves along with the time.
+    The poses' anchor moves to where the intended path would be now.
     """
     first = int(np.searchsorted(trajectory.t_s, elapsed_s + _NOW_S, side="right"))
     if first >= len(trajectory.t_s):
@@ -54,21 +54,21 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
 def blend_chunk(
     trajectory: JointTrajectory, q_observed: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
 ) -> JointTrajectory | None:
-    """A chunk as it is to be followed from the present reference, ``elapsed_s`` after its observation.
+    """Return a chunk's remaining rows, blended into the present motion, ``elapsed_s`` after its observation.
 
-    The difference between the reference and where the chunk would be by now, in angle and in velocity, is added to the
-    rows and fades to nothing within ``blend_s`` (a cubic Hermite), so that the chunk is entered at its own speed.
+    The offset in angle and velocity between the reference and the chunk at the present time is added to the rows and fades
+    out within ``blend_s`` along a cubic Hermite, so that the motion continues without a jump.
 
     Args:
         trajectory: The chunk.
-        q_observed: [n] the angles it was planned from.
-        elapsed_s: Time on the motion's own clock since then; 0 leaves the chunk as it is.
-        reference: Where the reference is now.
-        limits: Fading keeps rows inside the joints' range.
-        blend_s: How long the fading takes.
+        q_observed: [n] angles that it was planned from.
+        elapsed_s: Time since then on the motion's clock; 0 returns the chunk unchanged.
+        reference: The present reference.
+        limits: Blended rows stay inside the joints' range.
+        blend_s: Duration of the fade-out.
 
     Returns:
-        The rows still to come, or None where all have passed.
+        The remaining rows, or None if all have passed.
     """
     if elapsed_s <= _NOW_S:
         return trajectory
@@ -76,16 +76,16 @@ def blend_chunk(
     if rest is None:
         return None
     spline = _spline(q_observed, trajectory)
-    away, away_speed = reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)
+    offset, offset_speed = reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)
     s = np.minimum(rest.t_s / positive(blend_s, "blend_s"), 1.0)[:, None]
-    fading = away * (1 - s) ** 2 * (1 + 2 * s) + away_speed * blend_s * s * (1 - s) ** 2
-    lawful = (rest.q_rad >= limits.q_min) & (rest.q_rad <= limits.q_max)  # what is not is the executor's to refuse
+    fading = offset * (1 - s) ** 2 * (1 + 2 * s) + offset_speed * blend_s * s * (1 - s) ** 2
+    in_range = (rest.q_rad >= limits.q_min) & (rest.q_rad <= limits.q_max)  # the executor rejects the others
     q = np.clip(rest.q_rad + fading, limits.q_min, limits.q_max)
-    return replace(rest, q_rad=np.where(lawful, q, rest.q_rad))
+    return replace(rest, q_rad=np.where(in_range, q, rest.q_rad))
 
 
 def _spline(q_observed: F64, trajectory: JointTrajectory) -> CubicSpline:
-    """The chunk's angles as a function of the time since its observation."""
+    """The chunk's angles as a function of time since its observation."""
     due_at_once = trajectory.t_s[0] < _NOW_S
     t_s = trajectory.t_s if due_at_once else np.concatenate(([0.0], trajectory.t_s))
     q = trajectory.q_rad if due_at_once else np.vstack((q_observed, trajectory.q_rad))

@@ -1,14 +1,14 @@
-"""The executor: joint trajectories in, one reference for every physics step out.
+"""The executor: joint trajectories in, one reference per physics step out.
 
-It owns the reference, never the arm. A trajectory is planned from where the reference is and with the speed it has, laid
-out on the physics clock, and followed by a stop: where no fresh trajectory arrives in time the arm brakes within its
-limits and holds. Nothing leaves it that is not finite and inside the joints' limits.
+It owns the reference, not the arm. It plans a trajectory from the present reference and its velocity, samples it on the
+physics clock and appends a stop: if no fresh trajectory arrives in time, the arm brakes within its limits and holds. Every
+reference that it hands out is finite and within the joints' limits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 import numpy as np
@@ -30,7 +30,7 @@ _RATE_SLACK = 1.005
 
 
 class ExecutorState(StrEnum):
-    """What the reference is doing."""
+    """State of the reference."""
 
     IDLE = "idle"
     RUNNING = "running"
@@ -49,7 +49,7 @@ class ReferenceBlock:
         qd_rad_s: [M, n] velocities.
         qdd_rad_s2: [M, n] accelerations.
         gripper: [M] open fractions.
-        nominal_s: [M] the chunk's own (unstretched) time at each step; NaN while braking or holding.
+        nominal_s: [M] unstretched time of the chunk at each step; NaN while braking or holding.
     """
 
     q_rad: F64
@@ -62,7 +62,7 @@ class ReferenceBlock:
         return len(self.q_rad)
 
     def rows(self, first: int, last: int) -> ReferenceBlock:
-        """Steps ``first`` to ``last - 1``; past the end the last one stands still."""
+        """Return steps ``first`` to ``last - 1``; steps past the end rest at the last one."""
         index = np.arange(first, last)
         over = index >= len(self)
         index = np.minimum(index, len(self) - 1)
@@ -80,13 +80,13 @@ class Executor:
     """Turns joint trajectories into references on the physics clock.
 
     Args:
-        limits: What the joints may do.
+        limits: Limits of the joints.
         dt_s: Physics step.
-        q_rad: [n] where the reference starts, at rest.
-        gripper: Open fraction it starts with.
+        q_rad: [n] initial reference, at rest.
+        gripper: Initial open fraction.
 
     Attributes:
-        state: What the reference is doing.
+        state: State of the reference.
         counters: Events by name: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could only be
             followed after a stop), ``limited_by_joint_end`` (chunks whose acceleration jumps between rows, because rows lie
             at a joint's end), ``stops``, ``faults``.
@@ -108,75 +108,67 @@ class Executor:
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         self._plan, self._n_motion, self._cursor = _still(q, self._gripper), 0, 0
-        self._before = 0, self._gripper  # where the steps handed out last began
+        self._before = 0, self._gripper  # at the start of the steps handed out last
 
     def _follow(self, plan: ReferenceBlock, n_motion: int = 0) -> None:
-        """Hand out a new plan from its row 1 on; row 0 is the present reference."""
+        """Switch to a new plan, whose row 0 is the present reference."""
         self._motion_from_s += self._nominal_now_s()
         plan.q_rad[:] = self._without_rounding(plan.q_rad)
         self._plan, self._n_motion, self._cursor = plan, n_motion, 0
         self._before = 0, self._gripper
 
     def _without_rounding(self, q_rad: F64) -> F64:
-        """Angles brought back inside the joints' range where rounding alone has left them beyond it.
+        """Angles with rounding errors at the joints' ends removed.
 
-        A stop planned to end at a joint's end may miss it by a micro-radian, and from beyond it no motion would be lawful. What
-        is further out is left for the guard to see.
+        A stop planned to end at a joint's end may overshoot it by a micro-radian, and from there no motion would be within
+        the limits. Larger excesses are left to the guard.
         """
         inside = np.clip(q_rad, self.limits.q_min, self.limits.q_max)
         return np.where(np.abs(q_rad - inside) <= _LIMIT_SLACK_RAD, inside, q_rad)
 
     @property
     def reference(self) -> JointState:
-        """The reference at the last step handed out."""
+        """Reference at the last step handed out."""
         now = self._plan.rows(self._cursor, self._cursor + 1)
         return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
 
     @property
     def rows_begun(self) -> int:
-        """Rows of the present trajectory that have been reached or are on their way."""
+        """Number of rows of the present trajectory that have been reached or are under way."""
         return min(int(np.searchsorted(self._knot_step, self._cursor, side="left")), len(self._knot_step) - 1)
 
     @property
     def rows_reached(self) -> int:
-        """Rows of the present trajectory that have been reached."""
+        """Number of rows of the present trajectory that have been reached."""
         return int(np.searchsorted(self._knot_step[1:], self._cursor, side="right"))
 
     @property
     def motion_s(self) -> float:
-        """How far the motion has come on its own clock, which stands still while time is stretched or the arm holds."""
+        """Time on the motion's clock, which slows down while time is stretched and stops while the arm holds."""
         return self._motion_from_s + self._nominal_now_s()
 
     def _nominal_now_s(self) -> float:
         nominal_s = self._plan.nominal_s[: self._cursor + 1]
-        known = nominal_s[np.isfinite(nominal_s)]
-        return float(known[-1]) if len(known) else 0.0
+        moving = nominal_s[np.isfinite(nominal_s)]
+        return float(moving[-1]) if len(moving) else 0.0
 
     def steps_to_row(self, row: int) -> int:
-        """Physics steps until the reference reaches a row (counted from 0) of the present trajectory; 0 if it has."""
+        """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0 if it has already."""
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
     def accept(self, trajectory: JointTrajectory) -> PlannedMotion:
-        """Follow a trajectory from the next step on, whatever was going on before.
+        """Follow a trajectory from the next step on, in place of the present motion.
 
         Raises:
-            InputError: It is no :class:`JointTrajectory`.
-            ControlError: The executor is in FAULT, or the trajectory cannot be followed within the limits even from rest;
-                the former plan goes on.
+            InputError: It is not a :class:`JointTrajectory`.
+            ControlError: The executor is in FAULT, or the trajectory cannot be followed within the limits even from rest. The
+                present motion continues.
         """
         if self.state is ExecutorState.FAULT:
             raise ControlError("the executor is in FAULT; reset the robot before it moves again.")
         trajectory = instance_of(trajectory, JointTrajectory, "trajectory")
         q, t_s = trajectory.q_rad, trajectory.t_s
-        if q.shape[1] != len(self.limits.velocity):
-            raise ControlError(f"the trajectory has {q.shape[1]} joints, the arm {len(self.limits.velocity)}.")
-        outside = (q < self.limits.q_min) | (q > self.limits.q_max)
-        if outside.any():
-            row, joint = (int(i) for i in np.argwhere(outside)[0])
-            raise ControlError(
-                f"row {row} asks joint {joint} for {q[row, joint]:.4f} rad, outside "
-                f"[{self.limits.q_min[joint]:.4f}, {self.limits.q_max[joint]:.4f}]; nothing was changed."
-            )
+        self._require_in_range(q)
         start, lead = self.reference, None
         try:
             motion = plan_motion(start, q, t_s, self.limits, self.dt_s)
@@ -193,8 +185,19 @@ class Executor:
         self.counters["limited_by_joint_end"] += not motion.smooth
         return motion
 
+    def _require_in_range(self, q: F64) -> None:
+        limits = self.limits
+        if q.shape[1] != len(limits.velocity):
+            raise ControlError(f"the trajectory has {q.shape[1]} joints, but the arm has {len(limits.velocity)}.")
+        if (outside := np.argwhere((q < limits.q_min) | (q > limits.q_max))).size:
+            row, joint = (int(i) for i in outside[0])
+            raise ControlError(
+                f"row {row} commands joint {joint} to {q[row, joint]:.4f} rad, outside its range "
+                f"[{limits.q_min[joint]:.4f}, {limits.q_max[joint]:.4f}]; nothing was changed."
+            )
+
     def stop(self) -> None:
-        """Brake within the limits and stay; the gripper keeps what it was last told. A FAULT stays one."""
+        """Brake within the limits and stay at rest. The gripper keeps its last command; a FAULT remains one."""
         profile = plan_stop(self.reference, self.limits)
         tail = _braking(profile, self._gripper, self.dt_s)
         self._knot_step = np.zeros(1, dtype=int)
@@ -204,10 +207,10 @@ class Executor:
         self.counters["stops"] += 1
 
     def fault(self, followed: bool = True) -> None:
-        """Brake as :meth:`stop`, and refuse every trajectory from now on.
+        """Brake as :meth:`stop`, and reject every later trajectory.
 
         Args:
-            followed: Whether the steps handed out last were; where not, braking begins at the reference before them.
+            followed: Whether the arm followed the steps handed out last; if not, braking begins at the reference before them.
         """
         if not followed:
             self._cursor, self._gripper = self._before
@@ -216,12 +219,12 @@ class Executor:
         self.counters["faults"] += 1
 
     def advance(self, n_steps: int) -> ReferenceBlock:
-        """The reference for the next ``n_steps`` physics steps.
+        """Return the reference for the next ``n_steps`` physics steps.
 
         Raises:
-            InputError: ``n_steps`` is no whole number of at least 1.
-            ActuatorGuardError: The reference is not finite or leaves the limits; it was not handed out and the executor
-                brakes from the last good one (FAULT).
+            InputError: ``n_steps`` is not a whole number of at least 1.
+            ActuatorGuardError: The reference is not finite or exceeds a limit. It was not handed out, and the executor brakes
+                from the last good one (FAULT).
         """
         n_steps = whole_number(n_steps, "n_steps", 1)
         block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)
@@ -251,21 +254,21 @@ class Executor:
         )  # every comparison is false for NaN
         if not good:
             raise ActuatorGuardError(
-                f"the reference left its limits or is not finite (q {block.q_rad[0]}, qd {block.qd_rad_s[0]}); it was "
-                "withheld and the arm brakes from the last good reference."
+                f"the reference exceeds its limits or is not finite (q {block.q_rad[0]}, qd {block.qd_rad_s[0]}); it was "
+                "withheld, and the arm brakes from the last good reference."
             )
 
     def _lay_out(self, motion: PlannedMotion, gripper_rows: F64, lead: StopProfile | None) -> None:
-        """Sample lead-in, motion and final stop on the physics clock. Row 0 is the present reference."""
+        """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is the present reference."""
         spline, dt_s = motion.spline, self.dt_s
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
         at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
         if lead is None:
-            qdd[0] = self.reference.qdd_rad_s2  # not the new motion's: it has not begun, and may yet be replaced
+            qdd[0] = self.reference.qdd_rad_s2  # the new motion has not begun, and may still be replaced
         segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
         stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
-        into_s = float(at_s[-1]) - spline.end_s  # the last row seldom falls on a physics step: braking has begun by then
+        into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
         tail = _braking(stop, float(gripper_rows[-1]), dt_s, into_s)
         q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
         body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
@@ -276,7 +279,7 @@ class Executor:
 
 
 def _braking(profile: StopProfile, gripper: float, dt_s: float, into_s: float = 0.0) -> ReferenceBlock:
-    """A stop on the physics clock, row 0 lying ``into_s`` after its start; it has no time on any chunk's clock."""
+    """A stop on the physics clock; row 0 is ``into_s`` after its start. Its nominal time is NaN."""
     n = int(np.ceil(profile.end_s / dt_s)) + 1
     q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s + into_s)
     return ReferenceBlock(q, qd, qdd, np.full(n + 1, gripper), np.full(n + 1, np.nan))
@@ -285,7 +288,7 @@ def _braking(profile: StopProfile, gripper: float, dt_s: float, into_s: float = 
 def _open_fraction(value: float) -> float:
     fraction = float(finite_array(value, "gripper", ()))
     if not 0.0 <= fraction <= 1.0:
-        raise InputError(f"gripper is an open fraction in [0, 1] (1 = open), got {fraction:g}.")
+        raise InputError(f"gripper must be an open fraction in [0, 1] (1 = open), got {fraction:g}.")
     return fraction
 
 
@@ -295,12 +298,6 @@ def _still(q: F64, gripper: float) -> ReferenceBlock:
 
 
 def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
-    """Blocks end to end; each one's first row is the last of the one before."""
+    """Concatenate blocks; the first row of each is the last of the previous one."""
     rest = [blocks[0], *(block.rows(1, len(block)) for block in blocks[1:])]
-    return ReferenceBlock(
-        np.concatenate([block.q_rad for block in rest]),
-        np.concatenate([block.qd_rad_s for block in rest]),
-        np.concatenate([block.qdd_rad_s2 for block in rest]),
-        np.concatenate([block.gripper for block in rest]),
-        np.concatenate([block.nominal_s for block in rest]),
-    )
+    return ReferenceBlock(*(np.concatenate([vars(block)[field.name] for block in rest]) for field in fields(ReferenceBlock)))

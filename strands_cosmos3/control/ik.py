@@ -1,8 +1,8 @@
 """Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the control step.
 
-Two ways to the same answer. mink's quadratic program with :class:`StepBoxLimit` handles active bounds and collision
-avoidance; Levenberg-Marquardt on MuJoCo's Jacobians (``lm.py``) is several times faster while no bound is active. The
-default, ``"auto"``, takes the fast way and hands a step to the program when a bound becomes active.
+Levenberg-Marquardt on MuJoCo's Jacobians (``lm.py``) is several times faster while no bound is active. mink's quadratic
+program with :class:`StepBoxLimit` handles active bounds and collision avoidance. The default, ``"auto"``, solves a step with
+the former, and with the latter when a bound becomes active.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_ITERATIONS = 30
 _STALL_RATIO = 0.998
 _SMALLEST_STEP_RAD = 1e-7
 _QP_DAMPING = 1e-9
-_AWAKE_M = 0.15  # about what a joint moves the hand in a control step
+_DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
 _FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SITE, "geom": mujoco.mjtObj.mjOBJ_GEOM}
 
 
 class StepBoxLimit(mink.Limit):
-    r"""A box that is fixed for one whole control step, however many iterations solve it.
+    r"""Bounds on the joints that hold for a whole control step, however many iterations solve it.
 
     With :math:`q_0` the angles at the start of the step,
 
@@ -47,8 +47,8 @@ class StepBoxLimit(mink.Limit):
         \max(q_{min} + m,\; q_0 - \dot q_{max} \Delta t) \le q + \Delta q
         \le \min(q_{max} - m,\; q_0 + \dot q_{max} \Delta t)
 
-    where angles are in [rad], :math:`\Delta t` in [s] and m is a margin in [rad]. mink's own ``VelocityLimit`` bounds each
-    iteration anew, so ten iterations may move ten times as far.
+    where angles and the margin m are in [rad] and :math:`\Delta t` in [s]. mink's own ``VelocityLimit`` bounds each iteration
+    separately, so ten iterations may move ten times as far.
     """
 
     def __init__(self, q_address: NDArray[np.intp], dof_address: NDArray[np.intp], n_dof: int):
@@ -61,14 +61,14 @@ class StepBoxLimit(mink.Limit):
         self.upper_rad = np.full(n, np.inf)
 
     def compute_qp_inequalities(self, configuration: mink.Configuration, dt: float) -> mink.Constraint:
-        """``G dq <= h`` at the present iterate; ``dt`` is not used, the box belongs to the control step."""
+        """``G dq <= h`` at the present iterate. ``dt`` is not used: the box is that of the control step."""
         q = configuration.data.qpos[self._q_address]
         return mink.Constraint(self._G, np.concatenate((self.upper_rad - q, q - self.lower_rad)))
 
 
 @dataclass(frozen=True, eq=False)
 class IKSolution:
-    """Joint angles for a row of poses, and how well each serves its pose.
+    """Joint angles for a sequence of poses, with the residual of each.
 
     Args:
         q_rad: [T, nq] full configuration vectors of the model.
@@ -76,7 +76,7 @@ class IKSolution:
         residual_rad: [T] angle to the target rotation.
         converged: [T] both residuals within tolerance.
         clamped: [T] a joint or velocity bound is active at the solution.
-        iterations: [T] iterations spent.
+        iterations: [T] number of iterations.
     """
 
     q_rad: F64
@@ -91,18 +91,18 @@ class MinkIKBridge:
     """Inverse and forward kinematics of one frame of a MuJoCo model.
 
     Args:
-        model: Any model with a chain of limited hinge or slide joints from its base to the frame. Its base is taken to be
-            at the world's origin, so world and base frames coincide.
+        model: A model with a chain of limited hinge or slide joints from its base to the frame. The base must be at the
+            world's origin, so that world and base frames coincide.
         ee_frame_name: Name of the driven frame.
         ee_frame_type: ``"body"``, ``"site"`` or ``"geom"``.
         limits: Limits of the chain's joints; None is the Franka (FER) table where the joints are joint1..joint7.
-        method: ``"auto"`` or ``"mink"``, always the quadratic program.
-        avoid_collisions: Pairs of geom groups (names or ids) that mink must keep apart, e.g. ``[(arm, ["table"])]``.
-            Solutions then come from the quadratic program.
-        min_distance_m: Distance that collision avoidance keeps.
+        method: ``"auto"``, or ``"mink"`` to use only the quadratic program.
+        avoid_collisions: Pairs of groups of geoms (names or ids) to keep apart, e.g. ``[(arm, ["table"])]``. They imply
+            ``method="mink"``.
+        min_distance_m: Distance to keep between them.
 
     Raises:
-        FrameError: The model has no such frame, or nothing that moves it.
+        FrameError: The model has no such frame, or no joint moves it.
         ConfigError: No limits are known for this model's joints.
     """
 
@@ -136,10 +136,8 @@ class MinkIKBridge:
         if avoid_collisions:
             pairs = _geom_pairs(model, avoid_collisions)
             self._mink_limits.append(_collision_limit(model, pairs, finite_array(min_distance_m, "min_distance_m", ())))
-            on_chain = set(dof_address.tolist())
-            frozen = [
-                dof for dof in range(int(model.nv)) if dof not in on_chain
-            ]  # else cubes would be "moved" out of the arm's way
+            # Without this the program would move free bodies, such as cubes, out of the arm's way.
+            frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))
             self._constraints = [mink.DofFreezingTask(model, frozen)] if frozen else []
         self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
 
@@ -158,7 +156,7 @@ class MinkIKBridge:
             )
         limits = FER if limits is None else instance_of(limits, JointLimits, "limits")
         if len(limits.velocity) != len(self._joints):
-            raise ConfigError(f"limits are for {len(limits.velocity)} joints, the chain has {len(self._joints)}.")
+            raise ConfigError(f"limits has {len(limits.velocity)} joints, but the chain has {len(self._joints)}.")
         return limits
 
     def ee_pose(self, qpos: F64) -> F64:
@@ -170,15 +168,15 @@ class MinkIKBridge:
         return self._lm.pose(self.configuration(qpos, "qpos"))
 
     def configuration(self, value: Any, name: str) -> F64:
-        """A read-only copy [nq] of a configuration vector of the model.
+        """Return a read-only copy [nq] of a configuration vector of the model.
 
         Raises:
-            ShapeError, NonFiniteError, InputError: It is malformed, or absurdly large.
+            ShapeError, NonFiniteError, InputError: It is malformed, or a magnitude exceeds 1e9.
         """
-        return trailing(finite_array(value, name, (self.model.nq,)), name, (self.model.nq,))
+        return trailing(value, name, (self.model.nq,), leading=0)
 
     def frame_in_ee(self, body_name: str, qpos: F64) -> F64:
-        """[4, 4] ``T_ee_body`` of a body that is rigidly attached to the driven frame.
+        """Return the pose [4, 4] ``T_ee_body`` of a body that is rigidly attached to the driven frame.
 
         Raises:
             FrameError: There is no such body, or a joint lies between the two.
@@ -195,25 +193,28 @@ class MinkIKBridge:
         return np.linalg.inv(T_world_ee) @ T_world_body
 
     def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
-        """Joint angles that take the driven frame through the poses, one control step for each.
+        """Solve for the joint angles that take the driven frame through the poses, one control step each.
 
-        A pose that cannot be reached inside the step's box is held at the best configuration found and reported; the next
-        step goes on from there.
+        A pose that cannot be reached within the step's bounds gets the best configuration found, and is reported; the next
+        step starts from there.
 
         Args:
             T_world_ee: [T, 4, 4] target poses.
             q_init: [nq] configuration before the first step; joints off the chain keep their values.
-            dt_s: Duration of a control step. With None speed is not bounded, only position.
+            dt_s: Duration of a control step. None bounds positions only, not speeds.
             method: Overrides the bridge's own.
 
         Raises:
-            ShapeError, NonFiniteError, InputError: A target or ``q_init`` is malformed; nothing was solved.
+            ShapeError, NonFiniteError, InputError: An argument is malformed. Nothing was solved.
         """
-        targets = rigid(finite_array(T_world_ee, "T_world_ee", (None, 4, 4)), "T_world_ee")
-        q = self.configuration(q_init, "q_init").copy()
-        reach_rad = None if dt_s is None else self.limits.velocity * positive(dt_s, "dt_s")
+        targets, q = rigid(T_world_ee, "T_world_ee", leading=1), self.configuration(q_init, "q_init")
+        return self.solve_trusted(targets, q, dt_s if dt_s is None else positive(dt_s, "dt_s"), method)
+
+    def solve_trusted(self, targets: F64, q: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
+        """As :meth:`solve`, for poses and a configuration that have been checked."""
+        reach_rad = None if dt_s is None else self.limits.velocity * dt_s
         how = self.method if method is None else _method(method)
-        # A start inside the margin keeps its place rather than being thrown out of it.
+        # A start within the margin is not pushed out of it.
         lowest = np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, q[self.q_address])
         highest = np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, q[self.q_address])
         n = len(targets)
@@ -245,7 +246,7 @@ class MinkIKBridge:
         return q, residual_m, residual_rad, clamped, spent + iterations
 
     def _step_mink(self, target: F64, q: F64, lower: F64, upper: F64) -> tuple[F64, float, float, int]:
-        """Gauss-Newton by quadratic programs, each step halved until the residual falls: far targets need that."""
+        """Gauss-Newton by quadratic programs. Each step is halved until the residual falls, which distant targets need."""
         self._box.lower_rad, self._box.upper_rad = lower, upper
         configuration, task = self._configuration, self._task
         task.set_target(mink.SE3.from_matrix(target))
@@ -274,8 +275,8 @@ class MinkIKBridge:
                     break
                 configuration.update(best)
             configuration.integrate_inplace(change, 1.0)
-        best[self.q_address] = np.clip(best[self.q_address], lower, upper)  # the solver's own tolerance, a few ulp
-        residual_m, residual_rad = self._lm.residual(target, best)  # a twist's length is no distance where rotations differ
+        best[self.q_address] = np.clip(best[self.q_address], lower, upper)  # removes the solver's tolerance, a few ulp
+        residual_m, residual_rad = self._lm.residual(target, best)  # the twist's length is not the distance
         return best, residual_m, residual_rad, iteration
 
 
@@ -289,13 +290,13 @@ def _geom_pairs(model: mujoco.MjModel, groups: Any) -> list[tuple[list[int], lis
     """Pairs of groups of geoms by id.
 
     Raises:
-        InputError: They are no pairs of groups.
+        InputError: They are not pairs of groups.
         FrameError: A geom does not exist; the message lists those that do.
     """
     try:
         pairs = [(list(first), list(second)) for first, second in groups]
     except (TypeError, ValueError):
-        raise InputError(f"avoid_collisions is a list of pairs of lists of geoms, got {groups!r}.") from None
+        raise InputError(f"avoid_collisions must be a list of pairs of lists of geoms, got {groups!r}.") from None
     return [([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second]) for first, second in pairs]
 
 
@@ -305,10 +306,10 @@ def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
 
 
 def _collision_limit(model: mujoco.MjModel, pairs: list[Any], distance_m: F64) -> mink.CollisionAvoidanceLimit:
-    """mink's limit, awake so early that no iteration crosses the distance unseen; at its default it wakes up too late."""
+    """mink's limit with a detection distance so large that no iteration can cross ``distance_m`` unnoticed."""
     least = float(distance_m)
     return mink.CollisionAvoidanceLimit(
-        model, pairs, minimum_distance_from_collisions=least, collision_detection_distance=least + _AWAKE_M
+        model, pairs, minimum_distance_from_collisions=least, collision_detection_distance=least + _DETECTION_M
     )
 
 
@@ -317,14 +318,9 @@ def _frame_id(model: mujoco.MjModel, name: object, frame_type: object) -> int:
         raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
     frame = mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
     if frame < 0:
-        accessor = {
-            "body": (model.nbody, model.body),
-            "site": (model.nsite, model.site),
-            "geom": (model.ngeom, model.geom),
-        }
-        count, get = accessor[frame_type]
-        names = [get(i).name for i in range(count) if get(i).name]
-        raise FrameError(f"the model has no {frame_type} {name!r}; it has: {', '.join(names) or 'none with a name'}.")
+        count = {"body": model.nbody, "site": model.nsite, "geom": model.ngeom}[frame_type]
+        names = [found for i in range(count) if (found := mujoco.mj_id2name(model, _FRAME_TYPES[frame_type], i))]
+        raise FrameError(f"the model has no {frame_type} {name!r}; it has: {', '.join(names) or 'none that are named'}.")
     return frame
 
 
@@ -338,5 +334,5 @@ def _chain(model: mujoco.MjModel, body: int) -> list[int]:
     hinged = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
     for joint in joints:
         if int(model.jnt_type[joint]) not in hinged:
-            raise InputError(f"joint {model.joint(joint).name!r} is neither a hinge nor a slide; only those are solved.")
+            raise InputError(f"joint {model.joint(joint).name!r} is neither a hinge nor a slide; only those are supported.")
     return joints

@@ -1,10 +1,10 @@
 """Levenberg-Marquardt on MuJoCo's Jacobians: the fast path of inverse kinematics while no bound is active.
 
-Each iteration solves ``(J J^T + lambda I) y = e``, ``dq = J^T y`` (Wampler 1986): a 6 x 6 system whatever the number of
-joints, and the smallest step that removes the error. lambda falls after a step that helped and grows after one that did not.
+Each iteration solves ``(J J^T + lambda I) y = e``, ``dq = J^T y`` (Wampler 1986), a 6 x 6 system whatever the number of
+joints; dq is the smallest step that removes the error. lambda falls after a step that reduced the error and grows otherwise.
 
-A chunk has 32 steps of two or three iterations each and numpy's call overhead is all that costs, so buffers are kept and
-scalars are handled as Python floats.
+A chunk takes 32 steps of two or three iterations, and the cost is numpy's call overhead. Buffers are therefore reused, and
+scalars are Python floats.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import F64
 
-# A little tighter than ik.py's tolerances, which judge the result.
+# Slightly tighter than the tolerances in ik.py that the result is judged by.
 _POSITION_TOLERANCE_SQ = 0.9e-6**2
 _ROTATION_TOLERANCE_SQ = float(0.9 * np.deg2rad(1e-4)) ** 2
 _MAX_ITERATIONS = 30
 _LAMBDA_MIN = 1e-9
 _LAMBDA_MAX = 1e2
-_cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy builds its names at import; no checker sees them
+_cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy creates the name at import
 
 
 class LMResult(NamedTuple):
-    """One solved step: the chain's angles [n], residuals in metres and radians, iterations spent."""
+    """Result of one step: the chain's angles [n], residuals in metres and radians, number of iterations."""
 
     angles_rad: F64
     residual_m: float
@@ -37,14 +37,14 @@ class LMResult(NamedTuple):
 
 
 class LevenbergMarquardt:
-    """Solver for one frame of one model; it owns its ``MjData`` and its buffers.
+    """Solver for one frame of one model, with its own ``MjData`` and buffers.
 
     Args:
         model: The MuJoCo model.
         frame_id: Id of the driven body, site or geom.
         frame_type: ``"body"``, ``"site"`` or ``"geom"``.
-        q_address: [n] places of the chain's joints in qpos.
-        dof_address: [n] places of the chain's joints in qvel.
+        q_address: [n] indices of the chain's joints in qpos.
+        dof_address: [n] indices of the chain's joints in qvel.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class LevenbergMarquardt:
         return position_sq**0.5, rotation_sq**0.5
 
     def solve(self, T_world_ee: F64, angles_rad: F64) -> LMResult:
-        """Drive the frame to a pose without regard to bounds; joints off the chain stay as ``data.qpos`` has them.
+        """Solve for a pose without bounds; joints off the chain keep their values in ``data.qpos``.
 
         Args:
             T_world_ee: [4, 4] target.
-            angles_rad: [n] the chain's angles to start from.
+            angles_rad: [n] initial angles of the chain.
         """
         target_position = T_world_ee[:3, 3]
         mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
@@ -113,7 +113,7 @@ class LevenbergMarquardt:
         return LMResult(angles_rad, position_sq**0.5, rotation_sq**0.5, iteration)
 
     def _evaluate(self, angles_rad: F64, target_position: F64) -> tuple[float, float]:
-        """Squared position [m^2] and rotation [rad^2] error; the error itself stays in ``_error``, in world axes."""
+        """Squared position [m^2] and rotation [rad^2] error; the error vector is left in ``_error``, in world axes."""
         self.data.qpos[self._chain] = angles_rad
         mujoco.mj_kinematics(self.model, self.data)
         np.subtract(target_position, self._position, out=self._error_position)
@@ -137,6 +137,6 @@ class LevenbergMarquardt:
 
 
 def _as_slice(address: NDArray[np.intp]) -> slice | NDArray[np.intp]:
-    """A slice where the places are adjacent (numpy copies nothing then), else the places themselves."""
+    """A slice if the indices are adjacent, so that numpy copies nothing, else the indices."""
     first, n = int(address[0]), len(address)
     return slice(first, first + n) if np.array_equal(address, np.arange(first, first + n)) else address

@@ -1,11 +1,12 @@
-"""From an action chunk to joint targets: decode, move to the driven body's frame, solve.
+"""Action chunks to joint targets: decode, convert to the driven body's frame, solve the inverse kinematics.
 
-:func:`solve_chunk` is what the policy uses; :func:`decode_cosmos_chunk_to_targets` is the same for people who keep their own
-control loop, with exactly one row a step.
+:func:`solve_chunk` serves the policy. :func:`decode_cosmos_chunk_to_targets` serves users with a control loop of their own,
+one target per row.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from strands_cosmos3.errors import ActionSpaceError
 from strands_cosmos3.types import ActionChunk, ErrorSummary, JointTrajectory, PoseTrajectory
 
 MAX_STRETCH = 4.0
-"""The policy's solver may ask a joint for this many times its speed in one row; the executor then takes as much longer."""
+"""``solve_chunk`` allows joints this multiple of their speed limit in one row; the executor then stretches time."""
 
 
 def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) -> F64:
-    """[4, 4] ``T_ee_cosmos``: the frame whose deltas the model speaks, seen from the driven frame.
+    """Return [4, 4] ``T_ee_cosmos``: the frame of the model's deltas, in the driven frame.
 
     Raises:
         FrameError: The model lacks the tool frame's parent body, or it is not rigidly attached to the driven frame.
@@ -40,24 +41,22 @@ def solve_chunk(
     stats: ActionStats | None = None,
     t_capture_s: float = 0.0,
 ) -> JointTrajectory:
-    """Joint angles that follow a chunk from the measured configuration.
+    """Return joint angles that follow a chunk from the measured configuration.
 
-    ``midtrain`` and ``pose_abs`` rows become poses and go through inverse kinematics; ``joint_pos`` rows are angles
-    already. Rows that are too fast are kept (up to :data:`MAX_STRETCH`): time is the executor's to stretch.
+    ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are angles
+    already. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for them.
 
     Args:
-        chunk: What the model answered.
-        bridge: The arm.
+        chunk: The model's output.
+        bridge: The arm's kinematics.
         q_measured: [nq] configuration at the observation.
         stats: Statistics for normalised rows; the embodiment's own by default.
         t_capture_s: The observation's time stamp.
     """
     if chunk.action_space.meaning == "joint_position":
-        joints = decode_joint_chunk(chunk)
-        return JointTrajectory(joints.q_rad, joints.t_s, joints.gripper, t_capture_s=t_capture_s)
-    poses = _ee_poses(chunk, bridge, q_measured, stats)[1]
-    assert chunk.fps is not None  # ActionChunk resolved it
-    solution = bridge.solve(poses.T_base_frame, q_measured, MAX_STRETCH / chunk.fps)
+        return replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
+    q = bridge.configuration(q_measured, "q_measured")
+    _, poses, solution = _solve(chunk, bridge, q, stats, MAX_STRETCH)
     return JointTrajectory(
         solution.q_rad[:, bridge.q_address],
         poses.t_s,
@@ -80,22 +79,22 @@ def decode_cosmos_chunk_to_targets(
     action_space: str | None = None,
     fps: float | None = None,
 ) -> dict[str, Any]:
-    """Joint targets for a raw chunk, one row for each of its rows.
+    """Return joint targets for a raw chunk, one for each of its rows.
 
     Args:
         raw_chunk: [T, D] rows as the model emitted them.
-        embodiment: Whose rows, e.g. ``get_embodiment("droid")`` or ``"droid"``.
-        bridge: The arm; its base is the world's origin.
+        embodiment: Embodiment, or its name, e.g. ``"droid"``.
+        bridge: The arm's kinematics; the base is the world's origin.
         q_init: [nq] configuration at the observation.
         stats: Statistics; the embodiment's own by default.
         action_space: ``"midtrain"`` (default) or ``"pose_abs"``.
-        fps: Rows a second; the embodiment's own by default.
+        fps: Rows per second; the embodiment's own by default.
 
     Returns:
         ``qpos`` [T, nq], row i after delta i, each step within joint and velocity limits at 1/fps; ``gripper`` [T] open
-        fractions or None; ``poses`` [T, 4, 4] commanded poses of the Cosmos frame, integrated open-loop from ``q_init``'s;
-        ``t_s`` [T]; ``converged`` and ``clamped`` [T]; ``tracking_error``: the IK residual against those poses (mean_mm,
-        max_mm, mean_deg, max_deg). It says nothing about dynamics.
+        fractions or None; ``poses`` [T, 4, 4] commanded poses of the Cosmos frame, integrated open-loop from ``q_init``;
+        ``t_s``, ``converged``, ``clamped`` [T]; ``tracking_error``, the IK residual (not dynamics) against those poses:
+        mean_mm, max_mm, mean_deg, max_deg.
 
     Raises:
         ActionSpaceError: The rows are joint angles, or of another width.
@@ -103,18 +102,11 @@ def decode_cosmos_chunk_to_targets(
         StatisticsError, FrameError, ShapeError, NonFiniteError: As the parts raise them; nothing was solved.
     """
     embodiment = get_embodiment(embodiment)
-    bridge = instance_of(bridge, MinkIKBridge, "bridge")
+    q = instance_of(bridge, MinkIKBridge, "bridge").configuration(q_init, "q_init")
     space = embodiment.action_space(action_space)
     if space.meaning == "joint_position":
-        raise ActionSpaceError(
-            "joint_pos rows are joint angles already: command them as they are. Inverse kinematics is for 'midtrain' and "
-            "'pose_abs' rows."
-        )
-    chunk = ActionChunk(raw_chunk, space, embodiment, fps)
-    q = bridge.configuration(q_init, "q_init")
-    cosmos, driven = _ee_poses(chunk, bridge, q, stats)
-    assert chunk.fps is not None  # ActionChunk resolved it
-    solution = bridge.solve(driven.T_base_frame, q, 1.0 / chunk.fps)
+        raise ActionSpaceError("joint_pos rows are joint angles: command them directly. IK is for 'midtrain' and 'pose_abs'.")
+    cosmos, _, solution = _solve(ActionChunk(raw_chunk, space, embodiment, fps), bridge, q, stats, 1.0)
     return {
         "qpos": solution.q_rad,
         "gripper": cosmos.gripper,
@@ -122,18 +114,16 @@ def decode_cosmos_chunk_to_targets(
         "t_s": cosmos.t_s,
         "converged": solution.converged,
         "clamped": solution.clamped,
-        "tracking_error": vars(_residual(solution)),
+        "tracking_error": vars(ErrorSummary.of(solution.residual_m, solution.residual_rad)),
     }
 
 
-def _residual(solution: IKSolution) -> ErrorSummary:
-    return ErrorSummary.of(solution.residual_m, solution.residual_rad)
-
-
-def _ee_poses(
-    chunk: ActionChunk, bridge: MinkIKBridge, q: F64, stats: ActionStats | str | Path | None
-) -> tuple[PoseTrajectory, PoseTrajectory]:
-    """The chunk's poses, of the Cosmos frame and of the driven frame."""
+def _solve(
+    chunk: ActionChunk, bridge: MinkIKBridge, q: F64, stats: ActionStats | str | Path | None, stretch: float
+) -> tuple[PoseTrajectory, PoseTrajectory, IKSolution]:
+    """The chunk's poses of the Cosmos frame and of the driven frame, and the angles that follow the latter."""
     T_ee_cosmos = tool_frame_in_ee(chunk.embodiment, bridge, q)
     cosmos = decode_chunk(chunk, bridge.ee_pose(q) @ T_ee_cosmos, stats)
-    return cosmos, to_frame(cosmos, np.linalg.inv(T_ee_cosmos), bridge.ee_frame_name)
+    driven = to_frame(cosmos, np.linalg.inv(T_ee_cosmos), bridge.ee_frame_name)
+    assert chunk.fps is not None  # ActionChunk resolved it
+    return cosmos, driven, bridge.solve_trusted(driven.T_base_frame, q, stretch / chunk.fps)

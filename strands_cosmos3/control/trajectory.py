@@ -1,11 +1,10 @@
-"""From rows at the chunk's rate to a smooth joint motion that keeps the arm's limits.
+"""Plan a smooth joint motion within the arm's limits through the rows of a chunk.
 
-The motion is a cubic Hermite spline: it passes every row, starts with the velocity that the arm's reference has (so that
-speed is carried over the seam between chunks) and its knot velocities make the acceleration continuous. Rows that such a
-spline would overshoot a joint's end at are joined by a monotone one, whose acceleration jumps, or, as a last resort, by
-one that halts at each. Where the rows ask
-for more velocity, acceleration or jerk than the joints have, or for a speed that could not be braked before a joint's end,
-time is stretched there: the path stays, the clock slows down, and the rows concerned are reported.
+The motion is a cubic Hermite spline. It passes through every row and starts with the velocity of the present reference, so
+that speed carries over from chunk to chunk; its knot velocities make the acceleration continuous. If that spline would
+overshoot a joint's end, a monotone one takes its place, whose acceleration jumps at knots, or, as a last resort, one that
+halts at every row. Where the rows exceed a velocity, acceleration or jerk limit, or reach a speed that could not be braked
+before a joint's end, time is stretched: the path stays the same, the clock slows down, and those rows are reported.
 
 Legend: K knots, n joints, S samples in a segment, M sampled times.
 """
@@ -29,7 +28,7 @@ _SLOWEST = 20.0
 _MAX_PASSES = 60
 _TOLERANCE = 1.001
 _RAMP = 1.5
-_OVERSHOOT = 1.01  # a pass corrects a little more than asked, so that passes end
+_OVERSHOOT = 1.01  # each pass stretches slightly more than needed, so that the passes end
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class JointSpline:
         return float(self.t_s[-1])
 
     def sample(self, at_s: F64) -> tuple[F64, F64, F64]:
-        """Angles, velocities and accelerations [M, n] at times [M], which are clipped to the knots' span."""
+        """Return angles, velocities and accelerations [M, n] at times [M], clipped to the knots' span."""
         at_s = np.clip(at_s, self.t_s[0], self.t_s[-1])
         k = np.clip(np.searchsorted(self.t_s, at_s, side="right") - 1, 0, len(self.t_s) - 2)
         h = self.t_s[k + 1] - self.t_s[k]
@@ -67,23 +66,27 @@ class JointSpline:
 
 
 def _hermite(q0: F64, q1: F64, v0: F64, v1: F64, h: F64, t: F64) -> tuple[F64, F64, F64]:
-    """Position, velocity, acceleration of the cubic with these ends, ``t`` seconds into a segment of ``h`` seconds."""
+    """Position, velocity, acceleration of the cubic with these end states, ``t`` seconds into a segment of ``h`` seconds."""
     slope = (q1 - q0) / h
     a0 = (6 * slope - 4 * v0 - 2 * v1) / h
     jerk = (6 * (v0 + v1) - 12 * slope) / (h * h)
-    return q0 + t * (v0 + t * (a0 / 2 + t * jerk / 6)), v0 + t * (a0 + t * jerk / 2), a0 + t * jerk
+    return _constant_jerk(q0, v0, a0, t, jerk)
+
+
+def _constant_jerk(q: F64, v: F64, a: F64, t: F64, jerk: F64) -> tuple[F64, F64, F64]:
+    return q + t * (v + t * (a / 2 + t * jerk / 6)), v + t * (a + t * jerk / 2), a + t * jerk
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedMotion:
-    """A spline with an account of what became of the rows.
+    """A spline, and how its timing differs from the chunk's.
 
     Args:
-        spline: The motion; its first knot is the reference it departs from.
-        nominal_s: [K] when the knots would have been due at the chunk's own rate.
-        stretched: [K - 1] whether the segment to a row takes longer than the chunk asked.
-        smooth: Whether the acceleration is continuous between rows. Where rows lie so near a joint's end that such a
-            motion would overshoot it, it is not, and jumps no further than the joints' jerk allows in a physics step.
+        spline: The motion; its first knot is the reference that it starts from.
+        nominal_s: [K] times of the knots at the chunk's own rate.
+        stretched: [K - 1] whether the segment to a row takes longer than at the chunk's rate.
+        smooth: Whether the acceleration is continuous between rows. It is not if rows lie so near a joint's end that a smooth
+            motion would overshoot it; it then jumps by no more than the jerk limit allows in a physics step.
     """
 
     spline: JointSpline
@@ -102,23 +105,23 @@ class JointState:
 
     @classmethod
     def at_rest(cls, q_rad: F64) -> JointState:
-        """Standing still."""
+        """Return the state of rest at angles [n]."""
         return cls(np.array(q_rad, dtype=np.float64), np.zeros(len(q_rad)), np.zeros(len(q_rad)))
 
 
 def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt_s: float) -> PlannedMotion:
-    """A motion from ``start`` through rows of joint angles, within limits.
+    """Plan a motion from ``start`` through rows of joint angles, within limits.
 
     Args:
         start: The reference at time zero.
         q_rad: [T, n] rows.
-        t_s: [T] when the rows are due, increasing; a first row at zero is merged into the start.
-        limits: What the joints may do.
-        dt_s: The physics step: over one such step a jump in acceleration counts as jerk.
+        t_s: [T] increasing times of the rows; a first row at zero is merged into the start.
+        limits: Limits of the joints.
+        dt_s: Physics step; a jump in acceleration counts as jerk over one step.
 
     Raises:
-        ControlError: No amount of stretching brings the motion within limits (the start itself is too fast for the rows).
-            It never happens from rest.
+        ControlError: No stretching brings the motion within limits, because the start is too fast for the rows. It never
+            happens from rest.
     """
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
@@ -126,14 +129,14 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
         q_rad, t_s = start.q_rad[None], np.array([dt_s])
     knots = np.vstack((start.q_rad, q_rad))
     nominal_s = np.concatenate(([0.0], t_s))
-    asked = np.diff(nominal_s)
+    requested = np.diff(nominal_s)
     for law in (_smooth_velocities, _monotone_velocities, _halting_velocities):
-        timed = _stretch(law, knots, asked, start, limits, dt_s)
+        timed = _stretch(law, knots, requested, start, limits, dt_s)
         if timed is not None:
             h, velocity = timed
             t = np.concatenate(([0.0], np.cumsum(h)))
             smooth = law is _smooth_velocities
-            return PlannedMotion(JointSpline(t, knots, velocity), nominal_s, h > asked * 1.0001, smooth)
+            return PlannedMotion(JointSpline(t, knots, velocity), nominal_s, h > requested * 1.0001, smooth)
     raise ControlError(
         f"no time law within the joint limits was found for this chunk: it starts at {np.abs(start.qd_rad_s).max():.2f} rad/s "
         "and its rows cannot be met from there. Stop the arm first."
@@ -143,27 +146,29 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
 _Law = Callable[[F64, F64, F64], F64]
 
 
-def _stretch(law: _Law, knots: F64, asked: F64, start: JointState, limits: JointLimits, dt_s: float) -> tuple[F64, F64] | None:
-    """Durations [K - 1] and knot velocities [K, n] within limits, or None where slowing down leads nowhere."""
-    longest_s = _SLOWEST * np.maximum(asked, _rest_to_rest_s(knots, limits, dt_s)).sum()
-    fastest = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # no time law is quicker from row to row
-    h = asked * _ramped(np.maximum(fastest / asked, 1.0))
+def _stretch(
+    law: _Law, knots: F64, requested: F64, start: JointState, limits: JointLimits, dt_s: float
+) -> tuple[F64, F64] | None:
+    """Durations [K - 1] and knot velocities [K, n] within limits, or None if slowing down does not help."""
+    longest_s = _SLOWEST * np.maximum(requested, _rest_to_rest_s(knots, limits, dt_s)).sum()
+    fastest = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # lower bound of any time law
+    h = requested * _ramped(np.maximum(fastest / requested, 1.0))
     for _ in range(_MAX_PASSES):
         velocity = law(knots, h, start.qd_rad_s)
         excess = _excess(knots, velocity, h, start, limits, dt_s)
         if excess.max() <= _TOLERANCE:
             return h, velocity
-        stretch = h / asked * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
-        h = asked * _ramped(stretch)
+        stretch = h / requested * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
+        h = requested * _ramped(stretch)
         if h.sum() > longest_s:
             return None
     return None
 
 
 def _ramped(stretch: F64) -> F64:
-    """[K - 1] the least stretch that is no less than asked and changes by no more than a factor from row to row.
+    """[K - 1] the least stretch that is at least the given one and changes by a bounded factor from row to row.
 
-    A slow row beside a fast one would make the spline swing out: the joint would back up to gather speed.
+    A slow row next to a fast one would make the spline swing out: the joint would move back to gain speed.
     """
     for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
         towards = -1 if order.step > 0 else 1
@@ -173,10 +178,10 @@ def _ramped(stretch: F64) -> F64:
 
 
 def _rest_to_rest_s(knots: F64, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] how long each segment takes as a cubic that starts and ends at rest: no motion need be slower for long."""
-    way = np.abs(np.diff(knots, axis=0))
+    """[K - 1] duration of each segment as a cubic that starts and ends at rest."""
+    distance = np.abs(np.diff(knots, axis=0))
     start_jump = np.minimum(limits.acceleration, limits.jerk * dt_s)
-    return np.maximum(1.5 * way / limits.velocity, np.sqrt(6 * way / start_jump)).max(axis=1)
+    return np.maximum(1.5 * distance / limits.velocity, np.sqrt(6 * distance / start_jump)).max(axis=1)
 
 
 def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
@@ -197,9 +202,9 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
 
 
 def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] velocities that keep each segment between its knots, so that rows at a joint's end can be met; rest at the end.
+    """[K, n] velocities that keep each segment between its knots, so that no joint's end is overshot; zero at the end.
 
-    The acceleration jumps at knots then, and :func:`_excess` counts the jumps. Fritsch and Butland 1984.
+    The acceleration jumps at knots, and :func:`_rates` counts the jumps as jerk (Fritsch and Butland 1984).
     """
     t = np.concatenate(([0.0], np.cumsum(h)))
     velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
@@ -208,28 +213,28 @@ def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
 
 
 def _halting_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] rest at every knot: each segment is on its own then, and slow enough it keeps every limit."""
+    """[K, n] rest at every knot. Segments are independent then, and any limit is met if they are slow enough."""
     velocity = np.zeros_like(knots)
     velocity[0] = v_start
     return velocity
 
 
 def _excess(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] by how much each segment must be slower (1 = not at all), over joints and limits.
+    """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits.
 
-    Braking is looked at only where nothing else is exceeded: it costs most, and slower motions brake better.
+    Braking is checked only once nothing else is exceeded: it is the most expensive check, and slower motions brake sooner.
     """
     excess = _rates(knots, velocity, h, start, limits, dt_s)
     return excess if excess.max() > _TOLERANCE else np.maximum(excess, _overrun(knots, velocity, h, limits))
 
 
 def _rates(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] what velocity, acceleration and jerk exceed their limits by, as factors on time. Exact: these are cubics."""
+    """[K - 1] factors on time by which velocity, acceleration and jerk exceed their limits. Exact, as these are cubics."""
     v0, v1, span = velocity[:-1], velocity[1:], h[:, None]
     slope = np.diff(knots, axis=0) / span
     first, last = (6 * slope - 4 * v0 - 2 * v1) / span, (-6 * slope + 2 * v0 + 4 * v1) / span  # accelerations [K - 1, n]
     jerk = (last - first) / span
-    turns = first * last < 0  # the velocity has its extreme inside
+    turns = first * last < 0  # the velocity has an extreme inside the segment
     inside = v0 - np.divide(first * first, 2 * jerk, out=np.zeros_like(jerk), where=turns)
     fastest = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0))
     before = np.vstack((start.qdd_rad_s2, last[:-1]))
@@ -237,14 +242,14 @@ def _rates(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLi
     worst = np.maximum(np.abs(jerk), np.vstack((np.zeros_like(jerk[:1]), np.abs(jerk[:-1]))))
     strain = np.maximum(np.abs(first), np.abs(last)) / limits.acceleration
     jolt = np.where(jump > 1e-6 / dt_s, jump + worst, 0.0) / limits.jerk
-    jolt[:-1] = np.maximum(jolt[:-1], jolt[1:])  # a jump is the doing of both segments
+    jolt[:-1] = np.maximum(jolt[:-1], jolt[1:])  # both segments cause the jump
     of_second_order = np.sqrt(np.maximum(strain, jolt).max(axis=1))
     of_third_order = np.cbrt((np.abs(jerk) / limits.jerk).max(axis=1))
     return np.maximum(np.maximum((fastest / limits.velocity).max(axis=1), of_second_order), np.maximum(of_third_order, 1.0))
 
 
 def _overrun(knots: F64, velocity: F64, h: F64, limits: JointLimits) -> F64:
-    """[K - 1] by how much each segment must be slower for the joints to stay, and to be stopped, inside their range."""
+    """[K - 1] factor by which each segment must be slower for the joints to stay, and be stoppable, inside their range."""
     span = h[:, None, None]
     ends = knots[:-1, None], knots[1:, None], velocity[:-1, None], velocity[1:, None], span  # [K - 1, 1, n]
     t = _moments(*_hermite(*ends, np.zeros(1))[1:], _hermite(*ends, span)[2], span)
@@ -257,7 +262,7 @@ def _overrun(knots: F64, velocity: F64, h: F64, limits: JointLimits) -> F64:
 
 
 def _moments(v0: F64, a0: F64, a1: F64, h: F64) -> F64:
-    """[K - 1, S, n] times in each segment: evenly spaced ones, and those at which velocity or angle has its extremes."""
+    """[K - 1, S, n] times in each segment: evenly spaced, and at the extremes of velocity and angle."""
     even = np.broadcast_to(np.linspace(0.0, 1.0, _SAMPLES)[None, :, None] * h, (len(h), _SAMPLES, v0.shape[2]))
     jerk = (a1 - a0) / h
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -270,10 +275,10 @@ def _moments(v0: F64, a0: F64, a1: F64, h: F64) -> F64:
 
 @dataclass(frozen=True, eq=False)
 class StopProfile:
-    """Each joint brought to rest as fast as its acceleration and jerk limits allow: three phases of constant jerk.
+    """A time-optimal stop of every joint: three phases of constant jerk.
 
     Args:
-        start: The state it departs from.
+        start: The initial state.
         phase_s: [3, n] durations.
         jerk_rad_s3: [3, n] jerks.
     """
@@ -284,30 +289,28 @@ class StopProfile:
 
     @property
     def end_s(self) -> float:
-        """When the slowest joint rests."""
+        """Time at which the last joint comes to rest."""
         return float(self.phase_s.sum(axis=0).max())
 
     def sample(self, at_s: F64) -> tuple[F64, F64, F64]:
-        """Angles, velocities and accelerations [M, n] at times [M]; at rest after the end."""
+        """Return angles, velocities and accelerations [M, n] at times [M]; at rest after the end."""
         q = np.broadcast_to(self.start.q_rad, (len(at_s), len(self.start.q_rad))).copy()
         v = np.broadcast_to(self.start.qd_rad_s, q.shape).copy()
         a = np.broadcast_to(self.start.qdd_rad_s2, q.shape).copy()
         left = np.broadcast_to(at_s[:, None], q.shape).copy()
         for duration, jerk in zip(self.phase_s, self.jerk_rad_s3, strict=True):
             t = np.clip(left, 0.0, duration)
-            q = q + t * (v + t * (a / 2 + t * jerk / 6))
-            v = v + t * (a + t * jerk / 2)
-            a = a + t * jerk
+            q, v, a = _constant_jerk(q, v, a, t, jerk)
             left = left - t
         rested = at_s[:, None] >= self.phase_s.sum(axis=0)
         return q, np.where(rested, 0.0, v), np.where(rested, 0.0, a)
 
 
 def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
-    """The time-optimal stop of every joint under acceleration and jerk limits.
+    """Plan the time-optimal stop of every joint under acceleration and jerk limits.
 
-    With jerk J and the acceleration a first brought to zero, the velocity would become ``v + a|a| / 2J``; its sign says
-    which way to brake. The peak deceleration A then follows from ``A^2 = J v + a^2 / 2``, cut at the limit.
+    If the acceleration a were first brought to zero with jerk J, the velocity would become ``v + a|a| / 2J``; its sign gives
+    the direction of braking. The peak deceleration A follows from ``A^2 = J v + a^2 / 2``, capped at the limit.
     """
     phases, jerks = _stop_phases(start.qd_rad_s, start.qdd_rad_s2, limits)
     return StopProfile(start, phases, jerks)
@@ -327,10 +330,7 @@ def _stop_phases(v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
 
 
 def braking_position(q: F64, v: F64, a: F64, limits: JointLimits) -> F64:
-    """[..., n] where each joint would come to rest if it braked now."""
-    durations, jerks = _stop_phases(v, a, limits)
-    for t, jerk in zip(durations, jerks, strict=True):
-        q = q + t * (v + t * (a / 2 + t * jerk / 6))
-        v = v + t * (a + t * jerk / 2)
-        a = a + t * jerk
+    """[..., n] angles at which the joints would come to rest if they braked now."""
+    for t, jerk in zip(*_stop_phases(v, a, limits), strict=True):
+        q, v, a = _constant_jerk(q, v, a, t, jerk)
     return q
