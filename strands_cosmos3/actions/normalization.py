@@ -1,6 +1,6 @@
-"""Normalisation as data: a domain's statistics, and the affine map that a method makes of them.
+"""Normalisation: a domain's statistics, and the affine map that each method derives from them.
 
-A normalisation is ``a = z * scale + offset`` column by column; a method only says from which figures the two come.
+A normalisation is ``a = z * scale + offset`` in each column; a method defines the figures that the two come from.
 Source: NVIDIA cosmos-framework, ``action_processing``.
 """
 
@@ -16,12 +16,12 @@ from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.errors import ActionOutOfRangeError, StatisticsError, UnknownNameError
 from strands_cosmos3.types import WILD_Z
 
-_SMALLEST_SPREAD = 1e-12  # the narrowest real one, AgiBot's still head, is 1e-6
+_SMALLEST_SPREAD = 1e-12  # the narrowest in real data, AgiBot's still head, is 1e-6
 
 Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
 
 FIGURES = ("q01", "q99", "mean", "std", "min", "max")
-"""Names of the figures; the first two are always there."""
+"""Names of the figures; the first two are always present."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +29,10 @@ class Affine:
     """A normalisation, or its inverse: column by column ``(a - offset) / scale``, or ``z * scale + offset``.
 
     Args:
-        offset: [D] what becomes zero.
-        scale: [D] what becomes one above it; positive.
+        offset: [D] the value that maps to zero.
+        scale: [D] the difference that maps to one; positive.
         columns: [D] names for messages.
-        denormalizes: Which of the two directions this map goes.
+        denormalizes: Direction of the map.
     """
 
     offset: F64
@@ -65,13 +65,13 @@ class ActionStats:
     """Statistics of one domain's actions; arrays are [D] float64 and read-only.
 
     Args:
-        domain: Whose they are, as ``Embodiment.stats`` names it.
+        domain: Name of the domain, as in ``Embodiment.stats``.
         columns: [D] names of the columns.
         q01: First percentile.
         q99: Ninety-ninth percentile.
-        mean: Mean, where the source has it; so are ``std``, ``min`` and ``max``.
-        raw: The same figures over the untouched data, where the source tells the two apart.
-        skip_rotation_dims: Columns for which the figures outside ``raw`` are +-1, so that they stay as they are.
+        mean, std, min, max: Further figures, if the source has them.
+        raw: The same figures over the unprocessed data, if the source has both.
+        skip_rotation_dims: Columns whose figures outside ``raw`` are +-1, so that normalisation leaves them unchanged.
 
     Raises:
         StatisticsError: A width differs from the columns', or q99 <= q01, max <= min or std <= 0 in some column.
@@ -108,10 +108,10 @@ class ActionStats:
         return len(self.columns)
 
     def first(self, width: int) -> ActionStats:
-        """These statistics for their first ``width`` columns: one arm of a file that describes two.
+        """Return the statistics of the first ``width`` columns: one arm of a file that describes two.
 
         Raises:
-            StatisticsError: There are not so many columns.
+            StatisticsError: There are fewer columns.
         """
         if not 1 <= width <= self.width:
             raise StatisticsError(f"statistics of {self.domain!r} have {self.width} columns, not {width}.")
@@ -130,10 +130,10 @@ class ActionStats:
         )
 
     def normalizer(self, method: Method = "quantile") -> Affine:
-        """The map from actions to normalised rows; its ``inverse`` is the way back.
+        """Return the map from actions to normalised rows.
 
-        ``quantile`` sends q01..q99 to -1..1, ``quantile_rot`` does so with the raw figures (the same where a file has
-        no raw ones), ``minmax`` sends min..max to -1..1, ``meanstd`` sends mean, std to 0, 1.
+        ``quantile`` maps q01..q99 to -1..1, ``quantile_rot`` does so with the raw figures if there are any, ``minmax`` maps
+        min..max to -1..1, ``meanstd`` maps mean, std to 0, 1.
 
         Raises:
             UnknownNameError: No such method.
@@ -151,12 +151,12 @@ class ActionStats:
 
 
 def span(low: F64, high: F64, columns: tuple[str, ...]) -> Affine:
-    """The map that sends [D] ``low`` to -1 and ``high`` to 1."""
+    """Return the map from [D] ``low`` to -1 and ``high`` to 1."""
     return Affine((high + low) / 2, (high - low) / 2, columns)
 
 
 def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
-    """A read-only [D] float64 copy of one figure, as wide as the columns.
+    """Return a read-only float64 copy [D] of one figure.
 
     Raises:
         StatisticsError: It has another width.
@@ -169,7 +169,7 @@ def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
 
 
 def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[str, ...], owner: str) -> None:
-    """Refuse figures between which no scale can be laid.
+    """Require that ``high`` exceeds ``low``.
 
     Raises:
         StatisticsError: ``high`` does not exceed ``low`` in some column, which is named.
@@ -183,10 +183,10 @@ def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[s
 
 
 def require_in_range(z: F64, columns: tuple[str, ...]) -> None:
-    """Refuse normalised [..., D] values that are a fault and not motion.
+    """Require that normalised [..., D] values are within |z| <= 10.
 
     Raises:
-        ActionOutOfRangeError: A value lies beyond |z| = 10; its place and column are named.
+        ActionOutOfRangeError: A value is not; the message names its position and column.
     """
     if (wild := np.argwhere(np.abs(z) > WILD_Z)).size:
         where = tuple(int(i) for i in wild[0])

@@ -1,7 +1,7 @@
-"""Action statistics: which figures a domain's rows are normalised with, and the maps in both directions.
+"""Load action statistics, normalise and de-normalise rows.
 
-Statistics belong to a domain by **name**: several domains are ten columns wide, so width proves nothing. The figures
-come from NVIDIA cosmos-framework and lie in ``stats/`` with their licence.
+Statistics belong to a domain by **name**: several domains have ten columns, so the width does not identify one. The figures
+come from NVIDIA cosmos-framework and are in ``stats/`` with their licence.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _UPSTREAM_TWO_ARMS = frozenset({"umi"})
 
 
 def load_action_stats(source: str | Path, domain: str | None = None) -> ActionStats:
-    """Statistics by name, or from a file.
+    """Load statistics by name, or from a file.
 
     Args:
         source: A domain or embodiment (``"droid_lerobot"``, ``"droid"``), one of cosmos-framework's file names without
             its suffix (``"droid_lerobot_stats"``), or the path of a ``.json`` file, in this project's schema or in
             cosmos-framework's (flat, or with ``global`` and ``global_raw``).
-        domain: Whose they are; needed for a framework file under a name of your own.
+        domain: Name of the domain; needed for a framework file that was renamed.
 
     Returns:
-        The statistics of a single arm where the file describes two (UMI: its first ten columns).
+        Statistics of a single arm, also if the file describes two (UMI: its first ten columns).
 
     Raises:
         UnknownNameError: No such embodiment.
         ResourceNotFoundError: No such file.
-        StatisticsError: The domain has no statistics, is not known or is another one, or the file's content is wrong.
+        StatisticsError: The domain has no statistics, is unknown or another one, or the file's content is wrong.
     """
     if not isinstance(source, Path):
         source = instance_of(source, str, "source of statistics")
@@ -67,7 +67,7 @@ def load_action_stats(source: str | Path, domain: str | None = None) -> ActionSt
 
 
 def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | None = None) -> ActionStats:
-    """The statistics of an embodiment's rows, the packaged ones by default.
+    """Return the statistics of an embodiment's rows, the packaged ones by default.
 
     Raises:
         StatisticsError: They are of another domain or width, or there are none for this embodiment.
@@ -91,13 +91,13 @@ def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | No
 
 
 def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
-    """[..., D] actions -> [..., D] normalised: q01 becomes -1, q99 becomes 1.
+    """Normalise actions: q01 maps to -1, q99 to 1.
 
     Args:
-        a: Actions in their own units.
+        a: [..., D] actions in their own units.
         q01: [D] first percentile.
         q99: [D] ninety-ninth percentile.
-        clip: Clamp to [-1, 1], as the training data of DROID was.
+        clip: Clamp to [-1, 1], as in DROID's training data.
 
     Raises:
         StatisticsError: q99 <= q01 in some column, or their widths differ.
@@ -107,9 +107,9 @@ def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
 
 
 def denormalize_quantile(z: Any, q01: Any, q99: Any) -> F64:
-    """[..., D] normalised -> [..., D] actions: ``z (q99 - q01)/2 + (q99 + q01)/2``, never clamped.
+    """De-normalise [..., D] rows: ``z (q99 - q01)/2 + (q99 + q01)/2``, without clamping.
 
-    All zeros are the middle of the range and not "stay where you are".
+    All zeros are the middle of the range, not a stop.
 
     Raises:
         ActionOutOfRangeError: A value lies beyond |z| = 10.
@@ -125,7 +125,7 @@ def denormalize_chunk(
     stats: ActionStats | str | Path | None = None,
     method: Method = "quantile",
 ) -> F64:
-    """[T, D] normalised ``midtrain`` rows -> [T, D] in metres, rotation columns and the gripper's own unit.
+    """De-normalise [T, D] ``midtrain`` rows to metres, rotation columns and the gripper's own unit.
 
     Raises:
         ActionSpaceError: The embodiment's rows are not normalised, or these are of another action space.
@@ -144,7 +144,7 @@ def normalize_chunk(
     method: Method = "quantile",
     clip: bool = False,
 ) -> F64:
-    """The inverse of :func:`denormalize_chunk`; ``clip`` clamps to [-1, 1], as training did."""
+    """The inverse of :func:`denormalize_chunk`; ``clip`` clamps to [-1, 1], as in training."""
     rows = finite_array(action, "action", (None, None))
     return _chunk_map(rows.shape[1], embodiment, stats, method)(rows, clip)
 
@@ -153,7 +153,7 @@ def _chunk_map(width: int, embodiment: Embodiment | str, stats: ActionStats | st
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     if not space.normalized:
-        raise ActionSpaceError(f"{space.name!r} rows of {embodiment.name!r} are not normalised; use them as they are.")
+        raise ActionSpaceError(f"{space.name!r} rows of {embodiment.name!r} are not normalised; use them unchanged.")
     if width != space.width:
         others = [name for name, other in embodiment.spaces.items() if other.width == width]
         raise ActionSpaceError(
@@ -205,7 +205,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
     own, columns = data.get("domain"), data.get("columns")
     if data["schema"] != _SCHEMA or not isinstance(own, str) or not _all_names(columns):
-        raise StatisticsError(f"{str(path)!r} is not of statistics schema {_SCHEMA}; stats/README.md describes it.")
+        raise StatisticsError(f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md describes.")
     if domain is not None and own != domain and own != _domain_of(domain):
         raise StatisticsError(f"{str(path)!r} holds statistics of {own!r}, not of {domain!r}.")
     skipped = _indices(data.get("skip_rotation_dims", []), path)
@@ -217,7 +217,7 @@ def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> Action
 def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
     if domain is None and path.stem not in _UPSTREAM_DOMAINS:
         raise StatisticsError(
-            f"{str(path)!r} does not say whose statistics it holds, and its name is none of cosmos-framework's "
+            f"{str(path)!r} does not name the domain of its statistics, and its name is not one of cosmos-framework's "
             f"({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
         )
     known = _domain_of(path.stem if domain is None else domain)

@@ -1,10 +1,10 @@
-"""The engine against diffusers' pipeline: same process, same weights, one thread, CPU time.
+"""``bench engine``: the engine against diffusers' pipeline, with the same process and weights, one thread, CPU time.
 
-The model is a random one of the genuine architecture at a quarter of Nano's width (``MID_SIZE``), its VAE scaled to Nano's
-ratio of work: hidden 1024, 8 layers, 16 query and 8 key heads of 64, intermediate 3072, VAE base widths 24 and 32. Prompts
-are 160 and 29 tokens. The pipeline decodes its video whatever it is asked for; its time up to the latents is taken in the
-same run. The engine's prompts are warm, as they are in a control loop from the second chunk on; the cold first call is told
-beside it.
+The model has random weights and the genuine architecture at a quarter of Nano's width (``MID_SIZE``), with the VAE scaled to
+Nano's ratio of work: hidden 1024, 8 layers, 16 query and 8 key heads of 64, intermediate 3072, VAE base widths 24 and 32.
+Prompts have 160 and 29 tokens. The pipeline always decodes its video; its time up to the latents is measured in the same
+run. The engine's prompts are cached, as in a control loop from the second chunk on; the first call, without the cache, is
+reported separately.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Setting:
     """One workload.
 
     Args:
-        name: In the figures.
+        name: Name in the report.
         picture_hw: Height and width of the composite.
         tier: Resolution tier.
-        chunk: Action rows.
-        target_decoded, target_latent: Ratios that the project promises.
+        chunk: Number of action rows.
+        target_decoded, target_latent: Ratios that the project aims for.
     """
 
     name: str
@@ -66,18 +66,18 @@ def measure(
     sizes: FactorySizes = MID_SIZE,
     progress: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run the pipeline and the engine in turns on one setting.
+    """Run the pipeline and the engine alternately on one setting.
 
     Args:
         setting: A key of :data:`SETTINGS`.
-        steps, guidance: Of the sampler.
-        repeats: Times each of the two runs; medians are reported.
-        threads: Threads of torch.
-        sizes: Of the model.
-        progress: Told what is going on.
+        steps, guidance: Settings of the sampler.
+        repeats: Number of runs of each; medians are reported.
+        threads: Number of torch threads.
+        sizes: Sizes of the model.
+        progress: Receives status messages.
 
     Returns:
-        Figures: CPU seconds by part, ratios, tokens, the configuration, and the largest difference of the actions.
+        CPU seconds by part, ratios, tokens, the configuration, and the largest difference between the actions.
     """
     chosen = SETTINGS[setting]
     torch.set_num_threads(threads)
@@ -88,17 +88,9 @@ def measure(
         pipe, engine = _pipeline(folder), Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, domains=(8,))
         picture = np.random.RandomState(0).randint(0, 256, (*chosen.picture_hw, 3), dtype=np.uint8)
         request = _request(chosen, picture, engine, steps, guidance)
-        ask_pipe = _asker(pipe, chosen, picture, request, steps, guidance)
+        run_pipe = _pipe_runner(pipe, chosen, picture, request, steps, guidance)
         cold = _cpu(lambda: engine.step(request))[0]
-        runs: list[tuple[float, float, float]] = []
-        difference = 0.0
-        for i in range(repeats):
-            progress(f"run {i + 1} of {repeats}: the engine")
-            native, ours = _cpu(lambda: engine.step(request))
-            progress(f"run {i + 1} of {repeats}: the pipeline")
-            decoded, latent, theirs = ask_pipe()
-            runs.append((native, latent, decoded))
-            difference = max(difference, float((ours["action"][0] - theirs).abs().max()))
+        runs, difference = _alternate(engine, request, run_pipe, repeats, progress)
         engine.close()
     native, latent, decoded = (statistics.median(column) for column in zip(*runs, strict=True))
     return {
@@ -115,6 +107,26 @@ def measure(
         "largest_action_difference": difference,
         "model": vars(sizes),
     }
+
+
+def _alternate(
+    engine: Cosmos3Engine,
+    request: Cosmos3ActionRequest,
+    run_pipe: Callable[[], tuple[float, float, torch.Tensor]],
+    repeats: int,
+    progress: Callable[[str], None],
+) -> tuple[list[tuple[float, float, float]], float]:
+    """CPU seconds (engine, pipeline's latents, pipeline with video) of each run, and the largest difference of actions."""
+    runs: list[tuple[float, float, float]] = []
+    difference = 0.0
+    for i in range(repeats):
+        progress(f"run {i + 1} of {repeats}: the engine")
+        native, ours = _cpu(lambda: engine.step(request))
+        progress(f"run {i + 1} of {repeats}: the pipeline")
+        decoded, latent, theirs = run_pipe()
+        runs.append((native, latent, decoded))
+        difference = max(difference, float((ours["action"][0] - theirs).abs().max()))
+    return runs, difference
 
 
 def _cpu(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -164,13 +176,13 @@ def _tokens(request: Cosmos3ActionRequest) -> int:
     return frames * -(-height // 2) * -(-width // 2) + request.action_chunk
 
 
-def _asker(
+def _pipe_runner(
     pipe: Any, chosen: Setting, picture: np.ndarray, request: Cosmos3ActionRequest, steps: int, guidance: float
 ) -> Callable[[], tuple[float, float, torch.Tensor]]:
-    """A call of the pipeline that tells its CPU seconds, those until the latents were there, and the actions."""
+    """A call of the pipeline that returns its CPU seconds, those up to the latents, and the actions."""
     from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
-    assert request.neg_text_ids is not None  # _request gave them
+    assert request.neg_text_ids is not None
     prompts = request.text_ids.tolist(), request.neg_text_ids.tolist()
     pipe.tokenize_prompt = lambda *_, **__: prompts
     condition = CosmosActionCondition(
@@ -188,7 +200,7 @@ def _asker(
 
     pipe.vae.decode = timed_decode
 
-    def ask() -> tuple[float, float, torch.Tensor]:
+    def run() -> tuple[float, float, torch.Tensor]:
         start = time.process_time()
         out = pipe(
             prompt="injected",
@@ -201,4 +213,4 @@ def _asker(
         )
         return time.process_time() - start, reached[0] - start, out.action[0]
 
-    return ask
+    return run

@@ -1,4 +1,4 @@
-"""``bench ik``: how long a chunk takes, how exact it is, and whether limits hold where it cannot be."""
+"""``bench ik``: time and residual for each chunk, and limits on chunks that cannot be followed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strands_cosmos3.bench.motions import FPS, feasible_chunk, hard_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.ik import METHODS, IKSolution, MinkIKBridge
 from strands_cosmos3.robots.model import load_panda
-from strands_cosmos3.robots.panda import FER
+from strands_cosmos3.robots.panda import FER, dh_forward
 
-_PEER_ITERATIONS = 3  # as accurate as ours: 7e-8 mm
+_PEER_ITERATIONS = 3  # reaches our accuracy: 7e-8 mm
 
 
 def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Time and residual for each method on feasible chunks, beside plain mink; limits on hard ones."""
+    """Measure time and residual of each method on feasible chunks, against plain mink, and limits on hard ones."""
     rng = np.random.default_rng(seed)
     bridge = MinkIKBridge(load_panda())
     feasible = [feasible_chunk(rng) for _ in range(chunks)]
@@ -62,8 +62,7 @@ def _feasible(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) 
 
 
 def _recomputed(bridge: MinkIKBridge, solution: IKSolution, poses: F64) -> F64:
-    """[T, 2] position and rotation error by the Denavit-Hartenberg product, which the solver does not use."""
-    from strands_cosmos3.robots.panda import dh_forward
+    """[T, 2] position and rotation errors by the Denavit-Hartenberg product, which the solver does not use."""
     from strands_cosmos3.sim.metrics import between
 
     return np.stack(between(dh_forward(solution.q_rad[:, bridge.q_address]), poses), axis=1)
@@ -81,7 +80,7 @@ def _hard(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) -> d
 
 
 def _peer_ms(bridge: MinkIKBridge, q: F64, poses: F64) -> float:
-    """The same chunk by mink's own loop: frame task, its configuration limit, three iterations a row."""
+    """Time for the same chunk with mink's own loop: a frame task, its configuration limit, three iterations per row."""
     model = bridge.model
     configuration = mink.Configuration(model, _full(bridge, q))
     task = mink.FrameTask("hand", "body", 1.0, 1.0)

@@ -1,14 +1,13 @@
-"""Random motions that an arm can follow, for benchmarks and tests.
+"""Random motions for benchmarks and tests.
 
-They are drawn in joint space, so they are feasible by construction, and then laid out by arc length so that each row moves
-the hand by the wanted distance.
+Feasible ones are drawn in joint space and resampled by arc length, so that each row moves the hand by a given distance.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from strands_cosmos3.actions.rotations import geodesic_angle
+from strands_cosmos3.actions.rotations import geodesic_angle, so3_exp
 from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
@@ -27,13 +26,13 @@ def feasible_chunk(
     step_m: tuple[float, float] = BRISK_M,
     step_deg: tuple[float, float] = BRISK_DEG,
 ) -> tuple[F64, F64]:
-    """A smooth motion inside the Panda's joint and velocity limits at 15 Hz.
+    """Draw a smooth motion within the Panda's joint and velocity limits at 15 Hz.
 
     Args:
-        rng: Source of randomness.
-        rows: Rows wanted.
-        step_m: Least and greatest distance of a row.
-        step_deg: Least and greatest angle of a row.
+        rng: Random number generator.
+        rows: Number of rows.
+        step_m: Least and greatest distance per row.
+        step_deg: Least and greatest angle per row.
 
     Returns:
         Joint angles [7] at the start and poses [rows, 4, 4] of the hand after each row.
@@ -66,7 +65,7 @@ def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
 
 
 def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
-    """A motion that leaves the arm's reach and speed: steps of 4 to 12 cm in one direction, with up to 25 degrees each."""
+    """Draw a motion beyond the arm's reach and speed: steps of 4 to 12 cm in one direction, of up to 25 degrees each."""
     q_start = HOME_Q + rng.uniform(-0.3, 0.3, 7)
     T = dh_forward(q_start)
     direction = rng.normal(size=3)
@@ -75,10 +74,8 @@ def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
     axis /= np.linalg.norm(axis)
     poses = []
     for _ in range(rows):
-        angle = np.deg2rad(rng.uniform(0, 25))
-        K = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
         T = T.copy()
-        T[:3, :3] = (np.eye(3) + np.sin(angle) * K + (1 - np.cos(angle)) * K @ K) @ T[:3, :3]
+        T[:3, :3] = so3_exp(axis * np.deg2rad(rng.uniform(0, 25))) @ T[:3, :3]
         T[:3, 3] += direction * rng.uniform(0.04, 0.12)
         poses.append(T)
     return q_start, np.stack(poses)

@@ -1,8 +1,7 @@
-"""``bench service``: what the wire costs where inference costs nothing, beside a bare websockets exchange of the same bytes.
+"""``bench service``: the cost of the wire with an instant backend, against a bare websockets exchange of the same bytes.
 
-Three peers, each a process of its own, asked in turns: our client and our server; a bare websockets client and server
-that pass the same request and the same reply to and fro, without reading either; the same with the request sent back
-whole (an echo in the strict sense).
+Three servers, each in its own process, are called alternately: ours, through our client; a bare websockets server that
+sends the same reply without reading the request; a bare websockets server that echoes the request.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WARM_UP = 20
 
 
 def run(exchanges: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Round trips in milliseconds and their ratios, for the request's three sizes."""
+    """Measure round trips in milliseconds, and their ratios, for requests of three sizes."""
     rng = np.random.default_rng(seed)
     h, w = DROID_RIG.view_hw
     views = {view: rng.integers(0, 255, (h, w, 3), dtype=np.uint8) for view in DROID_RIG.views}
@@ -53,15 +52,15 @@ def _request(**pictures: Any) -> Request:
 
 
 def _compare(request: Request, exchanges: int) -> dict[str, Any]:
-    asked = encode(encode_request(request, ROBOLAB, "", 1))
+    frame = encode(encode_request(request, ROBOLAB, "", 1))
     rows = encode_rows(_Nothing().infer(request), request)
-    answered = encode({"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}})
-    with _process(_ours) as ours, _process(_bare, answered) as bare, _process(_bare, None) as echo:
+    reply = encode({"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}})
+    with _process(_ours) as ours, _process(_bare, reply) as bare, _process(_bare, None) as echo:
         client = PolicyClient(ClientConfig("127.0.0.1", ours))
         backend = ServiceBackend(client)
         options: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
         with bare_connect(f"ws://127.0.0.1:{bare}", **options) as a, bare_connect(f"ws://127.0.0.1:{echo}", **options) as b:
-            calls = {"ours_ms": lambda: backend.infer(request), "bare_ms": _pass(a, asked), "echo_ms": _pass(b, asked)}
+            calls = {"ours_ms": lambda: backend.infer(request), "bare_ms": _exchange(a, frame), "echo_ms": _exchange(b, frame)}
             took: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(_WARM_UP + exchanges):
                 for name, call in calls.items():
@@ -72,7 +71,7 @@ def _compare(request: Request, exchanges: int) -> dict[str, Any]:
     figures = {name: _summary(times[_WARM_UP:]) for name, times in took.items()}
     p50 = {name: figure["p50"] for name, figure in figures.items()}
     ratios = {"ratio_to_bare": p50["ours_ms"] / p50["bare_ms"], "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"]}
-    return {"request_bytes": len(asked), "reply_bytes": len(answered), **figures, **ratios}
+    return {"request_bytes": len(frame), "reply_bytes": len(reply), **figures, **ratios}
 
 
 def _summary(times_ms: list[float]) -> dict[str, float]:
@@ -80,7 +79,7 @@ def _summary(times_ms: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95)}
 
 
-def _pass(connection: Any, frame: bytes) -> Callable[[], object]:
+def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
     def call() -> object:
         connection.send(frame)
         return connection.recv()
@@ -90,7 +89,7 @@ def _pass(connection: Any, frame: bytes) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class _Nothing:
-    """A backend that computes nothing: the arm stays where it is."""
+    """A backend that computes nothing: the arm stays in place."""
 
     name: str = "nothing"
     needs_privileged: bool = False
@@ -103,12 +102,12 @@ class _Nothing:
         return ActionChunk(rows, request.action_space, request.embodiment)
 
     def reset(self, seed: int | None = None) -> None:
-        """Nothing to forget."""
+        """There is no state to reset."""
 
 
 @contextmanager
 def _process(target: Callable[..., None], *arguments: Any):
-    """A server in a process of its own; yields its port."""
+    """Run a server in its own process; yields its port."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=target, args=(there, *arguments), daemon=True)

@@ -1,4 +1,4 @@
-"""``bench sim``: how much faster than real time an episode runs, with and without pictures."""
+"""``bench sim``: real-time factor of an episode, with and without pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strands_cosmos3.robots.panda import HOME_Q
 
 
 def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Real-time factor of whole episodes (loop, planning, physics, metrics; pictures and films where named)."""
+    """Measure the real-time factor of whole episodes: loop, planning, physics, metrics, and rendering where named."""
     from strands_cosmos3.sim.robot import Robot
 
     robot = Robot("panda")
@@ -40,12 +40,12 @@ def _factor(robot: Any, episodes: int, seed: int, film: Path | None, layout: str
             task="place", policy_config={"backend": "scripted"}, seed=seed + i, duration=20.0, video=film, film_layout=layout
         )
         for i in range(episodes + 1)
-    ][1:]  # the first warms up
+    ][1:]  # the first is a warm-up
     return float(np.sum([r.duration_s for r in rollouts]) / np.sum([r.duration_s / r.realtime_factor for r in rollouts]))
 
 
 def _bare(robot: Any, seconds: float = 4.0) -> float:
-    """The same scene, stepped with a slowly swaying arm and nothing else: the ceiling."""
+    """Real-time factor of the same scene's physics alone, with a slowly swaying arm: the upper bound."""
     robot.reset(0)
     model, data = robot.scene.model, robot.data
     n = round(seconds / robot.dt_s)

@@ -1,4 +1,4 @@
-"""``bench tasks``: how often the scripted expert succeeds, over drawn scenes and colours."""
+"""``bench tasks``: success rate of the scripted expert over random scenes and colours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strands_cosmos3.instruction import COLOURS, TEMPLATES
 
 
 def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Successes by task; the colour changes from seed to seed and success is judged on the cube that was named."""
+    """Count successes by task. The colours change with the seed; success is judged on the cube that is named."""
     from strands_cosmos3.sim.robot import Robot
 
     robot = Robot("panda")

@@ -1,7 +1,7 @@
-"""``bench tracking``: how closely the arm follows chunks in dynamics, through the episode that users run.
+"""``bench tracking``: tracking error of the simulated arm in closed-loop episodes.
 
-Chunks are genuine ``midtrain`` rows of a random smooth motion, spoken by the replay backend to the closed loop; every
-physics step is compared with the reference at its own time.
+Chunks are ``midtrain`` rows of random smooth motions from the replay backend. Every physics step is compared with the
+reference at its own time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEED_FORWARD = {"velocity": ("slow", "brisk"), "computed_torque": ("slow", "bri
 
 
 def recording_of_motion(rng: np.random.Generator, step_m: tuple[float, float], step_deg: tuple[float, float]) -> Recording:
-    """A random smooth motion of 32 rows as a recording."""
+    """Draw a random smooth motion of 32 rows as a recording."""
     q, T_base_hand = feasible_chunk(rng, 32, step_m, step_deg)
     T_hand_cosmos = get_embodiment("droid").tool_frame.T_parent_cosmos
     T = np.concatenate((dh_forward(q)[None], T_base_hand)) @ T_hand_cosmos
@@ -32,7 +32,7 @@ def recording_of_motion(rng: np.random.Generator, step_m: tuple[float, float], s
 
 
 def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Tracking error by speed and feed-forward, and of a DROID episode where one is given."""
+    """Measure the tracking error by speed and feed-forward, and of a DROID episode if one is given."""
     from strands_cosmos3.sim.robot import ControlConfig, Robot
 
     out: dict[str, Any] = {"chunks": chunks, "seed": seed, "physics_hz": 600, "control_hz": 50}
@@ -53,7 +53,7 @@ def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], 
 
 
 def _decoded(recording: Recording) -> dict[str, float]:
-    """Where the recorded poses end after encoding and decoding: with the tool frame, and with deltas composed on the hand."""
+    """Errors of the last pose after encoding and decoding: with the tool frame, and with deltas composed on the hand."""
     droid = get_embodiment("droid")
     rows = encode_chunk(recording.T_base_cosmos, recording.gripper[1:], droid)
     chunk = ActionChunk(rows, droid.action_space("midtrain"), droid)

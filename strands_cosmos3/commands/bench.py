@@ -1,4 +1,4 @@
-"""``strands-cosmos3 bench``: the README's figures, measured here and now."""
+"""``strands-cosmos3 bench``: measure the README's figures on this machine."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from strands_cosmos3.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure this installation on this machine, by the code that users run.
+    """Measure this installation on this machine.
 
-    Times depend on the machine and on what else it is doing; where a peer did the same work in the same run, the ratio is
-    printed beside them.
+    Times depend on the machine and its load. Where another library did the same work in the same run, the ratio is printed
+    as well.
     """
 
     what: Annotated[Literal["ik", "tracking", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
-    """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes.
-    tasks: successes of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline, one thread, CPU time.
-    service: the wire beside a bare websockets exchange."""
+    """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm. sim: speed of episodes.
+    tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline, one thread, CPU time.
+    service: the wire against a bare websockets exchange."""
     chunks: int = 40
     """Random chunks (ik, tracking)."""
     episodes: int | None = None
-    """Episodes (sim: 5, tasks: 100 of each)."""
+    """Episodes (sim: 5, tasks: 100 for each task)."""
     exchanges: int = 200
     """Round trips of each kind (service)."""
     seed: int = 0
-    """Seed of the first."""
+    """First seed."""
     episode: Path | None = None
-    """For tracking: also a recorded DROID episode (.json)."""
+    """Also measure a recorded DROID episode (tracking; .json)."""
     tier: Literal["256", "480"] = "256"
-    """For engine: a small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour)."""
+    """A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour) (engine)."""
     repeats: int = 3
-    """For engine: times that each side runs; medians are told."""
+    """Runs of each side, of which the medians are reported (engine)."""
     steps: int = 4
-    """For engine: denoising steps."""
+    """Denoising steps (engine)."""
     json: Path | None = None
     """Write the figures (.json)."""
 
     def run(self) -> int:
-        """Measure and print."""
+        """Measure and print the figures."""
         if self.chunks < 1 or (self.episodes is not None and self.episodes < 1):
             raise ConfigError("--chunks and --episodes must be at least 1.")
         if self.repeats < 1 or self.steps < 1 or self.exchanges < 1:

@@ -147,19 +147,19 @@ _Law = Callable[[F64, F64, F64], F64]
 
 
 def _stretch(
-    law: _Law, knots: F64, requested: F64, start: JointState, limits: JointLimits, dt_s: float
+    law: _Law, knots: F64, wanted_s: F64, start: JointState, limits: JointLimits, dt_s: float
 ) -> tuple[F64, F64] | None:
     """Durations [K - 1] and knot velocities [K, n] within limits, or None if slowing down does not help."""
-    longest_s = _SLOWEST * np.maximum(requested, _rest_to_rest_s(knots, limits, dt_s)).sum()
+    longest_s = _SLOWEST * np.maximum(wanted_s, _rest_to_rest_s(knots, limits, dt_s)).sum()
     fastest = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # lower bound of any time law
-    h = requested * _ramped(np.maximum(fastest / requested, 1.0))
+    h = wanted_s * _ramped(np.maximum(fastest / wanted_s, 1.0))
     for _ in range(_MAX_PASSES):
         velocity = law(knots, h, start.qd_rad_s)
         excess = _excess(knots, velocity, h, start, limits, dt_s)
         if excess.max() <= _TOLERANCE:
             return h, velocity
-        stretch = h / requested * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
-        h = requested * _ramped(stretch)
+        stretch = h / wanted_s * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
+        h = wanted_s * _ramped(stretch)
         if h.sum() > longest_s:
             return None
     return None

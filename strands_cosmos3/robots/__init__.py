@@ -1,1 +1,1 @@
-"""The arm: the embedded Franka Panda, its figures and its frames."""
+"""Robot models: the bundled Franka Panda, its limits and frames, and servo feed-forward."""

@@ -1,4 +1,4 @@
-"""An arm in somebody else's MuJoCo model: is it the Franka that our targets are for, and in what unit is its gripper driven?"""
+"""Inspect the arm in a host's MuJoCo model: whether it is a Franka, its servo lag, and its gripper's unit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PROBES = HOME_Q + np.array([0.0, 0.3, -0.4])[:, None]
 
 
 def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
-    """Refuse a model whose arm is not the one that inverse kinematics is solved for.
+    """Require that a model's arm is a Franka, the arm that inverse kinematics is solved for.
 
-    Its hand is compared with the Denavit-Hartenberg product at three configurations. A model without a body ``hand`` is
-    taken at its joints' word.
+    The hand's pose is compared with the Denavit-Hartenberg product at three configurations. A model without a body ``hand``
+    is accepted by its joints' names.
 
     Args:
         model: The compiled model.
@@ -30,7 +30,7 @@ def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str])
         joints: The seven joints, base first.
 
     Raises:
-        ConfigError: A joint is missing, or the hand is elsewhere than a Franka's.
+        ConfigError: A joint is missing, or the hand's pose is not a Franka's.
     """
     instance_of(model, mujoco.MjModel, "model")
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
@@ -52,12 +52,12 @@ def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str])
         if away_m > _TOLERANCE_M or turned > _TOLERANCE_RAD:
             raise ConfigError(
                 f"the simulated robot's hand is {away_m * 1e3:.1f} mm and {np.rad2deg(turned):.1f} degrees from where a "
-                "Franka's is at the same joint angles; targets solved for a Franka would lead it elsewhere. Use a Franka."
+                "Franka's is at the same joint angles; targets solved for a Franka do not fit it. Use a Franka."
             )
 
 
 def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> F64 | None:
-    """[n] lag of the position servos that drive these joints one to one; None where they are driven otherwise."""
+    """[n] lag in s of the position servos that drive these joints one to one; None if they are driven in another way."""
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
     actuators = np.array([_actuator_of(model, joint) for joint in ids], dtype=np.intp)
     if (actuators < 0).any() or (model.actuator_trntype[actuators] != mujoco.mjtTrn.mjTRN_JOINT).any():
@@ -68,10 +68,10 @@ def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) 
 
 
 def driven_gripper(model: mujoco.MjModel, namespace: str, key: str) -> GripperConvention | None:
-    """What strands-robots' MuJoCo engine takes a number under ``key`` for, or None where it is the joint's own unit.
+    """Return the unit in which strands-robots' MuJoCo engine reads a number under ``key``; None for the joint's own unit.
 
-    A tendon's actuator is commanded there with the open fraction, under its own name or a finger joint's: the engine maps
-    [0, 1] onto the actuator's range (``_scale_ctrl_for_actuator``; strands-robots 0.5.3).
+    The engine commands a tendon's actuator with the open fraction, under the actuator's name or a finger joint's: it maps
+    [0, 1] to the actuator's range (``_scale_ctrl_for_actuator``, strands-robots 0.5.3).
     """
     actuator = _find(model, _ACTUATOR, namespace, key)
     if actuator < 0:
@@ -83,7 +83,7 @@ def driven_gripper(model: mujoco.MjModel, namespace: str, key: str) -> GripperCo
 
 
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
-    """The actuator that drives a joint, directly or through a tendon; -1 without one."""
+    """The actuator that drives a joint, directly or through a tendon; -1 if there is none."""
     if joint < 0:
         return -1
     through_tendon = -1
@@ -92,7 +92,7 @@ def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
             return actuator
         if kind == mujoco.mjtTrn.mjTRN_TENDON:
             path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
-            of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have numbers too
+            of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
             if joint in model.wrap_objid[path][of_joints]:
                 through_tendon = actuator
     return through_tendon

@@ -1,4 +1,4 @@
-"""The arm as a MuJoCo model: the embedded one, or another by path or name."""
+"""MuJoCo models of the arm: the bundled one, or another by path or name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from strands_cosmos3.robots.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, H
 
 MODEL_NAMES = ("panda", "menagerie")
 PHYSICS_HZ = 600
-"""Physics steps a second; 40 of them between two rows of a 15 Hz chunk."""
+"""Physics steps per second; 40 per row of a 15 Hz chunk."""
 
 
 def panda_path() -> Path:
-    """The embedded MJCF's path.
+    """Path of the bundled MJCF file.
 
     Raises:
         ResourceNotFoundError: The installation lacks it.
@@ -32,9 +32,10 @@ def panda_path() -> Path:
 
 
 def load_panda() -> mujoco.MjModel:
-    """The embedded Franka Panda with its hand, alone: qpos = 7 joints [rad], then 2 fingers [m]; ctrl = 8 actuators.
+    """Load the bundled Franka Panda with its hand: qpos = 7 joints [rad], then 2 fingers [m]; ctrl = 8 actuators.
 
-    600 Hz, ``implicitfast``; the base is the world's origin. Names are in :mod:`strands_cosmos3.robots.panda`.
+    The physics run at 600 Hz with ``implicitfast``. The base is the world's origin. Names are in
+    :mod:`strands_cosmos3.robots.panda`.
 
     Raises:
         ResourceNotFoundError: The installation lacks the model file.
@@ -45,11 +46,10 @@ def load_panda() -> mujoco.MjModel:
 def _menagerie_path() -> Path:
     try:
         from git.exc import GitError
-        from robot_descriptions import loaders  # noqa: F401 - that it is installed, before it touches the network
+        from robot_descriptions import loaders  # noqa: F401 - checks that it is installed before using the network
     except ImportError as error:
         raise MissingDependencyError(
-            "the 'menagerie' arm needs robot_descriptions: pip install 'strands-cosmos3[sim]'; "
-            "or use the embedded arm, 'panda'."
+            "the 'menagerie' arm needs robot_descriptions: pip install 'strands-cosmos3[sim]'; or use the bundled arm, 'panda'."
         ) from error
     try:
         return Path(import_module("robot_descriptions.panda_mj_description").MJCF_PATH)
@@ -57,22 +57,22 @@ def _menagerie_path() -> Path:
         why = " ".join(str(error).split())
         raise EnvironmentalError(
             f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: {why}); it is cloned "
-            "from GitHub at its first use. Use the embedded arm, 'panda', or give the path of an .xml or .mjb file."
+            "from GitHub at its first use. Use the bundled arm, 'panda', or the path of an .xml or .mjb file."
         ) from error
 
 
 def model_path(spec: str | Path | None = None) -> Path:
-    """The file behind an arm's name.
+    """Return the path of an arm's model file.
 
     Args:
-        spec: None or ``"panda"`` for the embedded arm, the path of an ``.xml`` or ``.mjb`` file, or ``"menagerie"`` for
-            MuJoCo Menagerie's panda (fetched over the network at its first use, and only then).
+        spec: None or ``"panda"`` for the bundled arm, the path of an ``.xml`` or ``.mjb`` file, or ``"menagerie"`` for MuJoCo
+            Menagerie's panda, which is downloaded at its first use.
 
     Raises:
-        UnknownNameError: Neither a known name nor a path.
+        UnknownNameError: It is neither a known name nor a path.
         ResourceNotFoundError: The file does not exist.
         MissingDependencyError: ``menagerie`` without robot_descriptions.
-        EnvironmentalError: ``menagerie`` could not be fetched.
+        EnvironmentalError: ``menagerie`` could not be downloaded.
     """
     if spec is None or spec == "panda":
         return panda_path()
@@ -87,7 +87,7 @@ def model_path(spec: str | Path | None = None) -> Path:
 
 
 def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjModel:
-    """An arm's model: one of :func:`model_path`'s, compiled; a model is returned as it is.
+    """Load and compile an arm's model; ``spec`` is as in :func:`model_path`, or a model, which is returned unchanged.
 
     Raises:
         ConfigError: MuJoCo cannot compile or read the file.
@@ -105,15 +105,15 @@ def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjMode
 
 
 def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
-    """An arm's specification, for a scene to be built around it: it must be an ``.xml``.
+    """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``.
 
     Raises:
-        ConfigError: MuJoCo cannot read the file, it is compiled already, or it lacks the Franka's names.
+        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the Franka's names.
         UnknownNameError, ResourceNotFoundError, MissingDependencyError, EnvironmentalError: As :func:`model_path`.
     """
     path = model_path(spec)
     if path.suffix.lower() != ".xml":
-        raise ConfigError(f"a scene is built around an .xml; {str(path)!r} is compiled already.")
+        raise ConfigError(f"a scene needs the arm as an .xml file; {str(path)!r} is already compiled.")
     try:
         arm = mujoco.MjSpec.from_file(str(path))
     except (ValueError, mujoco.FatalError) as error:
@@ -121,5 +121,5 @@ def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
     wanted = {"body": (HAND_BODY,), "joint": (*ARM_JOINTS, *FINGER_JOINTS), "actuator": ACTUATORS}
     missing = [f"{kind} {name!r}" for kind, names in wanted.items() for name in names if getattr(arm, kind)(name) is None]
     if missing:
-        raise ConfigError(f"{str(path)!r} is no Franka that this package can drive: it lacks {', '.join(missing)}.")
+        raise ConfigError(f"{str(path)!r} is not a Franka that this package can drive: it lacks {', '.join(missing)}.")
     return arm

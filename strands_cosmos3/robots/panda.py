@@ -1,9 +1,9 @@
-"""The Franka Panda in figures: kinematics, limits, frames. numpy only.
+"""The Franka Panda: kinematics, limits, frames. numpy only.
 
 Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there.
 
 Frames, from the wrist outwards: ``flange`` (also called ``panda_link8``) lies .107 m along link7's z. ``hand`` shares
-its origin and is yawed by -45 degrees. ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID
+its origin, yawed by -45 degrees. ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID
 frame is ``hand`` yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
 """
 
@@ -50,7 +50,7 @@ HOME_Q = _frozen([0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0]
 """[7] DROID's home configuration, rad."""
 
 FINGER_TRAVEL_M = 0.04
-"""How far each finger opens, in metres; the gap between them is twice that."""
+"""Travel of each finger, in metres; the gap between them is twice that."""
 
 
 def _screw_z(angle_rad: float, z_m: float) -> F64:
@@ -66,7 +66,7 @@ T_hand_flange = _screw_z(np.pi / 4, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class JointLimits:
-    """What an arm's joints may do. Every array is [n], read-only.
+    """Limits of an arm's joints. Every array is [n] and read-only.
 
     Args:
         q_min: Lowest angles, rad.
@@ -99,24 +99,19 @@ class JointLimits:
                 raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
 
     def derated(self, factor: float) -> JointLimits:
-        """The same range of angles and torques, with velocity, acceleration and jerk times ``factor`` in (0, 1].
+        """Return these limits with velocity, acceleration and jerk times ``factor``.
 
         Raises:
             InputError: The factor is outside (0, 1].
         """
         if not 0.0 < factor <= 1.0:
             raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
-        return replace(
-            self,
-            velocity=self.velocity * factor,
-            acceleration=self.acceleration * factor,
-            jerk=self.jerk * factor,
-        )
+        return replace(self, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
 
 
 @dataclass(frozen=True)
 class CartesianLimits:
-    """What the flange may do: translation in m/s, m/s^2, m/s^3 and rotation in rad/s, rad/s^2, rad/s^3."""
+    """Limits of the flange: translation in m/s, m/s^2, m/s^3, rotation in rad/s, rad/s^2, rad/s^3."""
 
     velocity: float = 1.7
     acceleration: float = 13.0
@@ -128,7 +123,7 @@ class CartesianLimits:
 
 CARTESIAN_LIMITS = CartesianLimits()
 TORQUE_RATE_NM_S = 1000.0
-"""Fastest change of a commanded torque, N m / s."""
+"""Limit on the rate of change of a commanded torque, N m / s."""
 
 FER = JointLimits(
     q_min=_frozen([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973]),
@@ -138,7 +133,7 @@ FER = JointLimits(
     jerk=_frozen([7500.0, 3750.0, 5000.0, 6250.0, 7500.0, 10000.0, 10000.0]),
     torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
 )
-"""The Panda (Franka Emika Robot), whose model is embedded."""
+"""The Panda (Franka Emika Robot), whose model is bundled."""
 
 FR3 = JointLimits(
     q_min=_frozen([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159]),
@@ -148,13 +143,13 @@ FR3 = JointLimits(
     jerk=_frozen([5000.0] * 7),
     torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
 )
-"""The Franka Research 3: the same kinematics, other limits."""
+"""The Franka Research 3: the same kinematics with other limits."""
 
 LIMITS = MappingProxyType({"fer": FER, "fr3": FR3})
 
 
 def dh_forward(q_rad: Any) -> F64:
-    """Forward kinematics by the Denavit-Hartenberg product, independent of any model file.
+    """Compute forward kinematics by the Denavit-Hartenberg product, independent of any model file.
 
     Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics, modified convention).
 

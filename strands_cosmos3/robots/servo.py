@@ -1,4 +1,4 @@
-"""How a reference becomes the numbers that a position servo wants: feed-forward through stock actuators.
+"""Feed-forward for MuJoCo's position actuators: references to ctrl.
 
 A MuJoCo position actuator produces ``kp (ctrl - q) - kd qd``. To follow a moving reference without lag, ctrl must lead it:
 by ``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else.
@@ -18,7 +18,7 @@ from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS
 
 
 class FeedForward(StrEnum):
-    """What is added to the reference before it reaches the servo."""
+    """Feed-forward that is added to the reference."""
 
     NONE = "none"
     VELOCITY = "velocity"
@@ -32,7 +32,7 @@ class JointServo:
         model: A model with the Franka's joint and actuator names.
 
     Raises:
-        ConfigError: A joint or actuator is missing, or an actuator is no position servo.
+        ConfigError: A joint or actuator is missing, or an actuator is not a position servo.
     """
 
     def __init__(self, model: mujoco.MjModel):
@@ -53,19 +53,19 @@ class JointServo:
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
 
     def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64) -> F64:
-        """ctrl [..., 7] for references [..., 7]: ``q + (kd + damping) / kp qd``, inside the actuators' range."""
+        """Return ctrl [..., 7] = ``q + (kd + damping) / kp qd``, clipped to the actuators' range."""
         _require_rows(q_rad, qd_rad_s)
         return self._in_range(q_rad + self._lead_s * qd_rad_s)
 
     def no_feed_forward(self, q_rad: F64) -> F64:
-        """ctrl [..., 7] that is the reference itself, inside the actuators' range."""
+        """Return ctrl [..., 7] = q, clipped to the actuators' range."""
         _require_rows(q_rad)
         return self._in_range(q_rad)
 
     def computed_torque(self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> F64:
-        """ctrl [7] for one step, between ``mj_step1`` and ``mj_step2``: the dynamics are those of the present state.
+        """Return ctrl [7] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the dynamics of the present state.
 
-        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive) / kp``, inside the actuators' range.
+        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive) / kp``, clipped to the actuators' range.
         """
         _require_rows(q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
@@ -75,10 +75,10 @@ class JointServo:
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
 
     def _in_range(self, ctrl: F64) -> F64:
-        """Clip what feed-forward adds beyond the range; refuse what is not a number.
+        """Clip to the actuators' range.
 
         Raises:
-            ActuatorGuardError: A value is not finite. MuJoCo answers one such value by zeroing every control.
+            ActuatorGuardError: A value is not finite. MuJoCo would zero every control.
         """
         if not np.isfinite(ctrl).all():
             raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
@@ -86,7 +86,7 @@ class JointServo:
 
 
 def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64 | None:
-    """[n] ``(kd + damping) / kp``: by how long position servos lag behind a target that moves. None where one is no such servo.
+    """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) / kp``; None for other actuators.
 
     Args:
         model: The model.
@@ -100,10 +100,10 @@ def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArr
 
 
 def _require_rows(*values: F64) -> None:
-    """Shapes and types only, as this runs at every physics step; finiteness is asked of the result."""
+    """Check shapes and types only, as this runs at every physics step; the result is checked for finiteness."""
     for value in values:
         if not isinstance(value, np.ndarray) or value.dtype != np.float64 or value.shape[-1:] != (len(ARM_JOINTS),):
-            raise ShapeError(f"a reference is a float64 array [..., {len(ARM_JOINTS)}], got {type(value).__name__}.")
+            raise ShapeError(f"a reference must be a float64 array [..., {len(ARM_JOINTS)}], got {type(value).__name__}.")
         if value.shape != values[0].shape:
             raise ShapeError(f"references must share one shape, got {values[0].shape} and {value.shape}.")
 

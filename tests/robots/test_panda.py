@@ -238,7 +238,7 @@ def test_menagerie_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
 
     monkeypatch.setattr(_cache, "clone_to_cache", offline)
     monkeypatch.delitem(sys.modules, "robot_descriptions.panda_mj_description", raising=False)
-    with pytest.raises(EnvironmentalError, match=r"no route to mujoco_menagerie.*embedded arm"):
+    with pytest.raises(EnvironmentalError, match=r"no route to mujoco_menagerie.*bundled arm"):
         load_model("menagerie")
 
 
