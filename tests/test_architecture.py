@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,17 @@ def test_the_check_sees_a_forbidden_import(tmp_path: Path):
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    import torch\n    from strands_cosmos3.sim import scene\n")
     assert imported(bad) == ["torch", "strands_cosmos3.sim.scene"]
+
+
+def test_the_functions_on_the_way_from_an_observation_to_a_torque_exist():
+    page = (PACKAGE.parent / "docs/architecture.md").read_text()
+    section = page[page.index("## From an observation to a torque") : page.index("## Over a socket")]
+    named = re.findall(r"`((?:sim|policy|backends|control|actions|robots)(?:\.\w+){2,})`", section)
+    assert len(named) > 20
+    assert len(set(named)) == len(named), "each function is named once"
+    for name in named:
+        package, module, *attributes = name.split(".")
+        functools.reduce(getattr, attributes, importlib.import_module(f"strands_cosmos3.{package}.{module}"))
 
 
 def test_files_stay_about_one_idea():
