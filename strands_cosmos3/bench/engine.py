@@ -66,19 +66,7 @@ def measure(
     sizes: FactorySizes = MID_SIZE,
     progress: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run the pipeline and the engine alternately on one setting.
-
-    Args:
-        setting: A key of :data:`SETTINGS`.
-        steps, guidance: Settings of the sampler.
-        repeats: Number of runs of each; medians are reported.
-        threads: Number of torch threads.
-        sizes: Sizes of the model.
-        progress: Receives status messages.
-
-    Returns:
-        CPU seconds by part, ratios, tokens, the configuration, and the largest difference between the actions.
-    """
+    """Run pipeline and engine alternately on a key of :data:`SETTINGS`; return the medians, ratios and differences."""
     chosen = SETTINGS[setting]
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:

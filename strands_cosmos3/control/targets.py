@@ -83,18 +83,15 @@ def decode_cosmos_chunk_to_targets(
 
     Args:
         raw_chunk: [T, D] rows as the model emitted them.
-        embodiment: Embodiment, or its name, e.g. ``"droid"``.
+        embodiment: Embodiment, or its name. Its own ``stats`` and ``fps`` (rows per second) are the defaults.
         bridge: The arm's kinematics; the base is the world's origin.
         q_init: [nq] configuration at the observation.
-        stats: Statistics; the embodiment's own by default.
         action_space: ``"midtrain"`` (default) or ``"pose_abs"``.
-        fps: Rows per second; the embodiment's own by default.
 
     Returns:
         ``qpos`` [T, nq], row i after delta i, each step within joint and velocity limits at 1/fps; ``gripper`` [T] open
-        fractions or None; ``poses`` [T, 4, 4] commanded poses of the Cosmos frame, integrated open-loop from ``q_init``;
-        ``t_s``, ``converged``, ``clamped`` [T]; ``tracking_error``, the IK residual (not dynamics) against those poses:
-        mean_mm, max_mm, mean_deg, max_deg.
+        fractions or None; ``poses`` [T, 4, 4] of the Cosmos frame, integrated open-loop from ``q_init``; ``t_s``,
+        ``converged``, ``clamped`` [T]; ``tracking_error``: mean_mm, max_mm, mean_deg, max_deg of the IK residual.
 
     Raises:
         ActionSpaceError: The rows are joint angles, or of another width.
@@ -107,15 +104,9 @@ def decode_cosmos_chunk_to_targets(
     if space.meaning == "joint_position":
         raise ActionSpaceError("joint_pos rows are joint angles: command them directly. IK is for 'midtrain' and 'pose_abs'.")
     cosmos, _, solution = _solve(ActionChunk(raw_chunk, space, embodiment, fps), bridge, q, stats, 1.0)
-    return {
-        "qpos": solution.q_rad,
-        "gripper": cosmos.gripper,
-        "poses": cosmos.T_base_frame,
-        "t_s": cosmos.t_s,
-        "converged": solution.converged,
-        "clamped": solution.clamped,
-        "tracking_error": vars(ErrorSummary.of(solution.residual_m, solution.residual_rad)),
-    }
+    residual = vars(ErrorSummary.of(solution.residual_m, solution.residual_rad))
+    account = {"converged": solution.converged, "clamped": solution.clamped, "tracking_error": residual}
+    return {"qpos": solution.q_rad, "gripper": cosmos.gripper, "poses": cosmos.T_base_frame, "t_s": cosmos.t_s, **account}
 
 
 def _solve(
