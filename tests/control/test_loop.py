@@ -57,11 +57,11 @@ def test_steps_that_pass_during_inference_are_accounted_for():
     assert joins[0][0].rows_passed == 0  # the first was waited for at rest: the motion's clock stood still
 
 
-def test_the_next_chunk_is_asked_for_as_late_as_is_safe():
+def test_the_next_chunk_is_requested_as_late_as_is_safe():
     _arm, loop, _joins = make_loop(latency_s=0.8)
     run(loop, 8)
-    asked = [when for when, _ in loop.planner.seen]
-    gaps = np.diff(asked)[1:]
+    requested_s = [when for when, _ in loop.planner.seen]
+    gaps = np.diff(requested_s)[1:]
     assert (gaps > 20 / FPS - 0.1).all()  # 20 rows are left of each chunk when it is taken up
     assert (gaps < 20 / FPS + 0.1).all()
 
@@ -78,7 +78,7 @@ def test_replanning_after_some_rows():
 
 
 @pytest.mark.parametrize("lead", [0, 1])
-def test_committed_rows_are_those_the_arm_carries_out_meanwhile(lead):
+def test_prefix_rows_are_those_the_arm_carries_out_meanwhile(lead):
     """With lead 0 (``joint_pos``) a chunk's first row is due at its observation, so that is where action-prefix rows begin."""
     arm = IdealArm()
     _arm, loop, _joins = make_loop(arm, Swaying(arm, lead=lead), latency_s=0.4, replan_rows=16)
@@ -86,7 +86,7 @@ def test_committed_rows_are_those_the_arm_carries_out_meanwhile(lead):
     seen = loop.planner.seen
     assert seen[0][1] is None
     for (before_s, _), (now_s, action_prefix) in itertools.pairwise(seen[1:]):
-        row = (now_s - before_s) * FPS  # in the chunk that was asked for then, whose row i is due at (i + lead) / fps
+        row = (now_s - before_s) * FPS  # in the chunk that was requested then, whose row i is due at (i + lead) / fps
         assert isinstance(action_prefix, PrefixSpan)
         assert abs(action_prefix.first - row) <= 0.51
         assert action_prefix.rows == 6 + (lead == 0)  # 0.4 s at 15 Hz, the row due now counted
@@ -117,14 +117,14 @@ def test_after_a_hold_motion_goes_on_from_a_later_observation():
     held = next(i for i, b in enumerate(arm.blocks) if i > 30 and not np.isfinite(b.nominal_s).any()) * 12 * DT
     resumed = joins[1][0]
     seen = [when for when, _ in loop.planner.seen]
-    asked = max(when for when in seen if when <= held + 2.0 and (when >= held - 1e-9))
-    assert asked >= held - 0.02
+    requested_s = max(when for when in seen if when <= held + 2.0 and (when >= held - 1e-9))
+    assert requested_s >= held - 0.02
     assert resumed.rows_passed == 0
     q, v, a = joined(arm.blocks)
     assert_lawful(q, v, a, FER)
 
 
-def test_an_answer_observed_before_the_hold_is_stale():
+def test_an_answer_observed_before_the_hold_has_expired():
     arm, loop, joins = make_loop(latency_s=3.0)  # longer than a chunk lasts
     run(loop, 12)
     assert loop.counters["expired"] >= 1
@@ -134,7 +134,7 @@ def test_an_answer_observed_before_the_hold_is_stale():
     assert_lawful(*joined(arm.blocks), FER)
 
 
-def test_an_answer_observed_before_a_stop_is_stale():
+def test_an_answer_observed_before_a_stop_has_expired():
     """Whoever stops the arm is not overruled by an answer to a question from before."""
     arm, loop, joins = make_loop(latency_s=0.4, replan_rows=8)
     while len(joins) < 2 or len(loop.planner.seen) < 3:
@@ -151,7 +151,7 @@ def test_an_answer_observed_before_a_stop_is_stale():
     assert_lawful(*joined(arm.blocks), FER)
 
 
-def test_an_answer_that_cannot_be_followed_is_refused_and_the_motion_goes_on():
+def test_an_answer_that_cannot_be_followed_is_rejected_and_the_motion_goes_on():
     arm = IdealArm()
     planner = Swaying(arm)
     good = planner.plan
@@ -215,7 +215,7 @@ def test_on_the_walls_clock_an_answer_counts_when_it_is_there():
     while not joins and time.monotonic() < until:
         loop.tick()
     loop.close()
-    assert joins  # on a busy machine so late that the second one is asked for in the very tick of the first
+    assert joins  # on a busy machine so late that the second one is requested in the very tick of the first
     assert joins[0][0].rows_passed == 0
 
 
@@ -324,7 +324,7 @@ def test_a_hold_says_what_it_waits_for():
     assert loop.held_s == pytest.approx(2.0, abs=0.05)
     assert "the policy has not answered for 2" in loop.why_held()
     gate.set()
-    while loop.error is None and time.monotonic() < until:  # the answer is stale, and the next question fails
+    while loop.error is None and time.monotonic() < until:  # the chunk has expired, and the next inference fails
         loop.tick()
     assert "call 3 has no answer" in loop.why_held()
     loop.close()
