@@ -24,11 +24,19 @@ from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.engine.transformer import Cosmos3Transformer
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
-from strands_cosmos3.engine.weight_files import Cut, WeightFiles, cut_shape, read_config
-from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes, optional
+from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, whole
+from strands_cosmos3.engine.weights import (
+    HEAD_KEYS,
+    checkpoint_key,
+    expected_shapes,
+    head_shapes,
+    in_text_tower,
+    kept_dtype,
+    optional,
+)
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
 
 METADATA = "checkpoint.json"
@@ -140,38 +148,41 @@ class Checkpoint:
         device: torch.device,
         dtype: torch.dtype,
         text_device: torch.device | None = None,
-        cut: Callable[[str, tuple[int, ...]], Cut] = lambda _, shape: (),
+        shard: Shard = whole,
     ) -> Cosmos3Transformer:
-        """The transformer with its weights, without action heads, ``lm_head`` and what of the text tower nothing reads.
+        """The transformer with its weights, without action heads and without weights that inference does not use.
 
         Args:
-            device, dtype: Where and as what it is kept; the time embedder stays in float32.
+            device, dtype: Where and in which dtype weights are kept; the time embedder stays in float32.
             text_device: Where the text tower is kept; None is ``device``.
-            cut: Name in the released layout and whole shape of a weight -> the part of it that is kept; only that is read.
+            shard: See :data:`~strands_cosmos3.engine.weight_files.Shard`.
 
         Raises:
             WeightsError: A weight is not finite.
         """
         with torch.device("meta"):
             model = Cosmos3Transformer(self.config)
-        targets, cuts = {}, {}
+        slices: dict[str, Slices] = {}
 
-        def kept_shape(parameter: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-            key = checkpoint_key(parameter)
-            cuts[key] = cut(key, shape)
-            return cut_shape(shape, cuts[key])
+        def empty(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            key = checkpoint_key(name)
+            slices[key] = shard(key, shape)
+            where = text_device if text_device is not None and in_text_tower(name) else device
+            return torch.empty(sliced_shape(shape, slices[key]), device=where, dtype=kept_dtype(name, dtype))
 
-        for name, child in model.named_children():
-            where = text_device or device if name == "text" else device
-            kept = torch.float32 if name == "time_embedder" else dtype
-            inner = materialise(
-                child, where, lambda _, kept=kept: kept, lambda part, shape, name=name: kept_shape(f"{name}.{part}", shape)
-            )
-            targets |= {checkpoint_key(f"{name}.{inner_name}"): tensor for inner_name, tensor in inner.items()}
-        embed = torch.empty(self.config.hidden_size, device=device, dtype=dtype)
-        model.action_modality_embed = torch.nn.Parameter(embed, requires_grad=False)
-        self.weights.read_into({**targets, "action_modality_embed": embed}, cuts)
+        targets = materialise(model, empty)
+        self.weights.read_into({checkpoint_key(name): tensor for name, tensor in targets.items()}, slices)
         return model.eval()
+
+    def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:
+        """The action head of one domain.
+
+        Raises:
+            WeightsError: A weight is not finite.
+        """
+        made = {field: torch.empty(s, device=device, dtype=dtype) for field, s in head_shapes(self.config).items()}
+        self.weights.read_into({f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in made.items()})
+        return ActionHead(**made)
 
 
 class _Collected:

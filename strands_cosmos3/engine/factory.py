@@ -95,7 +95,7 @@ def write_checkpoint(
     write_json(folder / "transformer/config.json", data)
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
-    weights = {key: _weight(key, shape, generator) for key, shape in expected_shapes(config).items()}
+    weights = {key: _weight(key, shape, generator) for key, shape in sorted(expected_shapes(config).items())}
     write_weights(folder / "transformer", weights, sizes.shards)
     _write_vae(folder / "vae", sizes, seed)
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)

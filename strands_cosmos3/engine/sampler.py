@@ -145,36 +145,36 @@ def _schedule(sigma: np.ndarray, train_timesteps: int) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Move:
-    """One linear map of UniPC from a sample and the predictions at some noise levels to another level.
+class UniPCUpdate:
+    """One linear update of UniPC: from a sample and the x0 predictions at some noise levels to another level.
 
-    ``y = keep x - drift m0 - pull (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the prediction at the
-    level that the move starts from, m1 the one before it, and m the one at the level that it reaches (corrector
-    only).
+    ``y = sample_coef x - x0_coef m0 - correction_coef (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the
+    prediction at the level where the update starts, m1 the one before it, and m the one at the level that it reaches
+    (corrector only).
 
     Args:
-        keep, drift, pull: See above.
-        ratio: Distance in lambda from m0's level to m1's, by the move's own; None without m1 (order 1).
+        sample_coef, x0_coef, correction_coef: See above.
+        ratio: Step in lambda from m0's level to m1's, divided by the update's own; None without m1 (order 1).
         rho_old, rho_new: Weights of the two differences.
     """
 
-    keep: float
-    drift: float
-    pull: float
+    sample_coef: float
+    x0_coef: float
+    correction_coef: float
     ratio: float | None
     rho_old: float
     rho_new: float
 
     def __call__(self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None) -> torch.Tensor:
         """The sample at the level reached; all tensors have the sample's shape. Rounds in the oracle's order."""
-        y = self.keep * x - self.drift * m0
+        y = self.sample_coef * x - self.x0_coef * m0
         slope = None
         if self.ratio is not None and m1 is not None:
             slope = self.rho_old * ((m1 - m0) / self.ratio)
         if m is not None:
             new = self.rho_new * (m - m0)
             slope = new if slope is None else slope + new
-        return y if slope is None else y - self.pull * slope
+        return y if slope is None else y - self.correction_coef * slope
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ class StepCoefficients:
     """
 
     sigma: float
-    corrector: Move | None
-    predictor: Move
+    corrector: UniPCUpdate | None
+    predictor: UniPCUpdate
 
 
 def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
@@ -204,21 +204,20 @@ def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
     return tuple(
         StepCoefficients(
             schedule.sigmas[i],
-            None if i == 0 else _move(sigmas, i - 1, orders[i - 1], corrects=True),
-            _move(sigmas, i, orders[i], corrects=False),
+            None if i == 0 else _update(sigmas, i - 1, orders[i - 1], corrects=True),
+            _update(sigmas, i, orders[i], corrects=False),
         )
         for i in range(count)
     )
 
 
-def _move(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Move:
+def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> UniPCUpdate:
     def level(i: int) -> torch.Tensor:
         return torch.log(1 - sigmas[i]) - torch.log(sigmas[i])
 
     sigma_0, sigma_t = sigmas[start], sigmas[start + 1]
-    h = level(start + 1) - level(start)  # infinite where no noise is left: the move then ends at m0
+    h = level(start + 1) - level(start)  # infinite where no noise is left: the update then ends at m0
     growth = torch.expm1(-h)
-    alpha_growth = (1 - sigma_t) * growth
     ratio = None if order == 1 else (level(start - 1) - level(start)) / h
     rho_old, rho_new = 0.5, 0.5
     if ratio is not None and corrects:
@@ -226,14 +225,9 @@ def _move(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Move:
         phi_3 = phi_2 / -h - 1 / 2
         system = torch.stack([torch.ones(2), torch.stack([ratio, torch.ones(())])])
         rho_old, rho_new = torch.linalg.solve(system, torch.stack([phi_2 / growth, phi_3 * 2 / growth])).tolist()
-    return Move(
-        float(sigma_t / sigma_0),
-        float(alpha_growth),
-        float(alpha_growth),
-        None if ratio is None else float(ratio),
-        rho_old,
-        rho_new,
-    )
+    alpha_growth = float((1 - sigma_t) * growth)
+    ratio = None if ratio is None else float(ratio)
+    return UniPCUpdate(float(sigma_t / sigma_0), alpha_growth, alpha_growth, ratio, rho_old, rho_new)
 
 
 @dataclass

@@ -88,7 +88,7 @@ class WanVae:
             self.model.decoder = None  # pyright: ignore[reportAttributeAccessIssue]
             self.model.post_quant_conv = None  # pyright: ignore[reportAttributeAccessIssue]
         self.has_decoder = decoder
-        files.read_into(materialise(self.model, device, lambda _: dtype))
+        files.read_into(materialise(self.model, lambda _, shape: torch.empty(shape, device=device, dtype=dtype)))
         convolve_flat(self.model)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
@@ -136,29 +136,21 @@ def _skeleton(config: Mapping[str, Any]) -> AutoencoderKLWan:
     return model
 
 
-def materialise(
-    module: nn.Module,
-    device: torch.device,
-    dtype_of: Callable[[str], torch.dtype],
-    shape_of: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda _, shape: shape,
-) -> dict[str, torch.Tensor]:
-    """Give every parameter of a module on the meta device uninitialised memory.
+def materialise(module: nn.Module, empty: Callable[[str, tuple[int, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replace every parameter of a module on the meta device by uninitialised memory.
 
     Args:
-        module: Its parameters are replaced.
-        device: Where the memory lies.
-        dtype_of: Name of a parameter -> its dtype.
-        shape_of: Name and whole shape of a parameter -> the shape that is kept.
+        module: Changed in place.
+        empty: From the name and shape of a parameter to the tensor that is kept.
 
     Returns:
-        Name -> the new, still unfilled tensor.
+        Name -> tensor, still to be filled.
     """
     targets = {}
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             full = f"{prefix}.{name}" if prefix else name
-            shape = shape_of(full, tuple(parameter.shape))
-            targets[full] = torch.empty(shape, device=device, dtype=dtype_of(full))
+            targets[full] = empty(full, tuple(parameter.shape))
             setattr(owner, name, nn.Parameter(targets[full], requires_grad=False))
     return targets
 

@@ -7,7 +7,7 @@ memory that the caller allocated, so that loading needs little more memory than 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,21 @@ from safetensors import SafetensorError, safe_open
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json
 
-Cut = tuple[slice, ...]
-"""The part of a stored tensor that is wanted, axis by axis; empty is all of it."""
+Slices = tuple[slice, ...]
+"""The wanted part of a stored tensor, axis by axis; empty is all of it."""
+Shard = Callable[[str, tuple[int, ...]], Slices]
+"""From the released name and whole shape of a weight to the part of it that a rank keeps; only that is read."""
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _HASH_BLOCK = 1 << 22
 _CHECK_BLOCK = 1 << 22
-
-
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
+
+
+def whole(key: str, shape: tuple[int, ...]) -> Slices:
+    """The :data:`Shard` of a single process: every weight is kept whole."""
+    return ()
 
 
 def read_config(path: Path, root: Path) -> dict[str, Any]:
@@ -143,12 +148,12 @@ class WeightFiles:
             shown = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
             raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
 
-    def read_into(self, targets: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut] | None = None) -> None:
+    def read_into(self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None) -> None:
         """Copy weights into tensors that exist, converting dtype and device on the way.
 
         Args:
             targets: Name -> tensor of the shape wanted. ``name#i`` stands for row i of a stored matrix.
-            cuts: Name -> which part of the stored tensor is wanted; nothing else of it is read. Absent is all of it.
+            slices: Name -> wanted part of the stored tensor; only that is read. A missing name means all of it.
 
         Raises:
             WeightsError: A weight is not finite; it is named.
@@ -162,7 +167,7 @@ class WeightFiles:
                 for key in sorted(keys):
                     name, _, row = key.partition("#")
                     view = file.get_slice(name)
-                    part = view[int(row)] if row else view[(cuts or {}).get(key) or slice(None)]
+                    part = view[int(row)] if row else view[(slices or {}).get(key) or slice(None)]
                     _copy_finite(part, targets[key], key)
 
     def verify(self, recorded: Mapping[str, str]) -> None:
@@ -197,9 +202,9 @@ def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
     target.copy_(source)
 
 
-def cut_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
-    """The shape of a part of a tensor."""
-    return tuple(len(range(*part.indices(n))) for n, part in zip(shape, cut, strict=False)) + shape[len(cut) :]
+def sliced_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
+    """Shape of a part of a tensor."""
+    return tuple(len(range(*part.indices(n))) for n, part in zip(shape, slices, strict=False)) + shape[len(slices) :]
 
 
 def sha256(path: Path) -> str:

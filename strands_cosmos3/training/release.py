@@ -29,10 +29,11 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import sha256
-from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes
+from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
 from strands_cosmos3.instruction import COLOURS
 from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
 from strands_cosmos3.resources import write_folder, write_json
+from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.phrases import GOALS, TRAINED
 from strands_cosmos3.training.windows import FPS, ROWS, Captions
@@ -102,11 +103,11 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
                 continue
             if parameter.ndim == 1:
                 parameter.zero_()
-            elif name.endswith("embed.weight"):
+            elif name.endswith("embed_tokens.weight"):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
             else:
                 scale = parameter.shape[1] ** -0.5
-                if name.endswith(("out.weight", "down.weight")) and name != "proj_out.weight":
+                if name.endswith(("to_out.weight", "to_add_out.weight", "down_proj.weight")):
                     scale /= (2 * config.num_hidden_layers) ** 0.5
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
         transformer.action_modality_embed.copy_(torch.randn(D, generator=generator) * 0.3)
@@ -116,12 +117,9 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
 
 def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
     """A released checkpoint's transformer and one domain's head, in float32, ready to be trained."""
-    transformer = checkpoint.load_transformer(torch.device("cpu"), torch.float32)
-    A, D = checkpoint.config.action_dim, checkpoint.config.hidden_size
-    shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
-    made = {name: torch.empty(shape) for name, shape in shapes.items()}
-    checkpoint.weights.read_into({f"action_proj_{name}.weight#{domain}": tensor for name, tensor in made.items()})
-    return TrainedPolicy(transformer, ActionHead(*made.values()))
+    device, dtype = torch.device("cpu"), torch.float32
+    head = checkpoint.load_action_head(domain, device, dtype)
+    return TrainedPolicy(checkpoint.load_transformer(device, dtype), head)
 
 
 def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
@@ -135,10 +133,11 @@ def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConf
         key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in expected_shapes(config).items()
     }
     for name, tensor in policy.items():
-        if name.startswith("transformer."):
-            weights[checkpoint_key(name.removeprefix("transformer."))] = tensor.detach().float()
-    for ours, theirs in (("w_in", "in.fc"), ("b_in", "in.bias"), ("w_out", "out.fc"), ("b_out", "out.bias")):
-        weights[f"action_proj_{theirs}.weight"][domain] = policy[ours].detach().float().reshape(-1)
+        key, tensor = released_key(name), tensor.detach().float()
+        if name in HEAD_KEYS:
+            weights[key][domain] = tensor.reshape(-1)
+        else:
+            weights[key] = tensor
     return weights
 
 
@@ -207,8 +206,8 @@ def _fill(
     typed = TransformerConfig.from_dict(config)
     write_json(folder / "transformer/config.json", dict(config))
     weights = released_weights(policy, typed, get_embodiment(DOMAIN).domain_id)
-    kept = {key: w if key.startswith("time_embedder") else w.to(dtype) for key, w in weights.items()}
-    write_weights(folder / "transformer", {k: w.contiguous() for k, w in kept.items()}, label=ours["label"])
+    weights = {key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()}
+    write_weights(folder / "transformer", weights, label=ours["label"])
     _save_vae(vae, folder / "vae", dtype)
     (folder / "text_tokenizer").mkdir(parents=True, exist_ok=True)
     for file in tokenizer.iterdir():

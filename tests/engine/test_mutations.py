@@ -107,55 +107,55 @@ def text_positions_from_one(patch, _):
 
 @mutation()
 def generation_norm_one_percent_off(patch, model):
-    _scale(patch, model.generation.layers[1].attention_norm, 1.01)
+    _scale(patch, model.generation.layers[1].input_layernorm_moe_gen, 1.01)
 
 
 @mutation()
 def final_norm_one_percent_off(patch, model):
-    _scale(patch, model.generation.norm, 1.01)
+    _scale(patch, model.generation.norm_moe_gen, 1.01)
 
 
 @mutation()
 def generation_query_norm_one_percent_off(patch, model):
-    _scale(patch, model.generation.layers[0].q_norm, 1.01)
+    _scale(patch, model.generation.layers[0].self_attn.norm_added_q, 1.01)
 
 
 @mutation()
 def text_norm_one_percent_off(patch, model):
-    _scale(patch, model.text.layers[0].attention_norm, 1.01)
+    _scale(patch, model.text.layers[0].input_layernorm, 1.01)
 
 
 @mutation("relu2")
 def text_keys_not_normalised_for_generation(patch, model):
     for layer in model.text.layers:
-        patch.setitem(layer._modules, "k_norm_for_gen", None)
+        patch.setitem(layer.self_attn._modules, "k_norm_und_for_gen", torch.nn.Identity())
 
 
 @mutation("relu2")
 def relu_not_squared(patch, _):
-    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down(torch.relu(self.up(x))))
+    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down_proj(torch.relu(self.up_proj(x))))
 
 
 @mutation("silu")
 def gelu_for_silu(patch, _):
-    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down(F.gelu(self.gate(x)) * self.up(x)))
+    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 @mutation()
 def text_sees_the_future(patch, _):
-    original = transformer._attend
-    patch.setattr(transformer, "_attend", lambda q, k, v, causal=False: original(q, k, v))
+    original = transformer.grouped_attention
+    patch.setattr(transformer, "grouped_attention", lambda q, k, v, causal=False: original(q, k, v))
 
 
 @mutation()
 def generation_does_not_read_the_prompt(patch, _):
-    original = transformer.GenerationTower.forward
+    original = transformer.Cosmos3Transformer.velocity
 
-    def forward(self, x, rope, texts, groups):
+    def velocity(self, v, a, t, noisy, rope, texts, *rest):
         blank = [transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers)) for text in texts]
-        return original(self, x, rope, blank, groups)
+        return original(self, v, a, t, noisy, rope, blank, *rest)
 
-    patch.setattr(transformer.GenerationTower, "forward", forward)
+    patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
 
 
 @mutation()
@@ -177,14 +177,15 @@ def flow_schedule_for_karras(patch, _):
 
 @mutation()
 def no_corrector(patch, _):
-    original = sampler.Move.__call__
-    patch.setattr(sampler.Move, "__call__", lambda self, x, m0, m1, m: original(self, x, m0, m1, None if m is None else m0))
+    update = sampler.UniPCUpdate
+    original = update.__call__
+    patch.setattr(update, "__call__", lambda self, x, m0, m1, m: original(self, x, m0, m1, None if m is None else m0))
 
 
 @mutation()
 def first_order_everywhere(patch, _):
-    original = sampler._move
-    patch.setattr(sampler, "_move", lambda sigmas, i, order, corrects: original(sigmas, i, 1, corrects))
+    original = sampler._update
+    patch.setattr(sampler, "_update", lambda sigmas, i, order, corrects: original(sigmas, i, 1, corrects))
 
 
 @mutation()
@@ -300,9 +301,9 @@ def rotated_the_other_way(patch, _):
 
 @mutation()
 def query_groups_interleaved(patch, _):
-    original = transformer._attend
+    original = transformer.grouped_attention
     order = torch.tensor([0, 2, 1, 3])
-    patch.setattr(transformer, "_attend", lambda q, k, v, causal=False: original(q[order], k, v, causal)[order])
+    patch.setattr(transformer, "grouped_attention", lambda q, k, v, causal=False: original(q[order], k, v, causal)[order])
 
 
 def _positions(patch, change):

@@ -97,7 +97,7 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     assert ("policy", 4, 4) in stages
     state = torch.load(tmp_path / "policy/state.pt", weights_only=True)
     released = load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
-    key, name = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp.up.weight"
+    key, name = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"
     assert torch.equal(released[key], state["ema"][name].half())  # the average, not the last weights
     assert not torch.equal(released[key], state["model"][name].half())
     errors = json.loads((tmp_path / "policy/held_out.jsonl").read_text().splitlines()[-1])
@@ -145,7 +145,7 @@ def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate
     )
     assert motion.config["latents_mean"] == json.loads((checkpoint / "vae/config.json").read_text())["latents_mean"]
     begun = goes_on._first_policy().state_dict()
-    assert torch.equal(begun["transformer.generation.layers.1.mlp.up.weight"].half(), released[key])
+    assert torch.equal(begun["transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"].half(), released[key])
     assert goes_on.state == Checkpoint.open(checkpoint).state_row
     further = goes_on.train_joint(motion)
     assert "_name_or_path" not in json.loads(
