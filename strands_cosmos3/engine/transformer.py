@@ -210,7 +210,7 @@ class TextTower(nn.Module):
         super().__init__()
         embedding = torch.empty(config.vocab_size, config.hidden_size)
         embedding.uniform_(-1, 1)  # the default, normal_, makes torch import for seconds on the meta device
-        self.embed_tokens = nn.Embedding(*embedding.shape, _weight=embedding)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=embedding)
         last = config.num_hidden_layers - 1
         self.layers = nn.ModuleList(DecoderLayer(config, TEXT_NAMES, keys_only=i == last) for i in range(last + 1))
 
@@ -333,7 +333,8 @@ class Cosmos3Transformer(nn.Module):
         """
         x_BND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head).expand(len(texts), -1, -1)
         attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]
-        return self.project(*self.generation(x_BND, rope, attentions, (vision_group, action_group)), head)
+        of_vision, of_action = self.generation(x_BND, rope, attentions, (vision_group, action_group))
+        return self.project(of_vision, of_action, head)
 
 
 def grouped_attention(q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False) -> torch.Tensor:

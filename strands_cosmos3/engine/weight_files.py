@@ -1,12 +1,13 @@
-"""One component's safetensors files: checked headers, contained paths, and reads that copy straight into their target.
+"""Safetensors files of one component of a checkpoint.
 
-Nothing is unpickled. A header is read when a component is opened; payload bytes are read once, tensor by tensor, into
-memory that the caller allocated, so that loading needs little more memory than what is kept.
+Nothing is unpickled. Headers are read and checked first. Weights are read once, tensor by tensor, into memory that the caller
+allocated, so loading needs little more memory than the loaded weights.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,13 @@ class WeightFiles:
     """The weights of one folder (``transformer/`` or ``vae/``), by name.
 
     Args:
-        folder: Where the files are.
-        root: The checkpoint's folder; nothing outside it is opened.
-        stem: Name of the released file, ``diffusion_pytorch_model``.
+        folder: Folder of the files.
+        root: Folder of the checkpoint; nothing outside it is opened.
+        stem: Stem of the file names.
 
     Raises:
-        LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside.
-        WeightsError: An index and the files' headers disagree, or a dtype is not a floating one.
+        LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside ``root``.
+        WeightsError: An index and the headers disagree, or a dtype is not supported.
     """
 
     def __init__(self, folder: Path, root: Path, stem: str = "diffusion_pytorch_model"):
@@ -76,12 +77,12 @@ class WeightFiles:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that holds weights."""
+        """All weight files."""
         return tuple(sorted(set(self._file_of.values())))
 
     def _locate(self, stem: str) -> dict[str, Path]:
         if not self.folder.is_dir():
-            raise LayoutError(f"{self.folder} does not exist or is not a folder; a Cosmos 3 checkpoint has one.")
+            raise LayoutError(f"{self.folder} is not a folder; a Cosmos 3 checkpoint has one.")
         index = self.folder / f"{stem}.safetensors.index.json"
         if index.exists():
             return self._from_index(index)
@@ -105,7 +106,7 @@ class WeightFiles:
         located = {}
         for key, name in weight_map.items():
             if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise LayoutError(f"{index} sends {key!r} to {name!r}; only safetensors files beside it are opened.")
+                raise LayoutError(f"{index} maps {key!r} to {name!r}; only safetensors files beside it are opened.")
             located[key] = self.folder / name
         for file in sorted(set(located.values())):
             inside(file, self._root)
@@ -124,16 +125,17 @@ class WeightFiles:
                 if view.get_dtype() not in _BYTES:
                     raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_BYTES)} are loaded.")
                 self.shapes[key] = tuple(view.get_shape())
-                count = 1
-                for n in self.shapes[key]:
-                    count *= n
-                self.stored_bytes[key] = count * _BYTES[view.get_dtype()]
+                self.stored_bytes[key] = math.prod(self.shapes[key]) * _BYTES[view.get_dtype()]
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
-        """Compare the headers with what must be there.
+        """Compare the headers with the expected shapes.
+
+        Args:
+            expected: Name -> shape.
+            optional: Names that may be missing or surplus.
 
         Raises:
-            WeightsError: Keys are missing or surplus, or shapes differ; all of them are named.
+            WeightsError: Names are missing or surplus, or shapes differ.
         """
         tolerated = set(optional)
         found, wanted = set(self.shapes), set(expected)
@@ -149,15 +151,15 @@ class WeightFiles:
             raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
 
     def read_into(self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None) -> None:
-        """Copy weights into tensors that exist, converting dtype and device on the way.
+        """Copy weights into existing tensors, converting dtype and device.
 
         Args:
-            targets: Name -> tensor of the shape wanted. ``name#i`` stands for row i of a stored matrix.
+            targets: Name -> tensor of the wanted shape. ``name#i`` is row i of a stored matrix.
             slices: Name -> wanted part of the stored tensor; only that is read. A missing name means all of it.
 
         Raises:
-            WeightsError: A weight is not finite; it is named.
-            LayoutError: A file can no longer be read.
+            WeightsError: A weight is not finite.
+            LayoutError: A file cannot be read.
         """
         by_file: dict[Path, list[str]] = {}
         for key in targets:
@@ -174,10 +176,10 @@ class WeightFiles:
         """Compare files with their recorded SHA-256.
 
         Args:
-            recorded: File name -> hexadecimal digest. Files without one are not checked.
+            recorded: File name -> hexadecimal digest. Other files are not checked.
 
         Raises:
-            DigestError: The bytes differ.
+            DigestError: A file differs.
         """
         for path in self.files:
             wanted = recorded.get(path.name)
@@ -195,7 +197,7 @@ def _opened(path: Path) -> Any:
 def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
     source = source.reshape(target.shape)
     flat = source.reshape(-1)
-    for block in flat.split(_CHECK_BLOCK):  # aminmax carries NaN and infinity without a mask as large as the weights
+    for block in flat.split(_CHECK_BLOCK):  # aminmax propagates NaN without a mask of the weights' size
         low, high = torch.aminmax(block)
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")

@@ -306,7 +306,7 @@ def test_several_faults_are_listed_at_once(copy):
 
 
 def test_wrong_variant(checkpoints):
-    with pytest.raises(VariantError, match="asked for variant 'nano'"):
+    with pytest.raises(VariantError, match="variant 'nano' was requested"):
         load(checkpoints["silu"], variant="nano")
     with pytest.raises(UnknownNameError, match="edge-policy-droid"):
         load(checkpoints["silu"], variant="nanu")
