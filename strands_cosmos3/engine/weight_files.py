@@ -7,7 +7,6 @@ allocated, so loading needs little more memory than the loaded weights.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ Shard = Callable[[str, tuple[int, ...]], Slices]
 """From the released name and whole shape of a weight to the part of it that a rank keeps; only that is read."""
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_DTYPES = ("F32", "BF16", "F16")
 _HASH_BLOCK = 1 << 22
 _CHECK_BLOCK = 1 << 22
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
@@ -71,7 +70,6 @@ class WeightFiles:
         self._root = root
         self._file_of = self._locate(stem)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.stored_bytes: dict[str, int] = {}
         for file in sorted(set(self._file_of.values())):
             self._read_header(file)
 
@@ -122,10 +120,9 @@ class WeightFiles:
                 raise WeightsError(f"{path} {_difference(mine, held)} against its index; download it again.")
             for key in mine:
                 view = file.get_slice(key)
-                if view.get_dtype() not in _BYTES:
-                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_BYTES)} are loaded.")
+                if view.get_dtype() not in _DTYPES:
+                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_DTYPES)} are loaded.")
                 self.shapes[key] = tuple(view.get_shape())
-                self.stored_bytes[key] = math.prod(self.shapes[key]) * _BYTES[view.get_dtype()]
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
         """Compare the headers with the expected shapes.

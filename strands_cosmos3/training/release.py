@@ -21,7 +21,6 @@ from strands_cosmos3.engine.factory import (
     MODEL_INDEX,
     SCHEDULER,
     FactorySizes,
-    transformer_config,
     write_tokenizer,
     write_weights,
 )
@@ -230,8 +229,3 @@ def with_statistics(vae: AutoencoderKLWan, mean: Sequence[float], std: Sequence[
     """Record the mean and standard deviation of latents in the VAE's config."""
     vae.register_to_config(latents_mean=[float(x) for x in mean], latents_std=[float(x) for x in std])
     return vae
-
-
-def new_config(sizes: FactorySizes, vocabulary: int) -> dict[str, Any]:
-    """``transformer/config.json`` of a new small policy."""
-    return json.loads(json.dumps(transformer_config(sizes, "silu", vocabulary)))

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
@@ -43,7 +44,6 @@ from strands_cosmos3.training.release import (
     fresh_tokenizer,
     load_policy,
     load_vae,
-    new_config,
     policy_sizes,
     read_captions,
     released_steps,
@@ -425,7 +425,9 @@ class SmallRun:
         vocabulary = len(json.loads((self.tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
         added = json.loads((self.tokenizer / "tokenizer.json").read_text())["added_tokens"]
         size = max(vocabulary, 1 + max(int(token["id"]) for token in added))
-        return new_config(policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels), size)
+        return transformer_config(
+            policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels), "silu", size
+        )
 
     @property
     def transformer_config(self) -> TransformerConfig:
