@@ -27,7 +27,7 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
-from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, whole
+from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import (
     HEAD_KEYS,
     checkpoint_key,
@@ -142,7 +142,7 @@ class Checkpoint:
         device: torch.device,
         dtype: torch.dtype,
         text_device: torch.device | None = None,
-        shard: Shard = whole,
+        shard: Shard = unsharded,
     ) -> Cosmos3Transformer:
         """The transformer with its weights, without action heads and without weights that inference does not use.
 

@@ -9,7 +9,7 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.weight_files import Shard, sliced_shape, whole
+from strands_cosmos3.engine.weight_files import Shard, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import checkpoint_key, head_shapes, in_text_tower, kept_dtype, parameter_shapes
 from strands_cosmos3.errors import PreflightError
 
@@ -18,7 +18,7 @@ _HEADROOM = 1.05
 _DROID_TOKENS = 3093
 
 
-def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, text: bool, shard: Shard = whole) -> int:
+def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, text: bool, shard: Shard = unsharded) -> int:
     """Bytes of weights that stay on the device, with one action head.
 
     Args:
@@ -62,7 +62,7 @@ def preflight(
     *,
     decoder: bool,
     offload_text: bool,
-    shard: Shard = whole,
+    shard: Shard = unsharded,
 ) -> None:
     """Check device, dtype and memory together; arguments as in ``Cosmos3Engine.from_pretrained``.
 

@@ -29,7 +29,7 @@ _CHECK_BLOCK = 1 << 22
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
 
 
-def whole(key: str, shape: tuple[int, ...]) -> Slices:
+def unsharded(key: str, shape: tuple[int, ...]) -> Slices:
     """The :data:`Shard` of a single process: every weight is kept whole."""
     return ()
 

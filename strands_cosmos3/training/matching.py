@@ -114,11 +114,11 @@ class DataShard:
     ranks: int = 1
 
 
-ALONE = DataShard()
+SINGLE_PROCESS = DataShard()
 
 
 def flow_loss(
-    policy: TrainedPolicy, batch: Batch, config: FlowConfig, noise: torch.Generator, share: DataShard = ALONE
+    policy: TrainedPolicy, batch: Batch, config: FlowConfig, noise: torch.Generator, share: DataShard = SINGLE_PROCESS
 ) -> tuple[torch.Tensor, LossMetrics]:
     """Squared error of the velocities, averaged over the noisy tokens of each modality.
 
@@ -133,8 +133,8 @@ def flow_loss(
     layout, V = noised.layout, noised.layout.vision_tokens
     noisy_tokens = noised.noisy[:, :V].sum(), noised.noisy[:, V:].sum()
     vision, action, v_vision, v_action, noisy, sigma, prompt = (
-        whole[share.rank :: share.ranks].to(device)
-        for whole in (
+        tensor[share.rank :: share.ranks].to(device)
+        for tensor in (
             *(noised.vision, noised.action, noised.vision_target, noised.action_target),
             *(noised.noisy, noised.sigma, batch.prompt),
         )

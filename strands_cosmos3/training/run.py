@@ -35,7 +35,7 @@ from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.dynamics import judge_dynamics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, LossMetrics, drop_from, whole
-from strands_cosmos3.training.matching import ALONE, DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.matching import SINGLE_PROCESS, DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import (
     DOMAIN,
@@ -109,7 +109,7 @@ class SmallRun:
         demos: Path,
         config: RunConfig | None = None,
         on_step: OnStep | None = None,
-        share: DataShard = ALONE,
+        share: DataShard = SINGLE_PROCESS,
         start: Path | None = None,
     ):
         self.folder, self.config, self.share = folder, config or RunConfig(), share

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
-from strands_cosmos3.training.matching import ALONE, DataShard
+from strands_cosmos3.training.matching import SINGLE_PROCESS, DataShard
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def processes() -> Iterator[DataShard]:
     does.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     cuda = torch.cuda.is_available()
     if cuda:
