@@ -200,12 +200,7 @@ def guidance_skipped_on_one_step(*_):
 def raw_width_ignored(patch, _):
     original = sequence.SequenceLayout
 
-    def layout(*fields):
-        made = original(*fields)
-        object.__setattr__(made, "raw_action_dim", 64)
-        return made
-
-    _replace(patch, "SequenceLayout", layout)
+    _replace(patch, "SequenceLayout", lambda **fields: original(**{**fields, "raw_action_dim": 64}))
 
 
 @mutation()
