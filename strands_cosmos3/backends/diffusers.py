@@ -20,7 +20,7 @@ from PIL import Image
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import DEFAULT_TIER
@@ -66,13 +66,13 @@ class DiffusersBackend(Backend):
         """
         if request.mode is not Mode.POLICY:
             raise BackendError(f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs backend='native'.")
-        processed, preset = self._input(request, self.name), self._input.preset(request)
-        if preset.guidance_interval is not None:
+        processed, sampling = self._input(request, self.name), self._input.sampling(request)
+        if sampling.guidance_interval is not None:
             raise BackendError("diffusers' pipeline guides every step; a guidance interval needs backend='native'.")
         if request.action_space.name != "midtrain":
             raise BackendError(f"diffusers' pipeline speaks 'midtrain', not {request.action_space.name!r}.")
         started = time.perf_counter()
-        out = self._run(request, processed, preset)
+        out = self._run(request, processed, sampling)
         return ActionChunk(
             self._input.own_scale.outward(out.action[0].double().numpy(), request.embodiment),
             request.action_space,
@@ -83,12 +83,12 @@ class DiffusersBackend(Backend):
             video=_pictures(out.video) if self._options.decode_video else None,
         )
 
-    def _run(self, request: Request, processed: ProcessedInput, preset: SamplerPreset) -> Any:
+    def _run(self, request: Request, processed: ProcessedInput, sampling: Sampling) -> Any:
         from diffusers import UniPCMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
         from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
         pipe = self._pipe
-        flow = {"use_karras_sigmas": False, "flow_shift": preset.flow_shift}
+        flow = {"use_karras_sigmas": False, "flow_shift": sampling.flow_shift}
         pipe.scheduler = UniPCMultistepScheduler.from_config({**pipe.scheduler.config, **flow})
         ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
         pipe.tokenize_prompt = lambda *_, **__: ids
@@ -103,8 +103,8 @@ class DiffusersBackend(Backend):
             prompt=processed.prompt,
             action=condition,
             fps=processed.fps,
-            num_inference_steps=preset.num_steps,
-            guidance_scale=preset.guidance_scale,
+            num_inference_steps=sampling.num_steps,
+            guidance_scale=sampling.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
             output_type="np" if self._options.decode_video else "latent",
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.backends.own_scale import OwnScale
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
@@ -80,13 +80,9 @@ class ModelInput:
             raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
         return np.array(request.composite)
 
-    def preset(self, request: Request) -> SamplerPreset:
-        """The checkpoint's sampling where it has one of its own, else the embodiment's, with what the options set."""
-        if self._checkpoint.sampling is not None:
-            return self._options.sampler(self._checkpoint.sampling)
-        variant, space = self._checkpoint.variant, request.action_space.name
-        known = variant.preset if variant.action_space == space else request.embodiment.preset(space)
-        return self._options.sampler(known)
+    def sampling(self, request: Request) -> Sampling:
+        """Return how to sample for a request."""
+        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, self._options)
 
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows

@@ -10,7 +10,6 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, as_picture
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Mode, Request
@@ -63,17 +62,14 @@ class EngineBackend(Backend):
                 f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint declares "
                 f"{self.prefix_rows or 'no'} prefix_rows; leave the rest out."
             )
-        processed, preset = self._input(request, self.name), self._input.preset(request)
-        sampling = Sampling(
-            num_inference_steps=preset.num_steps,
-            guidance_scale=preset.guidance_scale,
-            guidance_interval=preset.guidance_interval,
-            flow_shift=preset.flow_shift,
-            use_karras_sigmas=False,
+        processed = self._input(request, self.name)
+        asked = processed.request(
+            self._input.sampling(request),
             seed=request.seed,
+            use_karras_sigmas=False,
             return_video=self.engine.decodes_video,
         )
-        result = self.engine.step(processed.request(sampling))
+        result = self.engine.step(asked)
         return ActionChunk(
             self._input.own_scale.outward(result["action"][0].double().numpy(), request.embodiment),
             request.action_space,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.commands.files import require_writable, write_json
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
 from strands_cosmos3.parallel.config import ParallelConfig
 
@@ -112,10 +112,10 @@ class Infer:
         with _engine(self, decode, console) as engine:
             processor = self._processor(engine)
             processed = processor.preprocess(self._raw_input(processor, given))
-            sampling = self._sampling(engine, processed)
+            request = self._request(engine, processed)
             with _bar(console) as bar:
-                row = bar.add_task(f"{self.mode}, {engine.device}", total=sampling.num_inference_steps)
-                result = engine.step(processed.request(sampling), on_step=lambda done, _: bar.update(row, completed=done))
+                row = bar.add_task(f"{self.mode}, {engine.device}", total=request.num_inference_steps)
+                result = engine.step(request, on_step=lambda done, _: bar.update(row, completed=done))
             engine.parallel_context.barrier()
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
@@ -182,21 +182,11 @@ class Infer:
         state = list(self.state) or None
         return {"images": images, "task": self.prompt, "cond_action": given, "state": state}
 
-    def _sampling(self, engine: Any, processed: Any) -> Any:
-        from strands_cosmos3.engine.inputs import Sampling
-
-        variant = engine.checkpoint.variant
-        own = variant.preset if variant.action_space else processed.embodiment.preset(processed.space.name)
-        preset: SamplerPreset = own
-        choice = {"true": True, "false": False, "checkpoint": None}
-        return Sampling(
-            num_inference_steps=preset.num_steps if self.steps is None else self.steps,
-            guidance_scale=preset.guidance_scale if self.guidance_scale is None else self.guidance_scale,
-            guidance_interval=preset.guidance_interval,
-            flow_shift=preset.flow_shift if self.flow_shift is None else self.flow_shift,
-            use_karras_sigmas=False if self.use_karras_sigmas is None else choice[self.use_karras_sigmas],
-            seed=self.seed,
-        )
+    def _request(self, engine: Any, processed: Any) -> Any:
+        given = Sampling(self.steps, self.guidance_scale, self.flow_shift)
+        sampling = engine.checkpoint.resolve_sampling(processed.embodiment, processed.space.name, given)
+        karras = {"true": True, "checkpoint": None}.get(self.use_karras_sigmas or "false", False)
+        return processed.request(sampling, seed=self.seed, use_karras_sigmas=karras)
 
 
 def read_actions(path: Path) -> np.ndarray:

@@ -141,7 +141,7 @@ def judge_on_expert(
         ticks = demos.clips(ROWS)
         ticks = ticks[undisturbed(demos, ticks)]
         chosen = ticks[np.linspace(0, len(ticks) - 1, clips).round().astype(int)]
-        preset = steps or (4 if sampling is None else sampling.num_steps)
+        preset = steps or (sampling and sampling.num_steps) or 4
         return judge_dynamics(checkpoint, demos, chosen, preset, on_clip=lambda done, of: say("dynamics", done, of))
 
 

@@ -192,7 +192,7 @@ def test_create_policy_and_close(spy):
 def test_a_model_that_is_given_is_run_or_refused(spy):
     with pytest.raises(Cosmos3Error, match="/no/such/checkpoint"):  # it is looked for: no server is meant
         create_policy("cosmos3", robot="panda", model="/no/such/checkpoint")
-    with pytest.raises(ConfigError, match="host belong to backend 'service'"):
+    with pytest.raises(ConfigError, match="host belongs to backend service"):
         create_policy("cosmos3://gpu-box:8000", robot="panda", model="/no/such/checkpoint")
     for backend in ("service", "scripted"):
         with pytest.raises(ConfigError, match=f"{backend}.*/no/such/checkpoint.*leave one of them out"):
