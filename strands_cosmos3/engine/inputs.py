@@ -78,9 +78,7 @@ class ProcessedInput(CallSettings):
             sampling: How to denoise; what is not set is 30 steps without guidance on the checkpoint's schedule.
             seed, use_karras_sigmas, return_video: As in :class:`Cosmos3ActionRequest`.
         """
-        sampling = (sampling or Sampling()).over(Sampling(num_steps=30, guidance_scale=1.0))
-        assert sampling.num_steps is not None
-        assert sampling.guidance_scale is not None
+        sampling = sampling or Sampling()
         return Cosmos3ActionRequest(
             text_ids=self.text_ids,
             text_mask=self.text_mask,
@@ -97,8 +95,8 @@ class ProcessedInput(CallSettings):
             action_prefix=self.action_prefix,
             cond_frame_indexes=self.cond_frame_indexes,
             fps=self.fps,
-            num_inference_steps=sampling.num_steps,
-            guidance_scale=sampling.guidance_scale,
+            num_inference_steps=sampling.num_steps or 30,
+            guidance_scale=1.0 if sampling.guidance_scale is None else sampling.guidance_scale,
             guidance_interval=sampling.guidance_interval,
             flow_shift=sampling.flow_shift,
             use_karras_sigmas=use_karras_sigmas,

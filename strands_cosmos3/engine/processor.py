@@ -102,11 +102,9 @@ class Cosmos3PolicyProcessor:
         state_row: StateRow | None = None,
         policy_frames: int | None = None,
     ):
-        if (height is None) != (width is None):
-            raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+        self._canvas = _canvas(height, width)
         if domain_name is not None and domain_id is not None and domain_name != domain_id:
             _require_same_domain(domain_name, domain_id)
-        self._canvas = None if height is None or width is None else (height, width)
         self._tier = DEFAULT_TIER if image_size is None else image_size
         self._options = (action_chunk_size, num_frames, fps, view_point)
         self._domain = (domain_name if domain_name is not None else domain_id, raw_action_dim)
@@ -408,6 +406,14 @@ def _require_same_domain(name: str | int, number: str | int) -> None:
     ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
     if ids[0] != ids[1]:
         raise ConfigError(f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, {ids[1]}).")
+
+
+def _canvas(height: int | None, width: int | None) -> tuple[int, int] | None:
+    if height is None and width is None:
+        return None
+    if height is None or width is None:
+        raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+    return height, width
 
 
 def _rows(value: Any, name: str) -> np.ndarray:
