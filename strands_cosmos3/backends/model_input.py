@@ -1,4 +1,4 @@
-"""From a request to a model's input, for every backend that runs a model in this process."""
+"""Make a model's input from a request, for every backend that runs a model in this process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from strands_cosmos3.types import Mode, Request
 
 
 def resolve_device(options: InferenceOptions) -> tuple[torch.device, torch.dtype]:
-    """Device and type: CUDA and bfloat16 where torch sees a GPU, else the CPU and float32, unless something else is set."""
+    """Return device and type: CUDA and bfloat16 if torch sees a GPU, else the CPU and float32; options win."""
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     return device, getattr(torch, name)
 
 
 class ModelInput:
-    """Makes processed inputs of requests, one processor for each embodiment and action space.
+    """Makes processed inputs of requests, with one processor for each embodiment and action space.
 
     Args:
-        checkpoint: Whose tokenizer, prompt format and presets.
-        options: What overrides them.
+        checkpoint: Source of tokenizer, prompt format and presets.
+        options: Options that override them.
 
     Attributes:
         own_scale: Between the checkpoint's scale of rows and the packaged one.
@@ -46,10 +46,10 @@ class ModelInput:
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
     def __call__(self, request: Request, backend: str) -> ProcessedInput:
-        """The input for a request.
+        """Return the input for a request.
 
         Raises:
-            BackendError: It lacks a picture, or asks for what needs more than a request holds.
+            BackendError: The request lacks a picture, joint angles or the measured pose.
             InputError: Picture, state or instruction cannot be used.
         """
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}

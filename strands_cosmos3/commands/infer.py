@@ -1,4 +1,4 @@
-"""``strands-cosmos3 infer``: one question to a checkpoint, its answer in files."""
+"""``strands-cosmos3 infer``: one inference of a checkpoint, written to files."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _DEFAULT_DOMAIN = "droid_lerobot"
 
 @dataclass(frozen=True)
 class Infer:
-    """Ask a Cosmos 3 checkpoint once: what to do (policy), what would happen (forward_dynamics), what was done
+    """Run a Cosmos 3 checkpoint once: actions (policy), video from actions (forward_dynamics), or actions from video
     (inverse_dynamics).
 
     On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --checkpoint ...
 
-    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. What is not set follows the
-    checkpoint and the domain. A policy's answer can be given back as --action-file of forward_dynamics.
+    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. Options that
+    are not set follow the checkpoint, then the domain. A policy's answer is a valid --action-file for forward_dynamics.
     """
 
     checkpoint: str
     """Folder in the released layout, or hub repository (owner/name)."""
     prompt: str = ""
-    """What is to be done."""
+    """The task in words."""
     image: tuple[Path, ...] = ()
     """One picture, or DROID's three views: wrist, exterior_1, exterior_2."""
     video: Path | None = None
@@ -58,13 +58,13 @@ class Infer:
     action_chunk_size: int | None = None
     """Rows of the answer."""
     action_space: Literal["midtrain", "joint_pos"] | None = None
-    """What the checkpoint's actions mean, where it does not say so itself."""
+    """The checkpoint's action space, if it does not state one."""
     action_stats_path: str | None = None
     """Statistics for actions in their own units: a domain's name or a .json file. Without, they stay normalised."""
     action_normalization: Literal["quantile", "quantile_rot", "meanstd", "minmax"] = "quantile"
-    """How those statistics are meant."""
+    """Normalisation that those statistics belong to."""
     steps: int | None = None
-    """Denoising steps."""
+    """Denoising steps. Steps, guidance and shift default to the checkpoint's own sampling, else to its preset."""
     guidance_scale: float | None = None
     """Guidance; 1 is none."""
     flow_shift: float | None = None
@@ -82,9 +82,9 @@ class Infer:
     seed: int = 0
     """Seed of the noise; the same on every device."""
     prompt_format: Literal["plain", "json"] | None = None
-    """How the caption is written."""
+    """Format of the caption."""
     view_point: Literal["ego_view", "third_person_view", "wrist_view", "concat_view"] | None = None
-    """Which camera sentence the caption carries."""
+    """Camera sentence of the caption."""
     decode_video: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Decode the predicted video; forward_dynamics always does."""
     device: str | None = None
@@ -101,7 +101,7 @@ class Infer:
     """Beginning of the output files' names."""
 
     def run(self) -> int:
-        """Ask, write, and say what was written."""
+        """Run the inference, write the files, and list them."""
         decode = self.decode_video or self.mode == "forward_dynamics"
         action_path, video_path = self.out.with_name(f"{self.out.name}_action.json"), self.out.with_name(f"{self.out.name}.mp4")
         require_writable(action_path, (".json",), "--out")
@@ -142,7 +142,7 @@ class Infer:
         if (self.mode == "forward_dynamics") != (self.action_file is not None):
             raise ConfigError("--action-file belongs to --mode forward_dynamics, which needs it.")
         if not self.prompt.strip():
-            raise ConfigError("--prompt is missing: say what is to be done, e.g. --prompt 'pick up the red cube'.")
+            raise ConfigError("--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'.")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
 
