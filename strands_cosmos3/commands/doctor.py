@@ -1,4 +1,4 @@
-"""``strands-cosmos3 doctor``: what works on this machine, and the remedy for what does not."""
+"""``strands-cosmos3 doctor``: check what works on this machine, and print a remedy for what does not."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import Cosmos3Error
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
+_Check = Callable[[], tuple[str, str]]
+"""Returns what was found, and a remedy if something optional is missing; an exception means that it does not work."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was tried.
+    """Result of one check.
 
     Args:
-        what: Its name.
-        state: ``"ok"``, ``"absent"`` (optional and not there) or ``"broken"`` (needed for the main job and not working).
+        what: Name of the check.
+        state: ``"ok"``, ``"absent"`` (optional and missing) or ``"broken"`` (required and not working).
         detail: What was found.
-        remedy: What to do where it is not ok.
+        remedy: What to do if it is not ok.
     """
 
     what: str
@@ -43,19 +45,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Try what the package needs on this machine: it imports, solves, steps, renders and encodes a little of each.
+    """Check the installation: import the dependencies, solve, simulate, render and encode something small.
 
-    Exit status 1 says that something the main job needs is broken.
+    The exit status is 1 if something that a rollout needs is broken.
     """
 
     json: Path | None = None
     """Write the findings (.json)."""
 
     def run(self) -> int:
-        """Try everything and print a table."""
+        """Run all checks and print a table."""
         require_writable(self.json, (".json",), "--json")
         console = Console()
-        findings = [_try(what, needed, check) for what, needed, check in _CHECKS]
+        findings = [_try(*check) for check in _CHECKS]
         table = Table(title=f"strands-cosmos3 {__version__}, Python {platform.python_version()}", title_justify="left")
         for column in ("", "what", "found", "remedy"):
             table.add_column(column, overflow="fold")
@@ -66,36 +68,29 @@ class Doctor:
         if self.json is not None:
             write_json(self.json, {"version": __version__, "findings": [vars(finding) for finding in findings]})
         broken = [finding.what for finding in findings if finding.state == BROKEN]
-        console.print(_verdict(findings))
+        missing = [finding.what for finding in findings if finding.what in _OF_A_CHECKPOINT and finding.state != OK]
+        verdict = "the main job can run: strands-cosmos3 rollout"
+        if broken:
+            verdict = f"the main job cannot run: {', '.join(broken)}"
+        elif missing:
+            rest = "strands-cosmos3 rollout --backend scripted"
+            verdict = f"the main job can run without a checkpoint: {rest} (absent: {', '.join(missing)})"
+        console.print(verdict)
         return int(bool(broken))
 
 
-def _verdict(findings: list[Finding]) -> str:
-    """What of the main job can run: all of it, the expert alone where no checkpoint can, or nothing."""
-    if broken := [finding.what for finding in findings if finding.state == BROKEN]:
-        return f"the main job cannot run: {', '.join(broken)}"
-    if missing := [finding.what for finding in findings if finding.what in _OF_A_CHECKPOINT and finding.state != OK]:
-        rest = "strands-cosmos3 rollout --backend scripted"
-        return f"the main job can run without a checkpoint: {rest} (absent: {', '.join(missing)})"
-    return "the main job can run: strands-cosmos3 rollout"
-
-
-def _try(what: str, needed: bool, check: Callable[[], tuple[str, str]]) -> Finding:
-    """A check's finding; whatever it raises is the finding, since a doctor who faints helps nobody."""
+def _try(what: str, required: bool, check: _Check, remedy: str) -> Finding:
+    """Run one check. An exception becomes a finding."""
     try:
-        detail, remedy = check()
+        detail, own_remedy = check()
     except (Cosmos3Error, ImportError, OSError, RuntimeError, ValueError, AttributeError) as error:
-        return Finding(what, BROKEN if needed else ABSENT, f"{type(error).__name__}: {error}", _REMEDIES.get(what, ""))
-    return Finding(what, ABSENT if remedy else OK, detail, remedy)
+        return Finding(what, BROKEN if required else ABSENT, f"{type(error).__name__}: {error}", remedy)
+    return Finding(what, ABSENT if own_remedy else OK, detail, own_remedy)
 
 
-def _python() -> tuple[str, str]:
-    return f"{sys.executable}, {os.cpu_count()} cores", ""
-
-
-def _package(name: str, module: str) -> Callable[[], tuple[str, str]]:
+def _package(name: str) -> _Check:
     def check() -> tuple[str, str]:
-        import_module(module)
+        import_module(name)
         return version(name), ""
 
     return check
@@ -117,8 +112,7 @@ def _arm() -> tuple[str, str]:
     from strands_cosmos3.robots.model import load_panda
 
     model = load_panda()
-    data = mujoco.MjData(model)
-    mujoco.mj_step(model, data, nstep=60)
+    mujoco.mj_step(model, mujoco.MjData(model), nstep=60)
     return f"embedded panda: {model.nq} joints, {model.nbody} bodies, {1 / model.opt.timestep:.0f} Hz", ""
 
 
@@ -138,20 +132,20 @@ def _kinematics() -> tuple[str, str]:
 
 
 def _gl() -> tuple[str, str]:
+    import mujoco
+
     from strands_cosmos3.sim.render import Renderer
     from strands_cosmos3.sim.scene import Scene
 
     scene = Scene()
-    import mujoco
-
     data = mujoco.MjData(scene.model)
     mujoco.mj_forward(scene.model, data)
     with Renderer(scene.model) as renderer:
         picture = renderer.render(data, "exterior_1")
         backend = renderer.backend
     if int(picture.max()) - int(picture.min()) < 10:
-        raise RuntimeError(f"backend {backend!r} draws an empty picture")
-    return f"{backend}: a 320x180 picture drawn", ""
+        raise RuntimeError(f"backend {backend!r} renders an empty image")
+    return f"{backend}: rendered an image of 320 x 180", ""
 
 
 def _film() -> tuple[str, str]:
@@ -176,8 +170,8 @@ def _wire() -> tuple[str, str]:
     import_module("strands_cosmos3.serving.server")
     picture = np.zeros((360, 640, 3), np.uint8)
     if not np.array_equal(decode(encode(picture)), picture):
-        raise RuntimeError("a picture does not come back as it was sent")
-    return f"websockets {version('websockets')}, msgpack {version('msgpack')}: a picture there and back", ""
+        raise RuntimeError("an encoded image is not decoded to the same image")
+    return f"websockets {version('websockets')}, msgpack {version('msgpack')}: encoded and decoded an image", ""
 
 
 def _display() -> tuple[str, str]:
@@ -187,17 +181,11 @@ def _display() -> tuple[str, str]:
     return display or sys.platform, ""
 
 
-def _torch() -> tuple[str, str]:
-    torch: Any = import_module("torch")
-    return str(torch.__version__), ""
-
-
 def _gpus() -> tuple[str, str]:
     torch: Any = import_module("torch")
     if not torch.cuda.is_available():
         return "none that torch can use", "not needed for simulation"
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return ", ".join(names), ""
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), ""
 
 
 def _hub_cache() -> tuple[str, str]:
@@ -205,60 +193,49 @@ def _hub_cache() -> tuple[str, str]:
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     models = sorted(path.name.removeprefix("models--").replace("--", "/") for path in cache.glob("models--*"))
     if not models:
-        return f"no models in {cache}", "nothing to do: this version runs without any"
+        return f"no models in {cache}", "none needed: the bundled policy is part of the package"
     return f"{cache}: {', '.join(models)}", ""
 
 
-def _embedded() -> tuple[str, str]:
-    about = json.loads((embedded_checkpoint() / "checkpoint.json").read_text())
-    return about["strands_cosmos3"]["label"], ""
+def _bundled() -> tuple[str, str]:
+    return json.loads((embedded_checkpoint() / "checkpoint.json").read_text())["strands_cosmos3"]["label"], ""
 
 
 def _menagerie() -> tuple[str, str]:
     cache = Path(os.environ.get("ROBOT_DESCRIPTIONS_CACHE") or Path("~/.cache/robot_descriptions").expanduser())
     found = cache / "mujoco_menagerie" / "franka_emika_panda"
     if not found.is_dir():
-        return f"not in {cache}", "only load_model('menagerie') needs it, and then fetches it from GitHub"
+        return f"not in {cache}", "only load_model('menagerie') needs it, and downloads it from GitHub"
     return str(found), ""
 
 
 _OF_A_CHECKPOINT = ("torch", "embedded policy")
-"""What a rollout without --backend needs besides."""
-_REMEDIES = {
-    "mujoco": "pip install 'strands-cosmos3[sim]'",
-    "mink": "pip install 'strands-cosmos3[sim]'",
-    "rendering": "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri",
-    "films": "pip install 'strands-cosmos3[sim]'",
-    "plots": "pip install 'strands-cosmos3[sim]'",
-    "policy wire": "only serve and the service backend need it: pip install 'strands-cosmos3[serve]'",
-    "ray": "only evaluate needs it: pip install 'strands-cosmos3[scale]'",
-    "viser": "only view needs it: pip install 'strands-cosmos3[view]'",
-    "pyarrow": "only datasets need it: pip install 'strands-cosmos3[data]'",
-    "peft": "only train with LoRA needs it: pip install 'strands-cosmos3[train]'",
-    "packaged data": "reinstall strands-cosmos3",
-    "embedded policy": "reinstall strands-cosmos3; any other backend works without it",
-    "torch": "every Cosmos 3 checkpoint needs it, the embedded one too: pip install 'strands-cosmos3[engine]'",
-    "GPUs": "not needed for simulation",
-}
-_CHECKS: tuple[tuple[str, bool, Callable[[], tuple[str, str]]], ...] = (
-    ("python", True, _python),
-    ("mujoco", True, _package("mujoco", "mujoco")),
-    ("mink", True, _package("mink", "mink")),
-    ("packaged data", True, _data),
-    ("arm model", True, _arm),
-    ("inverse kinematics", True, _kinematics),
-    ("rendering", True, _gl),
-    ("films", True, _film),
-    ("plots", False, _package("matplotlib", "matplotlib")),
-    ("policy wire", False, _wire),
-    ("ray", False, _package("ray", "ray")),
-    ("viser", False, _package("viser", "viser")),
-    ("pyarrow", False, _package("pyarrow", "pyarrow")),
-    ("peft", False, _package("peft", "peft")),
-    ("display", False, _display),
-    ("torch", False, _torch),
-    ("embedded policy", False, _embedded),
-    ("GPUs", False, _gpus),
-    ("hub cache", False, _hub_cache),
-    ("Menagerie's models", False, _menagerie),
+"""Checks of what a rollout without ``--backend`` needs in addition."""
+_SIM = "pip install 'strands-cosmos3[sim]'"
+_CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (  # name, whether a rollout needs it, check, remedy
+    ("python", True, lambda: (f"{sys.executable}, {os.cpu_count()} cores", ""), ""),
+    ("mujoco", True, _package("mujoco"), _SIM),
+    ("mink", True, _package("mink"), _SIM),
+    ("packaged data", True, _data, "reinstall strands-cosmos3"),
+    ("arm model", True, _arm, ""),
+    ("inverse kinematics", True, _kinematics, ""),
+    ("rendering", True, _gl, "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"),
+    ("films", True, _film, _SIM),
+    ("plots", False, _package("matplotlib"), _SIM),
+    ("policy wire", False, _wire, "only serve and the service backend need it: pip install 'strands-cosmos3[serve]'"),
+    ("ray", False, _package("ray"), "only evaluate needs it: pip install 'strands-cosmos3[scale]'"),
+    ("viser", False, _package("viser"), "only view needs it: pip install 'strands-cosmos3[view]'"),
+    ("pyarrow", False, _package("pyarrow"), "only datasets need it: pip install 'strands-cosmos3[data]'"),
+    ("peft", False, _package("peft"), "only train with LoRA needs it: pip install 'strands-cosmos3[train]'"),
+    ("display", False, _display, ""),
+    (
+        "torch",
+        False,
+        _package("torch"),
+        "every Cosmos 3 checkpoint needs it, the bundled one too: pip install 'strands-cosmos3[engine]'",
+    ),
+    ("embedded policy", False, _bundled, "reinstall strands-cosmos3; any other backend works without it"),
+    ("GPUs", False, _gpus, "not needed for simulation"),
+    ("hub cache", False, _hub_cache, ""),
+    ("Menagerie's models", False, _menagerie, ""),
 )

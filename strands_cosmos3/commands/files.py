@@ -1,4 +1,4 @@
-"""Output files: refused before anything runs where they cannot be written, and never seen half-written."""
+"""Output files of commands: checked before anything runs, and written atomically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets"
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
-    """Make the folder of an output file, or say why it cannot be.
+    """Create the folder of an output file, and check that the file can be written.
 
     Raises:
-        ConfigError: The name has another suffix, or its folder cannot be made or written to.
+        ConfigError: The file has another suffix, or its folder cannot be created or written to.
     """
     if path is None:
         return
@@ -25,18 +25,18 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{option} {str(path)!r}: its folder cannot be made ({error.strerror}).") from None
+        raise ConfigError(f"{option} {str(path)!r}: its folder cannot be created ({error.strerror}).") from None
     if not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise ConfigError(f"{option} {str(path)!r} cannot be written there; choose another place.")
+        raise ConfigError(f"{option} {str(path)!r} cannot be written; choose another place.")
 
 
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
-    """The file for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
+    """Return the path for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
     return path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a figure may depend on; what is not installed is left out."""
+    """Return the versions of the installed packages that results depend on."""
     found = {}
     for name in _REPORTED:
         try:

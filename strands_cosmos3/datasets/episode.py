@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.datasets.spec import DatasetSpec, Feature
-from strands_cosmos3.datasets.stats import PictureStats, Stats, sampled
-from strands_cosmos3.datasets.video import EpisodeEncoder, VideoConfig
+from strands_cosmos3.datasets.stats import Stats
+from strands_cosmos3.datasets.video import CameraWriter, VideoConfig
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError
 
 Columns = Mapping[str, NDArray[Any]]
+Cameras = Mapping[str, CameraWriter]
+Note = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,47 +31,7 @@ class FinishedEpisode:
     stats: Mapping[str, Stats]
     length: int
     task: str
-    note: Mapping[str, Any]
-
-
-class CameraWriter:
-    """Encoder and statistics of one camera in one episode.
-
-    Args:
-        feature: The camera's feature.
-        fps: Frames per second.
-        config: Encoding options.
-        n_frames: Number of frames, if known: statistics are then taken from evenly spaced frames.
-    """
-
-    def __init__(self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None):
-        self._encoder = EpisodeEncoder((feature.shape[0], feature.shape[1]), fps, config)
-        self._stats = PictureStats()
-        self._sampled = None if n_frames is None else sampled(n_frames)
-        self._seen = 0
-
-    def add(self, frame: NDArray[np.uint8]) -> None:
-        """Append a checked frame [H, W, 3] uint8."""
-        if self._seen in self._sampled if self._sampled is not None else self._seen % 16 == 0:
-            self._stats.add(frame)
-        self._encoder.add(frame)
-        self._seen += 1
-
-    def finish(self) -> tuple[bytes, Stats]:
-        """Return the episode's mp4 and statistics."""
-        return self._encoder.finish(), self._stats.result()
-
-    @property
-    def frames(self) -> int:
-        """Number of frames so far."""
-        return self._seen
-
-    def abandon(self) -> None:
-        """Discard the episode."""
-        self._encoder.abandon()
-
-
-Keep = Callable[[Columns, Mapping[str, CameraWriter], Mapping[str, Any]], int]
+    note: Note
 
 
 class EpisodeWriter:
@@ -80,15 +42,18 @@ class EpisodeWriter:
     Args:
         spec: The dataset's spec.
         video: Encoding options.
-        keep: Called with columns, cameras and note to save the episode; returns its index.
-        over: Called when the episode ends, saved or not.
+        keep: Called with columns, cameras, length and note to save the episode; returns its index.
+
+    Attributes:
+        is_open: Whether the episode is neither saved nor discarded.
+        length: Number of frames so far.
     """
 
-    def __init__(self, spec: DatasetSpec, video: VideoConfig, keep: Keep, over: Callable[[], None]):
-        self._spec, self._keep, self._over = spec, keep, over
+    def __init__(self, spec: DatasetSpec, video: VideoConfig, keep: Callable[[Columns, Cameras, int, Note], int]):
+        self._spec, self._keep = spec, keep
         self._columns: dict[str, list[NDArray[Any]]] = {key: [] for key in spec.columns}
-        self._cameras = {key: CameraWriter(feature, spec.fps, video, None) for key, feature in spec.cameras.items()}
-        self._open = True
+        self._cameras = {key: CameraWriter(feature, spec.fps, video) for key, feature in spec.cameras.items()}
+        self.is_open = True
         self.length = 0
 
     def add(self, frame: Mapping[str, Any]) -> None:
@@ -104,9 +69,7 @@ class EpisodeWriter:
         self._require_open()
         spec = self._spec
         require_features(set(frame), spec)
-        numbers = {
-            key: checked_column(np.asarray(frame[key])[None], key, feature, 1)[0] for key, feature in spec.columns.items()
-        }
+        numbers = {key: _checked_value(frame[key], key, feature) for key, feature in spec.columns.items()}
         pictures = {key: image_array(frame[key], key, feature.shape) for key, feature in spec.cameras.items()}
         for key, value in numbers.items():
             self._columns[key].append(value)
@@ -122,12 +85,10 @@ class EpisodeWriter:
         """
         columns = self._spec.columns
         if key not in columns or not self.length:
-            raise InputError(
-                f"{key!r} is not a numeric feature, or there is no frame yet; numeric features: {', '.join(columns)}."
-            )
-        self._columns[key][-1] = checked_column(np.asarray(value)[None], key, columns[key], 1)[0]
+            raise InputError(f"{key!r} is not numeric, or there is no frame yet; numeric features: {', '.join(columns)}.")
+        self._columns[key][-1] = _checked_value(value, key, columns[key])
 
-    def save(self, note: Mapping[str, Any] | None = None) -> int:
+    def save(self, note: Note | None = None) -> int:
         """Save the episode and return its index.
 
         Raises:
@@ -139,29 +100,25 @@ class EpisodeWriter:
             raise InputError("an episode needs at least one frame; discard it instead.")
         columns = {key: np.stack(values) for key, values in self._columns.items()}
         note = checked_note(note)
-        self._end()
-        return self._keep(columns, self._cameras, note)
+        self.is_open = False
+        return self._keep(columns, self._cameras, self.length, note)
 
     def discard(self) -> None:
         """Discard the episode. No-op if it has ended."""
-        if self._open:
-            self._end()
+        if self.is_open:
+            self.is_open = False
             for camera in self._cameras.values():
-                camera.abandon()
+                camera.discard()
 
     def _require_open(self) -> None:
-        if not self._open:
+        if not self.is_open:
             raise ConfigError("this episode was saved or discarded; start another one.")
-
-    def _end(self) -> None:
-        self._open = False
-        self._over()
 
     def __enter__(self) -> EpisodeWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._open and error is None:
+        if self.is_open and error is None:
             self.save()
         self.discard()
 
@@ -177,7 +134,7 @@ def checked_task(task: Any) -> str:
     return task
 
 
-def checked_note(note: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def checked_note(note: Note | None) -> Note:
     """Return a copy of a note.
 
     Raises:
@@ -197,6 +154,10 @@ def require_features(given: set[str], spec: DatasetSpec) -> None:
     if missing or unknown:
         words = [f"{word} {', '.join(keys)}" for word, keys in (("lacks", missing), ("has also", unknown)) if keys]
         raise InputError(f"the episode {' and '.join(words)}; its features are {', '.join(spec.features)}.")
+
+
+def _checked_value(value: Any, key: str, feature: Feature) -> NDArray[Any]:
+    return checked_column(np.asarray(value)[None], key, feature, 1)[0]
 
 
 def checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[Any]:

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import instance_of
 from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
 from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
 from strands_cosmos3.resources import contained, read_json, write_whole
@@ -46,13 +47,7 @@ Ints = NDArray[np.int64]
 
 
 def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -> Path:
-    """Return the path of a file, from a path template of ``meta/info.json``.
-
-    Args:
-        root: The dataset's folder.
-        template: Template with ``{chunk_index}``, ``{file_index}`` and, for videos, ``{video_key}``.
-        number: Chunk and file.
-        key: The camera's key.
+    """Return the path of file ``number`` (chunk, file) of camera ``key`` or of the data, from a template of ``meta/info.json``.
 
     Raises:
         DatasetFormatError: The template uses another field, or the path leads out of the dataset.
@@ -68,11 +63,6 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
     if path.is_absolute() or ".." in path.parts or "\\" in str(path) or "\0" in str(path) or min(number) < 0:
         raise DatasetFormatError(f"{root / INFO}: {template!r} leads to {str(path)!r}, outside the dataset; refused.")
     return contained(root / path, root, "dataset", DatasetFormatError)
-
-
-def number_of(count: int, chunk_size: int = CHUNK_SIZE) -> tuple[int, int]:
-    """Return (chunk, file) of the file number ``count``."""
-    return divmod(count, chunk_size)
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,11 @@ class Info:
     def to_json(self) -> dict[str, Any]:
         """Return the contents of the file."""
         spec = self.spec
-        features = {key: _feature_json(feature) for key, feature in {**spec.features, **BOOKKEEPING}.items()}
+        features: dict[str, dict[str, Any]] = {}
+        for key, feature in {**spec.features, **BOOKKEEPING}.items():
+            names = ["height", "width", "channels"] if feature.is_video else feature.names and list(feature.names)
+            info = {"info": dict(feature.info)} if feature.info else {}
+            features[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": names, **info}
         return {
             "codebase_version": VERSION,
             "robot_type": spec.robot_type,
@@ -115,12 +109,6 @@ class Info:
         }
 
 
-def _feature_json(feature: Feature) -> dict[str, Any]:
-    names = ["height", "width", "channels"] if feature.is_video else feature.names and list(feature.names)
-    info = {"info": dict(feature.info)} if feature.info else {}
-    return {"dtype": feature.dtype, "shape": list(feature.shape), "names": names, **info}
-
-
 def read_info(root: Path) -> Info:
     """Read ``meta/info.json``.
 
@@ -135,10 +123,9 @@ def read_info(root: Path) -> Info:
             "python -m lerobot.scripts.convert_dataset_v21_to_v30."
         )
     try:
-        features = {
-            key: _feature_from(key, value) for key, value in _mapping(raw, "features").items() if key not in BOOKKEEPING
-        }
-        spec = DatasetSpec(_whole(raw, "fps"), features, raw.get("robot_type"))
+        features = instance_of(raw.get("features"), dict, "features").items()
+        own = {key: _feature_from(key, value) for key, value in features if key not in BOOKKEEPING}
+        spec = DatasetSpec(_whole(raw, "fps"), own, raw.get("robot_type"))
         totals = {name: _whole(raw, name) for name in ("total_episodes", "total_frames", "total_tasks")}
         chunk_size = _whole(raw, "chunks_size") or CHUNK_SIZE
     except InputError as error:
@@ -164,13 +151,6 @@ def _feature_from(key: str, raw: Any) -> Feature:
     return Feature(raw["dtype"], shape, tuple(names) if flat and names else None, info if isinstance(info, dict) else {})
 
 
-def _mapping(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = raw.get(name)
-    if not isinstance(value, dict):
-        raise InputError(f"{name} must be an object, got {type(value).__name__}.")
-    return value
-
-
 def _whole(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53 or value != int(value):
@@ -178,32 +158,20 @@ def _whole(raw: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the column names of a parquet file.
-
-    Raises:
-        DatasetFormatError: It is missing or damaged.
-    """
-    try:
-        return list(pq.read_schema(path).names)
-    except FileNotFoundError:
-        raise DatasetFormatError(f"{path} does not exist, but the dataset refers to it.") from None
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
-
-
-def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    """Read a parquet file as a table.
+def read_table(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
+    """Read a parquet file as a table: all columns, or ``columns`` and those of ``optional`` that it has.
 
     Raises:
         DatasetFormatError: It is missing, damaged, or lacks a column.
     """
-    names = column_names(path)
-    missing = [name for name in columns or () if name not in names]
-    if missing:
-        raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns))
+        names = pq.read_schema(path).names
+        if missing := [name for name in columns or () if name not in names]:
+            raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
+        wanted = None if columns is None else [*columns, *(name for name in optional if name in names)]
+        return pq.read_table(path, columns=wanted)
+    except FileNotFoundError:
+        raise DatasetFormatError(f"{path} does not exist, but the dataset refers to it.") from None
     except (OSError, pa.ArrowException) as error:
         raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
 
@@ -224,27 +192,20 @@ def write_table(path: Path, table: Any, rows_per_group: int | None = None) -> No
 
 def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
     """Return the parquet table of numeric columns, each [rows] or [rows, n]."""
-    return pa.table(
-        {
-            key: pa.array(values)
-            if values.ndim == 1
-            else pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
-            for key, values in columns.items()
-        }
-    )
+
+    def arrow(values: NDArray[Any]) -> Any:
+        flat = pa.array(values.ravel())
+        return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+    return pa.table({key: arrow(values) for key, values in columns.items()})
 
 
 def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     """Write ``meta/tasks.parquet`` like pandas writes a frame with the instruction as index."""
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     column = {**index, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
-    pandas = {
-        "index_columns": ["task"],
-        "column_indexes": [],
-        "columns": [column, index],
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.0.0",
-    }
+    creator = {"creator": {"library": "pyarrow", "version": pa.__version__}, "pandas_version": "2.0.0"}
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], **creator}
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
     write_table(root / TASKS, table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
 

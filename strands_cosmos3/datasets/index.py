@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strands_cosmos3.datasets.files import NOTE, Info, Ints, column_names, read_table
+from strands_cosmos3.datasets.files import NOTE, Info, Ints, read_table
 from strands_cosmos3.datasets.spec import BOOKKEEPING, DatasetSpec
 from strands_cosmos3.datasets.stats import Stats
 from strands_cosmos3.errors import DatasetFormatError
+
+_META = ("meta/episodes/chunk_index", "meta/episodes/file_index")
 
 
 @dataclass(frozen=True)
@@ -42,34 +44,37 @@ class Row:
 
 def rows_to_table(rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], first: int, fps: int) -> Any:
     """Return the parquet table of consecutive entries that start at episode ``first``."""
+
+    def ints(values: Iterable[int]) -> Any:
+        return pa.array(list(values), pa.int64())
+
     columns: dict[str, Any] = {
-        "episode_index": pa.array(range(first, first + len(rows)), pa.int64()),
+        "episode_index": ints(range(first, first + len(rows))),
         "tasks": pa.array([list(row.tasks) for row in rows], pa.list_(pa.string())),
-        "length": pa.array([row.length for row in rows], pa.int64()),
-        "data/chunk_index": pa.array([row.data[0] for row in rows], pa.int64()),
-        "data/file_index": pa.array([row.data[1] for row in rows], pa.int64()),
-        "dataset_from_index": pa.array([row.start for row in rows], pa.int64()),
-        "dataset_to_index": pa.array([row.start + row.length for row in rows], pa.int64()),
+        "length": ints(row.length for row in rows),
+        "data/chunk_index": ints(row.data[0] for row in rows),
+        "data/file_index": ints(row.data[1] for row in rows),
+        "dataset_from_index": ints(row.start for row in rows),
+        "dataset_to_index": ints(row.start + row.length for row in rows),
     }
     for key in rows[0].videos:
-        at = [row.videos[key] for row in rows]
-        columns[f"videos/{key}/chunk_index"] = pa.array([chunk for chunk, _, _ in at], pa.int64())
-        columns[f"videos/{key}/file_index"] = pa.array([file for _, file, _ in at], pa.int64())
-        columns[f"videos/{key}/from_timestamp"] = pa.array([n / fps for _, _, n in at], pa.float64())
-        ends = [(row.videos[key][2] + row.length) / fps for row in rows]
-        columns[f"videos/{key}/to_timestamp"] = pa.array(ends, pa.float64())
+        columns[f"videos/{key}/chunk_index"] = ints(row.videos[key][0] for row in rows)
+        columns[f"videos/{key}/file_index"] = ints(row.videos[key][1] for row in rows)
+        first_frames = np.array([row.videos[key][2] for row in rows])
+        columns[f"videos/{key}/from_timestamp"] = pa.array(first_frames / fps)
+        columns[f"videos/{key}/to_timestamp"] = pa.array((first_frames + [row.length for row in rows]) / fps)
     for key in stats[0]:
         for name in stats[0][key]:
             columns[f"stats/{key}/{name}"] = pa.array([figures[key][name].tolist() for figures in stats])
-    columns["meta/episodes/chunk_index"] = pa.array([row.meta[0] for row in rows], pa.int64())
-    columns["meta/episodes/file_index"] = pa.array([row.meta[1] for row in rows], pa.int64())
+    columns[_META[0]] = ints(row.meta[0] for row in rows)
+    columns[_META[1]] = ints(row.meta[1] for row in rows)
     columns[NOTE] = pa.array([json.dumps(dict(row.note)) if row.note else None for row in rows], pa.string())
     return pa.table(columns)
 
 
 def episode_files(root: Path) -> list[Path]:
     """Return the files of the index in order."""
-    return sorted(path for path in (root / "meta/episodes").glob("chunk-*/file-*.parquet"))
+    return sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet"))
 
 
 class EpisodeIndex:
@@ -84,34 +89,26 @@ class EpisodeIndex:
         names = ["episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index"]
         for key in info.spec.cameras:
             names += [f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
-        tables = [_entries(path, names) for path in episode_files(root)] if info.total_episodes else []
         n = info.total_episodes
+        tables = [read_table(path, names, ("tasks", NOTE, *_META)) for path in episode_files(root)] if n else []
         if sum(table.num_rows for table in tables) < n:
             raise DatasetFormatError(f"{root}/meta/episodes lists fewer episodes than the {n} of meta/info.json.")
-        whole = pa.concat_tables(tables, promote_options="permissive").slice(0, n).combine_chunks() if tables else None
-        self._whole = whole
+        table = pa.concat_tables(tables, promote_options="permissive").slice(0, n).combine_chunks() if tables else None
+        self._table = table
         ints = {name: self._numbers(name) for name in names}
         self.length, self.start = ints["length"], ints["dataset_from_index"]
         self.data = np.stack([ints["data/chunk_index"], ints["data/file_index"]], axis=1)
-        fps = info.spec.fps
-        self.videos: dict[str, Ints] = {
-            key: np.stack(
-                [
-                    ints[f"videos/{key}/chunk_index"],
-                    ints[f"videos/{key}/file_index"],
-                    np.round(ints[f"videos/{key}/from_timestamp"] * fps).astype(np.int64),
-                ],
-                axis=1,
-            )
-            for key in info.spec.cameras
-        }
+        self.videos: dict[str, Ints] = {}
+        for key in info.spec.cameras:
+            first = np.round(ints[f"videos/{key}/from_timestamp"] * info.spec.fps).astype(np.int64)
+            self.videos[key] = np.stack([ints[f"videos/{key}/chunk_index"], ints[f"videos/{key}/file_index"], first], axis=1)
         self._check(ints, info)
 
     def _numbers(self, name: str) -> Any:
         dtype = np.float64 if name.endswith("timestamp") else np.int64
-        if self._whole is None:
+        if self._table is None:
             return np.zeros(0, dtype)
-        column = self._whole.column(name)
+        column = self._table.column(name)
         if column.null_count:
             raise DatasetFormatError(f"{self.root}/meta/episodes: {name} has empty entries.")
         values = column.to_numpy()
@@ -135,8 +132,7 @@ class EpisodeIndex:
 
     def row(self, i: int) -> Row:
         """Return the entry of one episode."""
-        assert self._whole is not None
-        meta = [self._optional(f"meta/episodes/{name}", i) for name in ("chunk_index", "file_index")]
+        meta = [self._optional(name, i) for name in _META]
         tasks = self._optional("tasks", i)
         return Row(
             tuple(tasks) if isinstance(tasks, list) else (),
@@ -149,7 +145,7 @@ class EpisodeIndex:
         )
 
     def _optional(self, name: str, i: int) -> Any:
-        return self._whole.column(name)[i].as_py() if self._whole is not None and name in self._whole.column_names else None
+        return self._table.column(name)[i].as_py() if self._table is not None and name in self._table.column_names else None
 
     def _note(self, i: int) -> Mapping[str, Any]:
         text = self._optional(NOTE, i)
@@ -164,23 +160,9 @@ class EpisodeIndex:
     def next_file(self, chunk_size: int) -> int:
         """Return the number of the first unused file, the same for data, videos and index."""
         used = [self.data, *self.videos.values()]
-        if self._whole is not None and {"meta/episodes/chunk_index", "meta/episodes/file_index"} <= set(
-            self._whole.column_names
-        ):
-            used.append(np.stack([self._numbers(f"meta/episodes/{name}") for name in ("chunk_index", "file_index")], axis=1))
+        if self._table is not None and set(_META) <= set(self._table.column_names):
+            used.append(np.stack([self._numbers(name) for name in _META], axis=1))
         return max([int((at[:, 0] * chunk_size + at[:, 1]).max()) for at in used if len(at)], default=-1) + 1
-
-
-_OPTIONAL = ("tasks", NOTE, "meta/episodes/chunk_index", "meta/episodes/file_index")
-
-
-def _entries(path: Path, needed: Sequence[str]) -> Any:
-    """Read one file of the index without the statistics."""
-    names = column_names(path)
-    missing = [name for name in needed if name not in names]
-    if missing:
-        raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
-    return read_table(path, [*needed, *(name for name in _OPTIONAL if name in names)])
 
 
 def read_episode_stats(root: Path, index: EpisodeIndex, spec: DatasetSpec) -> list[dict[str, Stats]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,27 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.datasets.files import (
-    DATA_FILE_MB,
-    EPISODES_PATH,
-    INFO,
-    STATS,
-    VIDEO_FILE_MB,
-    Info,
-    columns_to_table,
-    file_of,
-    number_of,
-    write_table,
-    write_tasks,
-    writing,
-)
+from strands_cosmos3.datasets import files
 from strands_cosmos3.datasets.index import Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import BOOKKEEPING
 from strands_cosmos3.datasets.stats import Stats, merged_features, to_json
 from strands_cosmos3.datasets.video import join_videos, video_layout
 from strands_cosmos3.errors import ConfigError, DatasetError, DatasetFormatError, DatasetMismatchError
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import write_folder, write_json, write_whole
 
 _EPISODES_A_FILE = 5000
 
@@ -41,8 +26,8 @@ _EPISODES_A_FILE = 5000
 def merge_datasets(
     sources: Sequence[str | Path],
     root: str | Path,
-    data_file_mb: int = DATA_FILE_MB,
-    video_file_mb: int = VIDEO_FILE_MB,
+    data_file_mb: int = files.DATA_FILE_MB,
+    video_file_mb: int = files.VIDEO_FILE_MB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
     """Merge datasets into a new one, which is returned open. It appears at once; sources do not change.
@@ -65,39 +50,33 @@ def merge_datasets(
         raise ConfigError("there is nothing to merge; name at least one dataset.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise DatasetError(f"{root} is not empty; merge into a new folder.")
-    parts = _open_sources(sources)
-    hidden = root.with_name(f".{root.name}.{os.getpid()}.part")
+    parts = [Dataset(source) for source in sources]
+    for part in parts[1:]:
+        if differences := parts[0].spec.differences(part.spec):
+            raise DatasetMismatchError(f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}.")
     try:
-        with writing(root):
-            _Merge(hidden, parts, data_file_mb * 2**20, video_file_mb * 2**20).run(progress)
-            if root.exists():
-                root.rmdir()
-            os.replace(hidden, root)
+        with files.writing(root):
+            merge = _Merge(parts, data_file_mb * 2**20, video_file_mb * 2**20)
+            write_folder(root, lambda hidden: merge.run(hidden, progress))
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
         for part in parts:
             part.close()
     return Dataset(root)
 
 
-def _open_sources(sources: Sequence[str | Path]) -> list[Dataset]:
-    parts = [Dataset(source) for source in sources]
-    for part in parts[1:]:
-        if differences := parts[0].spec.differences(part.spec):
-            raise DatasetMismatchError(f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}.")
-    return parts
-
-
 class _Merge:
     """Appends each source file as a whole to the current file of its stream, or starts the next file."""
 
-    def __init__(self, root: Path, parts: Sequence[Dataset], data_bytes: int, video_bytes: int):
-        self.root, self.parts = root, parts
-        self.data_bytes, self.video_bytes = data_bytes, video_bytes
-        self.info = Info(parts[0].spec)
+    root: Path
+
+    def __init__(self, parts: Sequence[Dataset], data_bytes: int, video_bytes: int):
+        self.parts, self.data_bytes, self.video_bytes = parts, data_bytes, video_bytes
+        self.info = files.Info(parts[0].spec)
         self.tasks = list(dict.fromkeys(task for part in parts for task in part.tasks))
 
-    def run(self, progress: Callable[[int, int], None] | None) -> None:
+    def run(self, root: Path, progress: Callable[[int, int], None] | None) -> None:
+        """Write the merged dataset into an empty folder."""
+        self.root = root
         episodes = [(part, i) for part in self.parts for i in range(len(part))]
         data = self._data()
         videos = {key: self._videos(key) for key in self.info.spec.cameras}
@@ -109,7 +88,7 @@ class _Merge:
         for n, (part, i) in enumerate(episodes):
             row = part._index.row(i)
             at = {key: videos[key][id(part), i] for key in videos}
-            meta = number_of(n // _EPISODES_A_FILE)
+            meta = divmod(n // _EPISODES_A_FILE, files.CHUNK_SIZE)
             rows.append(replace(row, start=start, data=data[id(part), row.data], videos=at, meta=meta))
             start += row.length
             if progress is not None:
@@ -123,20 +102,22 @@ class _Merge:
         number, first_episode, first_row = 0, 0, 0
         for part in self.parts:
             remap = np.array([self.tasks.index(task) for task in part.tasks], np.int64)
-            for file, columns in _files(part):
+            for file in part._files:
+                columns = {key: part._file_column(file, key) for key in (*part.spec.columns, *BOOKKEEPING)}
                 table = _renumbered(columns, part, first_episode, first_row, remap)
                 if tables and sum(t.nbytes for t in tables) + table.nbytes > self.data_bytes:
                     self._flush(tables, number)
                     tables, number = [], number + 1
                 tables.append(table)
-                placed[id(part), file] = number_of(number)
+                placed[id(part), file] = divmod(number, files.CHUNK_SIZE)
             first_episode, first_row = first_episode + len(part), first_row + part.n_frames
         self._flush(tables, number)
         return placed
 
     def _flush(self, tables: Sequence[Any], number: int) -> None:
         if tables:
-            write_table(file_of(self.root, self.info.data_path, number_of(number)), pa.concat_tables(tables))
+            path = files.file_of(self.root, self.info.data_path, divmod(number, files.CHUNK_SIZE))
+            files.write_table(path, pa.concat_tables(tables))
 
     def _videos(self, key: str) -> dict[tuple[int, int], tuple[int, int, int]]:
         """Copy a camera's videos; return the chunk, file and first frame of each episode."""
@@ -144,13 +125,15 @@ class _Merge:
         group: list[tuple[Path, int]] = []
         size, frames, number, layout = 0, 0, 0, None
         for part in self.parts:
+            videos, lengths = part._index.videos[key], part._index.length
             for path, episodes in _video_files(part, key):
-                n, its_size, its_layout = _n_frames(part, key, episodes), path.stat().st_size, video_layout(path)
+                n = max(int(videos[i, 2] + lengths[i]) for i in episodes)  # the end of its last episode
+                its_size, its_layout = path.stat().st_size, video_layout(path)
                 if group and (size + its_size > self.video_bytes or its_layout != layout):
                     self._join(key, group, number)
                     group, size, frames, number = [], 0, 0, number + 1
                 for i in episodes:
-                    placed[id(part), i] = (*number_of(number), frames + int(part._index.videos[key][i, 2]))
+                    placed[id(part), i] = (*divmod(number, files.CHUNK_SIZE), frames + int(videos[i, 2]))
                 group.append((path, n))
                 size, frames, layout = size + its_size, frames + n, its_layout
         if group:
@@ -158,31 +141,20 @@ class _Merge:
         return placed
 
     def _join(self, key: str, group: list[tuple[Path, int]], number: int) -> None:
-        path = file_of(self.root, self.info.video_path, number_of(number), key)
-        write_whole(path, lambda hidden: join_videos(list(group), self.info.spec.fps, hidden))
+        path = files.file_of(self.root, self.info.video_path, divmod(number, files.CHUNK_SIZE), key)
+        write_whole(path, lambda hidden: join_videos(group, self.info.spec.fps, hidden))
 
     def _write_meta(self, rows: list[Row], stats: list[dict[str, Stats]], n_frames: int) -> None:
         for first in range(0, len(rows), _EPISODES_A_FILE):
             some = slice(first, first + _EPISODES_A_FILE)
             table = rows_to_table(rows[some], stats[some], first, self.info.spec.fps)
-            write_table(file_of(self.root, EPISODES_PATH, rows[first].meta), table)
+            files.write_table(files.file_of(self.root, files.EPISODES_PATH, rows[first].meta), table)
         if rows:
-            write_tasks(self.root, self.tasks)
+            files.write_tasks(self.root, self.tasks)
         info = replace(self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks))
-        write_json(self.root / INFO, info.to_json())
+        write_json(self.root / files.INFO, info.to_json())
         with Dataset(self.root) as whole:
-            write_json(self.root / STATS, to_json({**merged_features(stats), **(whole.exact_stats() if rows else {})}))
-
-
-def _files(part: Dataset) -> list[tuple[tuple[int, int], dict[str, Any]]]:
-    """Return the columns of each data file, cut to the committed rows."""
-    keys = (*part.spec.columns, *BOOKKEEPING)
-    numbers = list(part._first_rows) if len(part) else []
-    ends = [*list(part._first_rows.values())[1:], part.n_frames] if numbers else []
-    return [
-        (number, {key: part._file_column(number, key)[: end - part._first_rows[number]] for key in keys})
-        for number, end in zip(numbers, ends, strict=True)
-    ]
+            write_json(self.root / files.STATS, to_json({**merged_features(stats), **(whole.exact_stats() if rows else {})}))
 
 
 def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any) -> Any:
@@ -194,7 +166,7 @@ def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, firs
         "index": columns["index"] + first_row,
         "task_index": remap[tasks],
     }
-    return columns_to_table({**columns, **changed})
+    return files.columns_to_table({**columns, **changed})
 
 
 def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
@@ -202,9 +174,4 @@ def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
     episodes: dict[tuple[int, int], list[int]] = {}
     for i, (chunk, file, _) in enumerate(part._index.videos[key].tolist()):
         episodes.setdefault((chunk, file), []).append(i)
-    return [(file_of(part.root, part.info.video_path, number, key), some) for number, some in episodes.items()]
-
-
-def _n_frames(part: Dataset, key: str, episodes: list[int]) -> int:
-    """Return the number of frames of a video file: the end of its last episode."""
-    return max(int(part._index.videos[key][i, 2] + part._index.length[i]) for i in episodes)
+    return [(files.file_of(part.root, part.info.video_path, number, key), some) for number, some in episodes.items()]

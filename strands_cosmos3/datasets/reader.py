@@ -1,4 +1,4 @@
-"""Reading a LeRobot v3 dataset, this project's or another's: episodes by number, columns whole, frames at random."""
+"""Read LeRobot v3 datasets: episodes by index, whole columns, single frames."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
 from strands_cosmos3.resources import read_json
 
-_KEPT_COLUMNS = 64
+_CACHED_COLUMNS = 64
 
 
 class Dataset:
     """A dataset, open for reading.
 
-    Nothing is decoded before it is asked for; the last columns read and the last videos opened are kept. An object belongs
-    to one thread; pickled into another process it opens its files there anew (start processes by spawn: Arrow's threads do
-    not survive a fork).
+    Data is read and decoded on demand; recently read columns and opened videos are cached. An object belongs to one thread. If
+    pickled, it opens its files again in the other process, which must be spawned: Arrow's threads do not survive a fork.
 
     Args:
         root: The dataset's folder.
 
     Raises:
-        DatasetFormatError: It is no LeRobot v3 dataset, or its files contradict each other.
+        DatasetFormatError: It is not a LeRobot v3 dataset, or its files contradict each other.
     """
 
     def __init__(self, root: str | Path):
@@ -46,43 +45,40 @@ class Dataset:
         self._index = EpisodeIndex(self.root, self.info)
         self._videos = FrameReader(self.info.spec.fps)
         self._columns: OrderedDict[tuple[int, int, str], NDArray[Any]] = OrderedDict()
-        self._first_rows = self._first_row_of_files()
-
-    def _first_row_of_files(self) -> dict[tuple[int, int], int]:
-        """Number in the dataset of every data file's first row."""
         first: dict[tuple[int, int], int] = {}
         for (chunk, file), start in zip(self._index.data.tolist(), self._index.start.tolist(), strict=True):
             first.setdefault((chunk, file), start)
-        return first
+        ends = [*first.values(), self.n_frames][1:]  # the frames of each data file: [first, end)
+        self._files = {number: (start, end) for (number, start), end in zip(first.items(), ends, strict=True)}
 
     @property
     def spec(self) -> DatasetSpec:
-        """Rate, features, robot."""
+        """Frame rate, features and robot."""
         return self.info.spec
 
     @property
     def fps(self) -> int:
-        """Frames a second."""
+        """Frames per second."""
         return self.info.spec.fps
 
     @property
     def n_frames(self) -> int:
-        """Frames of all episodes."""
+        """Number of frames of all episodes."""
         return self.info.total_frames
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[episodes] frames of each."""
+        """Number of frames of each episode, [episodes]."""
         return self._index.length.copy()
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """[episodes] number in the dataset of each one's first frame: where it begins in :meth:`column`."""
+        """Row of :meth:`column` at which each episode begins, [episodes]."""
         return self._index.start.copy()
 
     @property
     def stats(self) -> dict[str, Stats]:
-        """Figures by feature, as ``meta/stats.json`` has them; nothing where there is none.
+        """Statistics by feature from ``meta/stats.json``; empty if there is no such file.
 
         Raises:
             DatasetFormatError: It is malformed.
@@ -96,11 +92,11 @@ class Dataset:
             raise DatasetFormatError(f"{self.root / STATS} is malformed: {error}.") from None
 
     def __len__(self) -> int:
-        """Episodes."""
+        """Return the number of episodes."""
         return len(self._index)
 
     def __getitem__(self, episode: int) -> RecordedEpisode:
-        """An episode by number; negative ones count from the end.
+        """Return an episode by index; negative ones count from the end.
 
         Raises:
             IndexError: There is no such episode.
@@ -114,27 +110,22 @@ class Dataset:
         return (self[i] for i in range(len(self)))
 
     def column(self, key: str) -> NDArray[Any]:
-        """A numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] where n is 1).
+        """Return a numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] if n is 1).
 
         Raises:
             UnknownNameError: No such numeric feature.
-            DatasetFormatError, NonFiniteError: The files are damaged, or hold NaN.
+            DatasetFormatError, NonFiniteError: The files are damaged, or contain NaN.
         """
         feature = self._numeric(key)
         if not len(self):
             return np.empty((0,) if feature.shape == (1,) else (0, *feature.shape), feature.dtype)
-        ends = [*list(self._first_rows.values())[1:], self.n_frames]
-        parts = [
-            self._file_column(number, key)[: end - first]
-            for (number, first), end in zip(self._first_rows.items(), ends, strict=True)
-        ]
-        whole = np.concatenate(parts)
-        if len(whole) != self.n_frames:
-            raise DatasetFormatError(f"{self.root}: column {key} has {len(whole)} rows, meta/info.json {self.n_frames}.")
-        return whole
+        values = np.concatenate([self._file_column(number, key) for number in self._files])
+        if len(values) != self.n_frames:
+            raise DatasetFormatError(f"{self.root}: column {key} has {len(values)} rows, meta/info.json {self.n_frames}.")
+        return values
 
     def exact_stats(self) -> dict[str, Stats]:
-        """Statistics of every numeric column, computed from all rows; the quantiles are exact."""
+        """Return the statistics of every numeric column, computed from all rows; the quantiles are exact."""
         return {key: column_stats(self.column(key)) for key in (*self.spec.columns, *BOOKKEEPING)}
 
     def _numeric(self, key: str) -> Feature:
@@ -143,32 +134,21 @@ class Dataset:
             raise UnknownNameError("numeric feature", key, columns)
         return columns[key]
 
-    def _rows(self, episode: int, key: str) -> NDArray[Any]:
-        number = (int(self._index.data[episode, 0]), int(self._index.data[episode, 1]))
-        values = self._file_column(number, key)
-        first = int(self._index.start[episode]) - self._first_rows[number]
-        rows = values[first : first + int(self._index.length[episode])]
-        if len(rows) != self._index.length[episode]:
-            raise DatasetFormatError(f"{self.root}: the data of episode {episode} ends after {len(rows)} frames.")
-        return rows
-
     def _file_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:
-        """A column of one data file, read-only."""
+        """Return the committed rows of a column of one data file, read-only."""
         feature, at = self._numeric(key), (*number, key)
         if at in self._columns:
             self._columns.move_to_end(at)
             return self._columns[at]
-        path = file_of(self.root, self.info.data_path, number)
+        path, (first, end) = file_of(self.root, self.info.data_path, number), self._files[number]
         table = read_table(path, list(dict.fromkeys((key, "index"))))
         index = table.column("index").to_numpy()
-        if len(index) and (index[0] != self._first_rows[number] or not (np.diff(index) == 1).all()):
-            raise DatasetFormatError(
-                f"{path} begins with frame {index[0]}, or has gaps; frame {self._first_rows[number]} belongs there."
-            )
-        values = _to_numpy(table.column(key), feature, f"{path}, {key}")
+        if len(index) and (index[0] != first or not (np.diff(index) == 1).all()):
+            raise DatasetFormatError(f"{path} begins with frame {index[0]} instead of {first}, or has gaps.")
+        values = _to_numpy(table.column(key), feature, f"{path}, {key}")[: end - first]
         values.setflags(write=False)
         self._columns[at] = values
-        while len(self._columns) > _KEPT_COLUMNS:
+        while len(self._columns) > _CACHED_COLUMNS:
             self._columns.popitem(last=False)
         return values
 
@@ -176,7 +156,7 @@ class Dataset:
         return Dataset, (self.root,)
 
     def close(self) -> None:
-        """Close the videos. Harmless when repeated; reading opens them again."""
+        """Close the videos. Idempotent; reading opens them again."""
         self._videos.close()
 
     def __enter__(self) -> Dataset:
@@ -187,7 +167,7 @@ class Dataset:
 
 
 def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
-    """An arrow column as [rows, n], or [rows] where n is 1."""
+    """Return an Arrow column as [rows, n], or [rows] if n is 1."""
     n_rows = len(column)
     if column.null_count:
         raise DatasetFormatError(f"{name} has empty entries.")
@@ -198,10 +178,10 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
     flat = array.to_numpy(zero_copy_only=False)
     if flat.size != n_rows * feature.shape[0] or flat.dtype.kind not in "fiub":
-        raise DatasetFormatError(f"{name} holds {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}.")
+        raise DatasetFormatError(f"{name} has {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}.")
     values = flat.astype(feature.dtype).reshape((n_rows,) if feature.shape == (1,) else (n_rows, *feature.shape))
     if not np.isfinite(values).all():
-        raise NonFiniteError(f"{name} holds NaN or infinity in row {int(np.argwhere(~np.isfinite(values))[0][0])}.")
+        raise NonFiniteError(f"{name} contains NaN or infinity in row {int(np.argwhere(~np.isfinite(values))[0][0])}.")
     return values
 
 
@@ -210,84 +190,83 @@ class RecordedEpisode:
     """One episode of an open dataset.
 
     Args:
-        dataset: Where it lies.
-        index: Its number.
+        dataset: The dataset.
+        index: Index of the episode.
     """
 
     dataset: Dataset
     index: int
 
     def __len__(self) -> int:
-        """Frames."""
+        """Return the number of frames."""
         return int(self.dataset._index.length[self.index])
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Its instructions, as the index lists them."""
+        """Instructions in the episode index."""
         return self.dataset._index.row(self.index).tasks
 
     @property
     def task(self) -> str:
-        """The instruction of its first frame.
+        """Instruction of the first frame.
 
         Raises:
             DatasetFormatError: The frame's task index has no instruction.
         """
         number = int(self["task_index"][0])
         if not 0 <= number < len(self.dataset.tasks):
-            raise DatasetFormatError(f"episode {self.index} names task {number}; there are {len(self.dataset.tasks)}.")
+            raise DatasetFormatError(f"episode {self.index} refers to task {number} of {len(self.dataset.tasks)}.")
         return self.dataset.tasks[number]
 
     @property
     def note(self) -> Mapping[str, Any]:
-        """What its writer noted, e.g. seed and outcome; nothing in another's dataset."""
+        """The writer's note, e.g. seed and outcome; empty in datasets of other programs."""
         return self.dataset._index.row(self.index).note
 
     def __getitem__(self, key: str) -> NDArray[Any]:
-        """A numeric feature, [N, n] ([N] where n is 1), read-only.
+        """Return a numeric feature, [N, n] ([N] if n is 1), read-only.
 
         Raises:
             UnknownNameError: No such numeric feature.
-            DatasetFormatError, NonFiniteError: The file is damaged.
+            DatasetFormatError, NonFiniteError: The file is damaged, or contains NaN.
         """
-        return self.dataset._rows(self.index, key)
+        dataset, index = self.dataset, self.dataset._index
+        number = (int(index.data[self.index, 0]), int(index.data[self.index, 1]))
+        first = int(index.start[self.index]) - dataset._files[number][0]
+        rows = dataset._file_column(number, key)[first : first + len(self)]
+        if len(rows) != len(self):
+            raise DatasetFormatError(f"{dataset.root}: the data of episode {self.index} ends after {len(rows)} frames.")
+        return rows
 
     def frames(self, camera: str, rows: Sequence[int] | slice | None = None) -> NDArray[np.uint8]:
-        """Pictures of a camera.
+        """Return pictures [n, H, W, 3] uint8 of a camera.
 
         Args:
-            camera: Its feature key.
-            rows: Which frames; all by default. Only these are kept, and decoding starts at the key frame before each.
-
-        Returns:
-            [n, H, W, 3] uint8
+            camera: The camera's feature key.
+            rows: Frames to return; None means all. Decoding starts at the key frame before each.
 
         Raises:
             UnknownNameError: No such camera.
-            InputError: A frame outside the episode.
+            InputError: A frame is outside the episode.
             DatasetFormatError: The video is damaged.
         """
-        cameras = self.dataset.spec.cameras
+        dataset, cameras, n = self.dataset, self.dataset.spec.cameras, len(self)
         if camera not in cameras:
             raise UnknownNameError("camera", camera, cameras)
-        n = len(self)
         wanted = range(n)[slice(None) if rows is None else rows] if rows is None or isinstance(rows, slice) else rows
         numbers = [whole_number(row, "row", 0, n - 1) for row in wanted]
-        chunk, file, first = (int(value) for value in self.dataset._index.videos[camera][self.index])
-        path = file_of(self.dataset.root, self.dataset.info.video_path, (chunk, file), camera)
-        return self.dataset._videos.read(path, first, numbers, cameras[camera].shape)
+        chunk, file, first = (int(value) for value in dataset._index.videos[camera][self.index])
+        path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
+        return dataset._videos.read(path, first, numbers, cameras[camera].shape)
 
     def frame(self, row: int, keys: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """One frame: the features asked for, or all of them, pictures [H, W, 3] included.
+        """Return the given features of one frame, or all; pictures are [H, W, 3].
 
         Raises:
             InputError: No such row, or no such feature.
             DatasetFormatError: A file is damaged.
         """
         row = whole_number(row, "row", 0, len(self) - 1)
-        features = self.dataset.spec.features
-        wanted = tuple(features) if keys is None else keys
-        return {
-            key: self.frames(key, [row])[0] if key in features and features[key].is_video else np.asarray(self[key][row])
-            for key in wanted
-        }
+        cameras = self.dataset.spec.cameras
+        wanted = self.dataset.spec.features if keys is None else keys
+        return {key: self.frames(key, [row])[0] if key in cameras else np.asarray(self[key][row]) for key in wanted}

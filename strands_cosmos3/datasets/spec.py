@@ -78,14 +78,9 @@ class Feature:
         return self.dtype == VIDEO
 
 
+_INDEX = Feature("int64", (1,))
 BOOKKEEPING: Mapping[str, Feature] = MappingProxyType(
-    {
-        "timestamp": Feature("float32", (1,)),
-        "frame_index": Feature("int64", (1,)),
-        "episode_index": Feature("int64", (1,)),
-        "index": Feature("int64", (1,)),
-        "task_index": Feature("int64", (1,)),
-    }
+    {"timestamp": Feature("float32", (1,))} | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), _INDEX)
 )
 """Columns of every dataset, filled by the writer."""
 
@@ -135,14 +130,8 @@ class DatasetSpec:
 
     def differences(self, other: DatasetSpec) -> list[str]:
         """Describe the differences that keep two specs from sharing one dataset."""
-        found = [
-            f"{name} {mine!r} and {theirs!r}"
-            for name, mine, theirs in (
-                ("fps", self.fps, other.fps),
-                ("robot type", self.robot_type, other.robot_type),
-            )
-            if mine != theirs
-        ]
+        pairs = (("fps", self.fps, other.fps), ("robot type", self.robot_type, other.robot_type))
+        found = [f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in pairs if mine != theirs]
         for key in sorted({*self.features, *other.features}):
             mine, theirs = self.features.get(key), other.features.get(key)
             if mine is None or theirs is None:
@@ -194,18 +183,13 @@ def arm_spec(
     if rate is None or rate != int(rate):
         raise ConfigError(f"embodiment {embodiment.name!r} has no whole frame rate ({rate}); pass fps.")
     meaning = {"embodiment": embodiment.name, "action_space": space.name, "normalized": False, "frame": "cosmos"}
+    joints = (*(f"joint_{i}" for i in range(n_joints)), "gripper")
     features = {
-        STATE: Feature(
-            "float32",
-            (n_joints + 1,),
-            (*(f"joint_{i}" for i in range(n_joints)), "gripper"),
-            {"unit": "rad", "gripper_open": 1.0},
-        ),
+        STATE: Feature("float32", (n_joints + 1,), joints, {"unit": "rad", "gripper_open": 1.0}),
         EE_POSE: Feature("float32", (7,), POSE_COLUMNS, {"frame": "cosmos", "parent": "base", "unit": "m"}),
         ACTION: Feature("float32", (space.width,), space.columns, meaning),
-        DONE: Feature("bool", (1,)),
-        SUCCESS: Feature("bool", (1,)),
-        **dict(extra or {}),
+        **dict.fromkeys((DONE, SUCCESS), Feature("bool", (1,))),
+        **(extra or {}),
         **{camera_key(view): Feature(VIDEO, (*size, 3)) for view, size in cameras.items()},
     }
     return DatasetSpec(int(rate), features, robot_type)

@@ -1,7 +1,7 @@
-"""Figures of a feature: min, max, mean, std, count and quantiles, of an episode and of many together.
+"""Statistics of a feature: min, max, mean, std, count and quantiles, per episode and merged.
 
-Quantiles cannot be merged. Like LeRobot, :func:`merged` averages those of the episodes by their frames; a writer that is
-closed replaces them by the exact ones for every numeric column. Those of pictures stay averages.
+Quantiles cannot be merged exactly. Like LeRobot, :func:`merged` averages the episodes' quantiles, weighted by frames. Closing a
+writer replaces those of numeric columns by exact ones; those of pictures stay averages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAMPLED_SIDE = 150
 
 
 def column_stats(values: NDArray[Any]) -> Stats:
-    """[N, n] numbers -> figures [n], in float64; ``count`` is [1]."""
+    """Return the statistics [n] of numbers [N, n], in float64; ``count`` is [1]."""
     values = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
     quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
     return {
@@ -33,49 +33,50 @@ def column_stats(values: NDArray[Any]) -> Stats:
 
 
 class PictureStats:
-    """Figures of a camera's pictures, from some of an episode's frames at a lower resolution; exact for what is sampled."""
+    """Statistics of a camera from sampled frames at a lower resolution; exact for the sampled pixels."""
 
     def __init__(self) -> None:
         self._histogram = np.zeros((3, 256), np.int64)
         self._frames = 0
 
     def add(self, frame: NDArray[np.uint8]) -> None:
-        """Count a frame [H, W, 3]."""
+        """Add a frame [H, W, 3]."""
         step = max(1, max(frame.shape[:2]) // _SAMPLED_SIDE)
         for channel in range(3):
             self._histogram[channel] += np.bincount(frame[::step, ::step, channel].ravel(), minlength=256)
         self._frames += 1
 
     def result(self) -> Stats:
-        """Figures [3, 1, 1] of the channels in [0, 1]; ``count`` is the frames sampled, [1]."""
+        """Return the statistics [3, 1, 1] of the channels, scaled to [0, 1]; ``count`` is the number of sampled frames, [1]."""
         levels = np.arange(256) / 255.0
         total = self._histogram.sum(axis=1)
         mean = (self._histogram @ levels) / total
         variance = (self._histogram @ levels**2) / total - mean**2
-        running = np.cumsum(self._histogram, axis=1)
+        cumulative = np.cumsum(self._histogram, axis=1)
         seen = self._histogram > 0
 
         def quantile(q: float) -> NDArray[np.float64]:
-            return levels[[int(np.searchsorted(row, q * (n - 1), side="right")) for row, n in zip(running, total, strict=True)]]
+            rows = zip(cumulative, total, strict=True)
+            return levels[[int(np.searchsorted(row, q * (n - 1), side="right")) for row, n in rows]]
 
-        figures = {
+        channels = {
             "min": levels[seen.argmax(axis=1)],
             "max": levels[255 - seen[:, ::-1].argmax(axis=1)],
             "mean": mean,
             "std": np.sqrt(np.maximum(variance, 0.0)),
             **{name: quantile(q) for name, q in QUANTILES.items()},
         }
-        shaped: Stats = {name: value.reshape(3, 1, 1) for name, value in figures.items()}
+        shaped: Stats = {name: value.reshape(3, 1, 1) for name, value in channels.items()}
         return {**shaped, "count": np.array([self._frames], np.int64)}
 
 
 def sampled(n_frames: int) -> set[int]:
-    """Which frames of an episode count for a camera's figures: spread evenly, at most 8."""
+    """Return the frames of an episode that a camera's statistics use: evenly spaced, at most 8."""
     return set(np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round().astype(int).tolist())
 
 
 def merged(parts: Sequence[Stats]) -> Stats:
-    """Figures of several episodes together; quantiles are averages weighted by count."""
+    """Return the statistics of several episodes together; quantiles are averages weighted by count."""
     if len(parts) == 1:
         return dict(parts[0])
     count = np.array([part["count"][0] for part in parts], np.float64)
@@ -85,22 +86,22 @@ def merged(parts: Sequence[Stats]) -> Stats:
         return np.tensordot(weight, np.stack([part[name] for part in parts]), axes=1)
 
     mean = average("mean")
-    spread = np.stack([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts])
+    variance = np.tensordot(weight, np.stack([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts]), axes=1)
     return {
-        "min": np.min(np.stack([part["min"] for part in parts]), axis=0),
-        "max": np.max(np.stack([part["max"] for part in parts]), axis=0),
+        "min": np.min([part["min"] for part in parts], axis=0),
+        "max": np.max([part["max"] for part in parts], axis=0),
         "mean": mean,
-        "std": np.sqrt(np.tensordot(weight, spread, axes=1)),
+        "std": np.sqrt(variance),
         "count": np.array([int(count.sum())], np.int64),
         **{name: average(name) for name in QUANTILES if all(name in part for part in parts)},
     }
 
 
 def merged_features(parts: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:
-    """:func:`merged`, feature by feature."""
+    """Return :func:`merged` for each feature."""
     return {key: merged([part[key] for part in parts]) for key in parts[0]} if parts else {}
 
 
 def to_json(stats: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
-    """As ``meta/stats.json`` holds them."""
+    """Return the contents of ``meta/stats.json``."""
     return {key: {name: value.tolist() for name, value in figures.items()} for key, figures in stats.items()}

@@ -1,8 +1,7 @@
-"""Pictures as video and back: an episode encoded in memory, episodes joined without encoding again, frames by number.
+"""Videos of cameras: encode an episode in memory, join episodes without re-encoding, decode frames by index.
 
-An episode begins with a key frame and has no B-frames, so that joining is copying packets, frame k is due at exactly
-``k / fps``, and a frame is decoded from the key frame before it and nothing else. Colours are BT.601, limited range, and
-tagged so.
+An episode begins with a key frame and has no B-frames. Therefore joining copies packets, frame k has the time ``k / fps``, and
+decoding a frame starts at the key frame before it. Colours are BT.601, limited range, and tagged as such.
 """
 
 from __future__ import annotations
@@ -22,27 +21,29 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import whole_number
+from strands_cosmos3.datasets.spec import Feature
+from strands_cosmos3.datasets.stats import PictureStats, Stats, sampled
 from strands_cosmos3.errors import DatasetFormatError, UnknownNameError
 
 Frames = NDArray[np.uint8]
 _PIXEL_FORMATS = ("yuv420p", "yuv444p")
 _BT601, _LIMITED = 6, 1  # FFmpeg's AVCOL_SPC_SMPTE170M (for the tag), AVCOL_RANGE_MPEG
 _SWS_BT601 = 5  # SWS_CS_ITU601, the same for its scaler
-_SEEK_FROM = 32  # frames: a gap longer than this is jumped rather than decoded
+_SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
 
 
 @dataclass(frozen=True)
 class VideoConfig:
-    """How pictures are encoded (H.264).
+    """Options of the H.264 encoder.
 
     Args:
-        crf: Constant rate factor: 0 is lossless (nearly, for colours pass through YUV), 51 worst.
-        gop: Frames from one key frame to the next: what random access decodes at worst.
+        crf: Constant rate factor: 0 is lossless apart from the conversion to YUV, 51 is worst.
+        gop: Frames from one key frame to the next; random access decodes at most as many.
         pixel_format: ``"yuv420p"`` (every player; colour at half the resolution) or ``"yuv444p"``.
-        preset: x264's trade of time for size.
+        preset: x264's preset: encoding time against size.
 
     Raises:
-        InputError, UnknownNameError: A figure outside its range.
+        InputError, UnknownNameError: A value is out of range.
     """
 
     crf: int = 18
@@ -57,7 +58,7 @@ class VideoConfig:
             raise UnknownNameError("pixel format", self.pixel_format, _PIXEL_FORMATS)
 
     def info(self, height: int, width: int, fps: int) -> dict[str, Any]:
-        """What LeRobot states about a video stream in ``meta/info.json``."""
+        """Return LeRobot's description of a video stream in ``meta/info.json``."""
         return {
             "video.height": height,
             "video.width": width,
@@ -70,20 +71,21 @@ class VideoConfig:
         }
 
 
-class EpisodeEncoder:
-    """Encodes one camera's frames of one episode into memory.
+class CameraWriter:
+    """Encodes one camera of one episode in memory, and collects its statistics.
 
     Args:
-        shape: (height, width).
-        fps: Frames a second.
-        config: How.
+        feature: The camera's feature.
+        fps: Frames per second.
+        config: Encoding options.
+        n_frames: Number of frames, if known: statistics are then taken from evenly spaced frames.
     """
 
-    def __init__(self, shape: tuple[int, int], fps: int, config: VideoConfig):
+    def __init__(self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None = None):
         self._bytes = io.BytesIO()
         self._container: Any = av.open(self._bytes, "w", format="mp4")
         stream: Any = self._container.add_stream("libx264", rate=fps)
-        stream.height, stream.width, stream.pix_fmt = *shape, config.pixel_format
+        stream.height, stream.width, stream.pix_fmt = *feature.shape[:2], config.pixel_format
         context = stream.codec_context
         context.gop_size, context.max_b_frames, context.thread_count = config.gop, 0, 1
         context.time_base = Fraction(1, fps)
@@ -92,39 +94,43 @@ class EpisodeEncoder:
         context.options = {"crf": str(config.crf), "preset": config.preset}
         self._stream, self._config = stream, config
         self._reformatter = VideoReformatter()  # keeps its tables from frame to frame
-        self.frames = 0
+        self._stats = PictureStats()
+        self._sampled = None if n_frames is None else sampled(n_frames)
+        self._n = 0
 
     def add(self, frame: Frames) -> None:
-        """Append [H, W, 3] uint8, already checked."""
+        """Append a checked frame [H, W, 3] uint8."""
+        if self._n in self._sampled if self._sampled is not None else self._n % 16 == 0:
+            self._stats.add(frame)
         picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         picture = self._reformatter.reformat(
             picture, format=self._config.pixel_format, dst_colorspace=_SWS_BT601, dst_color_range=_LIMITED
         )
-        picture.pts = self.frames
+        picture.pts = self._n
         self._container.mux(self._stream.encode(picture))
-        self.frames += 1
+        self._n += 1
 
-    def finish(self) -> bytes:
-        """The episode as an mp4."""
+    def finish(self) -> tuple[bytes, Stats]:
+        """Return the episode's mp4 and statistics."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._bytes.getvalue()
+        return self._bytes.getvalue(), self._stats.result()
 
-    def abandon(self) -> None:
-        """Free the encoder; nothing is kept."""
+    def discard(self) -> None:
+        """Free the encoder."""
         self._container.close()
 
 
 def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path) -> None:
-    """Copy the packets of several videos into one file, without encoding again.
+    """Copy the packets of several videos into one file, without re-encoding.
 
     Args:
         parts: Video and its number of frames, in order; all with the same encoding.
-        fps: Frames a second.
+        fps: Frames per second.
         path: The file to write.
 
     Raises:
-        DatasetFormatError: A part is no video, or holds another number of frames.
+        DatasetFormatError: A part is not a video, or has another number of frames.
     """
     out: Any = av.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
     target: Any = None
@@ -145,23 +151,16 @@ def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path)
                     out.mux(packet)
                     copied += 1
                 if copied != n_frames:
-                    raise DatasetFormatError(f"{_name(part)} holds {copied} frames, and its episodes {n_frames}.")
+                    raise DatasetFormatError(f"{_name(part)} has {copied} frames, but its episodes have {n_frames}.")
             done += n_frames
 
 
 def video_layout(part: bytes | Path) -> tuple[Any, ...]:
-    """What must agree for two videos to be joined: codec, size, pixel format, time base, the codec's own header."""
+    """Return what two videos must share to be joined: codec, size, pixel format, time base, and the codec's header."""
     with _opened(part) as source:
         stream = source.streams.video[0]
-        context = stream.codec_context
-        return (
-            context.name,
-            context.width,
-            context.height,
-            context.pix_fmt,
-            stream.time_base,
-            bytes(context.extradata or b""),
-        )
+        codec = stream.codec_context
+        return codec.name, codec.width, codec.height, codec.pix_fmt, stream.time_base, bytes(codec.extradata or b"")
 
 
 def _name(part: bytes | Path) -> str:
@@ -175,16 +174,16 @@ def _opened(part: bytes | Path) -> Any:
         raise DatasetFormatError(f"{_name(part)} cannot be opened as a video: {error}.") from None
     if not container.streams.video:
         container.close()
-        raise DatasetFormatError(f"{_name(part)} holds no video stream.")
+        raise DatasetFormatError(f"{_name(part)} has no video stream.")
     return container
 
 
 class FrameReader:
-    """Frames by number out of video files; a few files stay open. Not to be shared between threads.
+    """Decodes frames of video files by index, and keeps a few files open. Not thread-safe.
 
     Args:
-        fps: Frames a second.
-        keep_open: How many files.
+        fps: Frames per second.
+        keep_open: Maximum number of open files.
     """
 
     def __init__(self, fps: int, keep_open: int = 6):
@@ -193,40 +192,36 @@ class FrameReader:
         self._reformatter = VideoReformatter()
 
     def read(self, path: Path, first: int, rows: Sequence[int], shape: tuple[int, ...]) -> Frames:
-        """Decode frames.
+        """Return frames [len(rows), H, W, 3] uint8.
 
         Args:
             path: The file.
-            first: Number of the frame in the file that row 0 is.
-            rows: Which rows, in any order; repetitions are allowed.
-            shape: [H, W, 3] that every frame must have.
-
-        Returns:
-            [len(rows), H, W, 3] uint8
+            first: Index in the file of row 0.
+            rows: Rows, in any order; repetitions are allowed.
+            shape: Required shape [H, W, 3] of a frame.
 
         Raises:
-            DatasetFormatError: The file is absent or no video, its frames have another size, or one is missing.
+            DatasetFormatError: The file is missing or not a video, its frames have another size, or one is missing.
         """
         if not len(rows):
             return np.empty((0, *shape), np.uint8)
         container = self._container(path)
         stream = container.streams.video[0]
         if (stream.height, stream.width) != tuple(shape[:2]):
-            raise DatasetFormatError(f"{path} shows {stream.height} x {stream.width}, its feature states {list(shape)}.")
-        wanted = sorted({int(row) for row in rows})
+            raise DatasetFormatError(f"{path} has size {stream.height} x {stream.width}, but its feature is {list(shape)}.")
+        wanted = sorted(set(rows))
         found: dict[int, Frames] = {}
         try:
             for run in _runs(wanted):
                 found |= self._decode(container, stream, first, run)
         except (OSError, av.error.FFmpegError) as error:
             raise DatasetFormatError(f"{path} cannot be decoded: {error}.") from None
-        missing = [row for row in wanted if row not in found]
-        if missing:
-            raise DatasetFormatError(f"{path} has no frame {first + missing[0]}; its episode says it has.")
-        return np.stack([found[int(row)] for row in rows])
+        if missing := [row for row in wanted if row not in found]:
+            raise DatasetFormatError(f"{path} has no frame {first + missing[0]}, but an episode refers to it.")
+        return np.stack([found[row] for row in rows])
 
     def _decode(self, container: Any, stream: Any, first: int, run: list[int]) -> dict[int, Frames]:
-        """The frames of one run that can be found: from the key frame before it up to its last."""
+        """Decode from the key frame before the run to its last frame; return the wanted frames that exist."""
         start = stream.start_time or 0
         container.seek(start + round(Fraction(first + run[0], self._fps) / stream.time_base), stream=stream)
         wanted, found = set(run), {}
@@ -244,24 +239,20 @@ class FrameReader:
             return self._open[path]
         if not path.is_file():
             raise DatasetFormatError(f"the video {path} is missing.")
-        container = _opened(path)
+        container = self._open[path] = _opened(path)
         container.streams.video[0].codec_context.thread_count = 1
-        self._open[path] = container
         while len(self._open) > self._keep:
             self._open.popitem(last=False)[1].close()
         return container
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 
-    def __reduce__(self) -> tuple[Any, ...]:  # into another process: files are opened there anew
-        return FrameReader, (self._fps, self._keep)
-
 
 def _runs(rows: list[int]) -> list[list[int]]:
-    """Ascending rows, cut where a gap is worth a seek."""
+    """Split ascending rows at gaps that are worth a seek."""
     runs = [[rows[0]]]
     for row in rows[1:]:
         if row - runs[-1][-1] > _SEEK_FROM:

@@ -1,4 +1,4 @@
-"""Writing a LeRobot v3 dataset: whole episodes appear at once, whatever happens in between."""
+"""Write LeRobot v3 datasets. Episodes appear in atomic commits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,62 +15,48 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.checks import image_array, instance_of, whole_number
+from strands_cosmos3.datasets import files
 from strands_cosmos3.datasets.episode import (
-    CameraWriter,
+    Cameras,
     Columns,
     EpisodeWriter,
     FinishedEpisode,
+    Note,
     checked_column,
     checked_note,
     checked_task,
     require_features,
 )
-from strands_cosmos3.datasets.files import (
-    DATA_PATH,
-    EPISODES_PATH,
-    INFO,
-    STATS,
-    VIDEO_PATH,
-    Info,
-    columns_to_table,
-    file_of,
-    number_of,
-    read_info,
-    read_tasks,
-    write_table,
-    write_tasks,
-    writing,
-)
 from strands_cosmos3.datasets.index import EpisodeIndex, Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import DatasetSpec
-from strands_cosmos3.datasets.stats import column_stats, merged_features, to_json
-from strands_cosmos3.datasets.video import VideoConfig, join_videos
+from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
+from strands_cosmos3.datasets.video import CameraWriter, VideoConfig, join_videos
 from strands_cosmos3.errors import ConfigError, DatasetBusyError, DatasetError, DatasetMismatchError, InputError
 from strands_cosmos3.resources import UNFINISHED, write_json, write_whole
 
 
 class DatasetWriter:
-    """Adds episodes to a dataset, a new one or one that is there.
+    """Adds episodes to a new or an existing dataset.
 
-    Episodes become visible in commits of ``commit_every``; each commit writes one data file, one video for each camera and
-    one index file, and replaces ``meta/info.json`` last. Whoever reads sees all of a commit or nothing of it, and a process
-    that dies leaves the last commit's dataset; what it left half-done is removed when the dataset is next opened for
-    writing. Recording a few long episodes, commit each; producing many short ones, commit hundreds at once, and let
-    several producers write a dataset each for :func:`~strands_cosmos3.datasets.merge_datasets`.
+    Episodes become visible in commits of ``commit_every``. A commit writes one data file, one video for each camera and one
+    index file, and replaces ``meta/info.json`` last: readers see all of a commit or nothing of it. If the process dies, the
+    dataset is that of the last commit; uncommitted files are removed when the dataset is next opened for writing. Commit
+    every episode when recording a few long ones, and hundreds at once when generating many short ones. Parallel producers
+    write a dataset each, for :func:`~strands_cosmos3.datasets.merge_datasets`.
 
-    As a context manager it commits the finished episodes on the way out, also when an exception passes.
+    As a context manager, it commits the finished episodes on exit, even after an exception.
 
     Args:
         root: The dataset's folder.
-        spec: What its episodes hold.
-        commit_every: Episodes in a commit.
-        video: How pictures are encoded.
+        spec: Features and frame rate.
+        commit_every: Number of episodes in a commit.
+        video: Encoding options.
 
     Raises:
-        DatasetMismatchError: The folder holds a dataset of another spec.
-        DatasetBusyError: Another writer has it open.
-        DatasetFormatError: What is there is damaged.
+        DatasetMismatchError: The folder holds a dataset with another spec.
+        DatasetBusyError: Another process is writing to it.
+        DatasetFormatError: The existing dataset is damaged.
         DatasetError: The folder holds something else, or cannot be written to.
     """
 
@@ -87,96 +74,71 @@ class DatasetWriter:
             self._info = self._open(spec)
             on_failure.pop_all()
 
-    def _open(self, spec: DatasetSpec) -> Info:
-        if not (self.root / INFO).exists():
-            info = Info(_described(spec, self.video))
-            with writing(self.root):
-                write_json(self.root / INFO, info.to_json())
-            self._tasks: list[str] = []
-            self._next_file, self._stats = 0, {}
+    def _open(self, spec: DatasetSpec) -> files.Info:
+        if not (self.root / files.INFO).exists():
+            info = files.Info(_described(spec, self.video))
+            with files.writing(self.root):
+                write_json(self.root / files.INFO, info.to_json())
+            self._tasks, self._next_file, self._stats = list[str](), 0, dict[str, Stats]()
             return info
-        info = read_info(self.root)
+        info = files.read_info(self.root)
         if differences := info.spec.differences(spec):
-            raise DatasetMismatchError(
-                f"{self.root} holds another kind of episodes than those to be added: {'; '.join(differences)}. "
-                "Choose another folder."
-            )
-        if (info.data_path, info.video_path) != (DATA_PATH, VIDEO_PATH):
-            raise DatasetMismatchError(
-                f"{self.root} keeps its files in other places ({info.data_path}); merge it into a new one."
-            )
+            raise DatasetMismatchError(f"{self.root} has other episodes: {'; '.join(differences)}. Choose another folder.")
+        if (info.data_path, info.video_path) != (files.DATA_PATH, files.VIDEO_PATH):
+            raise DatasetMismatchError(f"{self.root} has other file paths ({info.data_path}); merge it into a new dataset.")
         index = EpisodeIndex(self.root, info)
-        self._tasks = list(read_tasks(self.root, info))
+        self._tasks = list(files.read_tasks(self.root, info))
         self._next_file = index.next_file(info.chunk_size)
         self._stats = merged_features(read_episode_stats(self.root, index, info.spec))
         self._remove_leftovers(info)
         return info
 
-    def _remove_leftovers(self, info: Info) -> None:
-        """Delete what a writer that died put in place without counting it."""
+    def _remove_leftovers(self, info: files.Info) -> None:
+        """Delete the files of a commit that a killed writer did not complete."""
         for path in self.root.rglob(UNFINISHED):
             path.unlink()
-        folders = [self.root / "data", self.root / "meta/episodes", *(self.root / "videos").glob("*")]
-        for folder in folders:
+        for folder in (self.root / "data", self.root / "meta/episodes", *(self.root / "videos").glob("*")):
             for path in folder.glob("chunk-*/*"):
-                numbers = path.parent.name.removeprefix("chunk-"), path.stem.removeprefix("file-")
-                if all(number.isdecimal() for number in numbers):
-                    chunk, file = map(int, numbers)
-                    if chunk * info.chunk_size + file >= self._next_file:
-                        path.unlink()
+                chunk, file = path.parent.name.removeprefix("chunk-"), path.stem.removeprefix("file-")
+                if chunk.isdecimal() and file.isdecimal() and int(chunk) * info.chunk_size + int(file) >= self._next_file:
+                    path.unlink()
 
     @property
     def spec(self) -> DatasetSpec:
-        """What the episodes hold."""
+        """Features and frame rate."""
         return self._info.spec
 
     @property
     def n_episodes(self) -> int:
-        """Episodes so far, those that wait for their commit included."""
+        """Number of episodes so far, including uncommitted ones."""
         return self._info.total_episodes + len(self._pending)
 
     def episode(self, task: str) -> EpisodeWriter:
-        """Begin an episode, frame by frame; one at a time.
+        """Begin an episode that is recorded frame by frame; one at a time.
 
         Args:
             task: Its instruction.
 
         Raises:
             ConfigError: The writer is closed, or another episode is being recorded.
-            InputError: The instruction is no text, or empty.
+            InputError: The instruction is not text, or empty.
         """
         self._require_open()
-        if self._recording is not None:
+        if self._recording is not None and self._recording.is_open:
             raise ConfigError("an episode is being recorded; save or discard it first.")
-        task = checked_task(task)
-
-        def keep(columns: Columns, cameras: Mapping[str, CameraWriter], note: Mapping[str, Any]) -> int:
-            n = len(next(iter(columns.values()))) if columns else next(iter(cameras.values())).frames
-            return self._finish(columns, cameras, n, task, note)
-
-        def over() -> None:
-            self._recording = None
-
-        self._recording = EpisodeWriter(self.spec, self.video, keep, over)
+        self._recording = EpisodeWriter(self.spec, self.video, partial(self._finish, checked_task(task)))
         return self._recording
 
     def add_episode(
-        self,
-        columns: Mapping[str, Any],
-        videos: Mapping[str, Any] | None = None,
-        task: str = "",
-        note: Mapping[str, Any] | None = None,
+        self, columns: Mapping[str, Any], videos: Mapping[str, Any] | None = None, task: str = "", note: Note | None = None
     ) -> int:
-        """Add a whole episode.
+        """Add a whole episode and return its index.
 
         Args:
-            columns: Every numeric feature, [N, n] ([N] where n is 1).
-            videos: Every camera's frames, [N, H, W, 3] uint8, by feature key.
+            columns: Every numeric feature, [N, n] ([N] if n is 1).
+            videos: Frames of every camera, [N, H, W, 3] uint8, by feature key.
             task: Its instruction.
-            note: Anything JSON-ready to keep with it, e.g. seed and outcome.
-
-        Returns:
-            Its index.
+            note: Data to store with it, serializable as JSON, e.g. seed and outcome.
 
         Raises:
             InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not finite; nothing was added.
@@ -195,16 +157,9 @@ class DatasetWriter:
         for key, camera in cameras.items():
             for frame in frames[key]:
                 camera.add(frame)
-        return self._finish(checked, cameras, n, task, note)
+        return self._finish(task, checked, cameras, n, note)
 
-    def _finish(
-        self,
-        columns: Columns,
-        cameras: Mapping[str, CameraWriter],
-        n: int,
-        task: str,
-        note: Mapping[str, Any],
-    ) -> int:
+    def _finish(self, task: str, columns: Columns, cameras: Cameras, n: int, note: Note) -> int:
         index, start = self.n_episodes, self._info.total_frames + sum(episode.length for episode in self._pending)
         if task not in self._tasks:
             self._tasks.append(task)
@@ -229,7 +184,7 @@ class DatasetWriter:
         """Make the finished episodes visible.
 
         Raises:
-            DatasetError: They cannot be written; the dataset is as it was, and they still wait.
+            DatasetError: They cannot be written. The dataset is unchanged, and the next commit includes them.
         """
         self._require_open()
         if not self._pending:
@@ -242,11 +197,11 @@ class DatasetWriter:
             total_frames=info.total_frames + sum(episode.length for episode in episodes),
             total_tasks=len(self._tasks),
         )
-        with writing(self.root):
-            self._write_files(episodes, number_of(self._next_file, info.chunk_size))
-            write_tasks(self.root, self._tasks)
-            write_json(self.root / STATS, to_json(stats))
-            write_json(self.root / INFO, counted.to_json())
+        with files.writing(self.root):
+            self._write_files(episodes, divmod(self._next_file, info.chunk_size))
+            files.write_tasks(self.root, self._tasks)
+            write_json(self.root / files.STATS, to_json(stats))
+            write_json(self.root / files.INFO, counted.to_json())
         self._info, self._stats, self._pending, self._changed = counted, stats, [], True
         self._next_file += 1
 
@@ -255,12 +210,13 @@ class DatasetWriter:
         info = self._info
         for key in self.spec.cameras:
             parts = [(episode.videos[key], episode.length) for episode in episodes]
-            path = file_of(self.root, info.video_path, number, key)
+            path = files.file_of(self.root, info.video_path, number, key)
             write_whole(path, lambda hidden, parts=parts: join_videos(parts, self.spec.fps, hidden))
-        write_table(file_of(self.root, info.data_path, number), _data_table(episodes), _rows_per_group(episodes))
+        table = files.columns_to_table({key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns})
+        files.write_table(files.file_of(self.root, info.data_path, number), table, max(1024, len(table) // len(episodes)))
         stats = [episode.stats for episode in episodes]
         index = rows_to_table(self._rows(number), stats, info.total_episodes, self.spec.fps)
-        write_table(file_of(self.root, EPISODES_PATH, number), index)
+        files.write_table(files.file_of(self.root, files.EPISODES_PATH, number), index)
 
     def _rows(self, number: tuple[int, int]) -> list[Row]:
         rows, start, frame = [], self._info.total_frames, 0
@@ -271,7 +227,7 @@ class DatasetWriter:
         return rows
 
     def close(self) -> None:
-        """Commit what is finished, give up what is not, and put exact quantiles into ``meta/stats.json``."""
+        """Commit finished episodes, discard an unfinished one, and write exact quantiles to ``meta/stats.json``. Idempotent."""
         if self._lock is None:
             return
         try:
@@ -279,13 +235,10 @@ class DatasetWriter:
                 self._recording.discard()
             self.commit()
             if self._changed:
-                self._exact_stats()
+                with Dataset(self.root) as dataset, files.writing(self.root):
+                    write_json(self.root / files.STATS, to_json({**self._stats, **dataset.exact_stats()}))
         finally:
             self._unlock()
-
-    def _exact_stats(self) -> None:
-        with Dataset(self.root) as dataset, writing(self.root):
-            write_json(self.root / STATS, to_json({**self._stats, **dataset.exact_stats()}))
 
     def _require_open(self) -> None:
         if self._lock is None:
@@ -304,7 +257,7 @@ class DatasetWriter:
 
 
 def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:
-    """The spec with what LeRobot states about each video stream."""
+    """Return the spec with LeRobot's description of each video stream."""
     cameras = {
         key: replace(feature, info={**video.info(feature.shape[0], feature.shape[1], spec.fps), **feature.info})
         for key, feature in spec.cameras.items()
@@ -313,14 +266,14 @@ def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:
 
 
 def _lock(root: Path) -> int | None:
-    """Hold the dataset's folder for writing; the lock goes with the process, and leaves no file."""
+    """Lock the dataset's folder for writing. The lock ends with the process and leaves no file."""
     if root.exists() and not root.is_dir():
-        raise DatasetError(f"{root} is no folder; a dataset is one.")
-    if root.is_dir() and not (root / INFO).exists():
+        raise DatasetError(f"{root} is no folder, but a dataset must be one.")
+    if root.is_dir() and not (root / files.INFO).exists():
         strange = sorted(path.name for path in root.iterdir() if path.name != "meta")
         strange += sorted(f"meta/{path.name}" for path in root.glob("meta/*") if not path.name.startswith("."))
         if strange:
-            raise DatasetError(f"{root} holds something that is no dataset ({', '.join(strange[:5])}); choose an empty folder.")
+            raise DatasetError(f"{root} contains other files ({', '.join(strange[:5])}); choose an empty folder.")
     try:
         (root / "meta").mkdir(parents=True, exist_ok=True)
         handle = os.open(root, os.O_RDONLY)
@@ -330,14 +283,5 @@ def _lock(root: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise DatasetBusyError(f"another process is writing to {root}; let each write its own and merge them.") from None
+        raise DatasetBusyError(f"another process is writing to {root}; write a dataset per process and merge them.") from None
     return handle
-
-
-def _data_table(episodes: Sequence[FinishedEpisode]) -> Any:
-    return columns_to_table({key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns})
-
-
-def _rows_per_group(episodes: Sequence[FinishedEpisode]) -> int:
-    """Rows of a parquet row group: about an episode, never tiny."""
-    return max(1024, sum(episode.length for episode in episodes) // len(episodes))

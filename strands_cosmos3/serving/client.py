@@ -119,10 +119,7 @@ class PolicyClient:
     """
 
     def __init__(
-        self,
-        config: ClientConfig | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-        sleep: Callable[[float], None] = time.sleep,
+        self, config: ClientConfig | None = None, limits: Limits = DEFAULT_LIMITS, sleep: Callable[[float], None] = time.sleep
     ):
         self.config = config or ClientConfig()
         self.limits = limits

@@ -51,23 +51,19 @@ _ALLOWED = frozenset(_DTYPES.values())
 _ARRAY, _SCALAR = b"__ndarray__", b"__npgeneric__"
 _DTYPE_NAMES = "uint8, int32, int64, float32, float64, bool, little-endian"
 
-# msgpack's one-byte tags from 0xc0 to 0xdf: their kind, and the bytes of length or value that follow.
 _PLAIN, _BYTES, _TEXT, _LIST, _MAP = "plain", "bytes", "text", "list", "map"
-_TAGS: Mapping[int, tuple[str, int]] = MappingProxyType(
+_TAGS: Mapping[int, tuple[str, int]] = MappingProxyType(  # tags from 0xc0 to 0xdf: kind, and bytes of length or value
     {
-        0xC0: (_PLAIN, 0),
-        0xC2: (_PLAIN, 0),
-        0xC3: (_PLAIN, 0),
-        0xCA: (_PLAIN, 4),
-        0xCB: (_PLAIN, 8),
-        **{0xCC + i: (_PLAIN, 2**i) for i in range(4)},
-        **{0xD0 + i: (_PLAIN, 2**i) for i in range(4)},
+        **dict.fromkeys((0xC0, 0xC2, 0xC3), (_PLAIN, 0)),
         **{0xC4 + i: (_BYTES, 2**i) for i in range(3)},
+        **{0xCA + i: (_PLAIN, 4 * 2**i) for i in range(2)},
+        **{start + i: (_PLAIN, 2**i) for i in range(4) for start in (0xCC, 0xD0)},
         **{0xD9 + i: (_TEXT, 2**i) for i in range(3)},
         **{0xDC + i: (_LIST, 2 * 2**i) for i in range(2)},
         **{0xDE + i: (_MAP, 2 * 2**i) for i in range(2)},
     }
 )
+_CUT_SHORT = "the message is truncated."
 
 
 def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -89,7 +85,7 @@ def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
         raise WireFormatError(f"this message cannot be encoded: {error}. Use maps, lists, numbers, text and arrays.") from None
     if len(frame) > limits.max_bytes:
         raise WireFormatError(
-            f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed. Send smaller pictures."
+            f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed. Send smaller images."
         )
     return frame
 
@@ -134,11 +130,7 @@ def _allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _from_wire(value: dict[Any, Any]) -> Any:
-    if _ARRAY in value:
-        return _array(value)
-    if _SCALAR in value:
-        return _scalar(value)
-    return value
+    return _array(value) if _ARRAY in value else _scalar(value) if _SCALAR in value else value
 
 
 def _array(value: dict[Any, Any]) -> NDArray[Any]:
@@ -151,8 +143,7 @@ def _array(value: dict[Any, Any]) -> NDArray[Any]:
     if not isinstance(data, bytes) or math.prod(sizes) * dtype.itemsize != len(data):
         have = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise WireFormatError(f"an array {sizes} of {dtype} needs {math.prod(sizes) * dtype.itemsize} bytes, got {have}.")
-    array = np.frombuffer(data, dtype=dtype) if data else np.empty(0, dtype)
-    array = array.reshape(sizes)
+    array = (np.frombuffer(data, dtype=dtype) if data else np.empty(0, dtype)).reshape(sizes)
     array.setflags(write=False)
     return array
 
@@ -176,11 +167,7 @@ def _dtype(value: dict[Any, Any]) -> np.dtype[Any]:
 
 
 def _walk(frame: bytes, limits: Limits) -> None:
-    """Check the tags of a frame from end to end without building anything.
-
-    Raises:
-        WireFormatError: The frame is truncated, has trailing bytes or an unknown tag, or exceeds a limit.
-    """
+    """Check the tags of a frame from end to end without building anything."""
     at, values, text, open_ = 0, 0, 0, [1]  # open_: values left in each open container; the first is the message
     while open_:
         if open_[-1] == 0:
@@ -200,13 +187,10 @@ def _walk(frame: bytes, limits: Limits) -> None:
             if len(open_) > limits.max_depth:
                 raise WireFormatError(f"containers are nested deeper than {limits.max_depth}.")
             open_.append(count * (2 if kind == _MAP else 1))
-    if at != len(frame):
-        raise WireFormatError(
-            f"the message ends after {at} bytes, but the frame has {len(frame)}." if at < len(frame) else _CUT_SHORT
-        )
-
-
-_CUT_SHORT = "the message is truncated."
+    if at > len(frame):
+        raise WireFormatError(_CUT_SHORT)
+    if at < len(frame):
+        raise WireFormatError(f"the message ends after {at} bytes, but the frame has {len(frame)}.")
 
 
 def _step(frame: bytes, at: int) -> tuple[str, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -39,32 +40,22 @@ class Metrics:
 
     def text(self) -> str:
         """Return all metrics in text format 0.0.4."""
-        return "".join(
-            [
-                _family("requests_total", "counter", "Requests by outcome.", _labelled("outcome", self.requests)),
-                _family(
-                    "handshakes_refused_total",
-                    "counter",
-                    "Refused handshakes by HTTP status.",
-                    _labelled("status", self.handshakes_refused),
-                ),
-                _family("connections_total", "counter", "Connections accepted.", {"": self.connections}),
-                _family("clients", "gauge", "Connections open.", {"": self.clients}),
-                _family("in_flight", "gauge", "Requests queued or in inference.", {"": self.in_flight}),
-                _family("received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}),
-                _family("sent_bytes_total", "counter", "Bytes of replies.", {"": self.sent_bytes}),
-                self._histogram(),
-            ]
+        refused = _labelled("status", self.handshakes_refused)
+        cumulative = itertools.accumulate(self._within)
+        bounds = (*map(str, _BUCKETS_S), "+Inf")
+        durations: dict[str, float] = {f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, cumulative, strict=True)}
+        durations |= {"_sum": self._seconds, "_count": sum(self._within)}
+        families = (
+            _family("requests_total", "counter", "Requests by outcome.", _labelled("outcome", self.requests)),
+            _family("handshakes_refused_total", "counter", "Refused handshakes by HTTP status.", refused),
+            _family("connections_total", "counter", "Connections accepted.", {"": self.connections}),
+            _family("clients", "gauge", "Connections open.", {"": self.clients}),
+            _family("in_flight", "gauge", "Requests queued or in inference.", {"": self.in_flight}),
+            _family("received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}),
+            _family("sent_bytes_total", "counter", "Bytes of replies.", {"": self.sent_bytes}),
+            _family("inference_seconds", "histogram", "Duration of an inference.", durations),
         )
-
-    def _histogram(self) -> str:
-        total = 0
-        lines: dict[str, float] = {}
-        for bound, count in zip((*map(str, _BUCKETS_S), "+Inf"), self._within, strict=True):
-            total += count
-            lines[f'_bucket{{le="{bound}"}}'] = total
-        lines |= {"_sum": self._seconds, "_count": total}
-        return _family("inference_seconds", "histogram", "Duration of an inference.", lines)
+        return "".join(families)
 
 
 def _labelled(label: str, counts: Counter[str]) -> dict[str, float]:
