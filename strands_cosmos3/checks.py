@@ -17,10 +17,7 @@ _SO3_TOLERANCE = 1e-6
 def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
     """Return a read-only float64 copy of ``value``.
 
-    Args:
-        value: Anything that numpy can convert to numbers.
-        name: Its name in the error message.
-        shape: The required shape; None leaves an axis free, but no axis may be empty.
+    None in ``shape`` leaves an axis free, but no axis may be empty. ``name`` is for the error message.
 
     Raises:
         InputError: It is not numeric.
@@ -47,12 +44,7 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
 
 
 def image_array(value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)) -> NDArray[np.uint8]:
-    """Return ``value`` as a uint8 array, not copied.
-
-    Args:
-        value: One picture [H, W, 3], or several [N, H, W, 3].
-        name: Its name in the error message.
-        shape: The required shape; None leaves an axis free.
+    """Return one picture [H, W, 3] as a uint8 array, not copied; with another ``shape``, e.g. several [N, H, W, 3].
 
     Raises:
         ShapeError: It has another dtype or shape, or is empty.
@@ -93,11 +85,7 @@ def require_rigid(T: F64, name: str) -> None:
 
 
 def positive(value: Any, name: str) -> float:
-    """Return a finite number above zero.
-
-    Raises:
-        InputError: ``value`` is anything else.
-    """
+    """Return ``value`` as a finite number above zero; anything else raises InputError."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -108,11 +96,7 @@ def positive(value: Any, name: str) -> float:
 
 
 def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
-    """Return a whole number from ``lowest`` to ``highest``, both included.
-
-    Raises:
-        InputError: ``value`` is anything else.
-    """
+    """Return a whole number from ``lowest`` to ``highest``, both included; anything else raises InputError."""
     number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
     if number is None or number < lowest or (highest is not None and number > highest):
         span = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
@@ -121,11 +105,7 @@ def whole_number(value: object, name: str, lowest: int, highest: int | None = No
 
 
 def instance_of(value: object, kind: type[_K], name: str) -> _K:
-    """Return ``value`` if it has the type ``kind``.
-
-    Raises:
-        InputError: It has another type.
-    """
+    """Return ``value`` if it has the type ``kind``; otherwise raise InputError."""
     if not isinstance(value, kind):
         raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")
     return value

@@ -74,13 +74,7 @@ class NonFiniteError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name outside a closed set.
-
-    Args:
-        kind: Kind of name, e.g. ``"embodiment"``.
-        name: The invalid value.
-        valid: All valid names; the message lists them.
-    """
+    """A name outside a closed set, e.g. of ``kind`` "embodiment". The message lists the valid names."""
 
     def __init__(self, kind: str, name: object, valid: Iterable[str]):
         names = sorted(valid)

@@ -19,11 +19,7 @@ UNFINISHED = ".*.part*"
 
 
 def resource(relative: str) -> Path:
-    """Path of a packaged file or folder, e.g. ``resource("stats/droid_lerobot.json")``.
-
-    Raises:
-        ResourceNotFoundError: The installation lacks it.
-    """
+    """Path of a packaged file or folder, e.g. ``resource("stats/droid_lerobot.json")``, or raise ResourceNotFoundError."""
     for root in _ROOTS:
         if (root / relative).exists():
             return root / relative
@@ -32,15 +28,9 @@ def resource(relative: str) -> Path:
 
 
 def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> Path:
-    """Return ``path`` if no symbolic link leads it out of ``root``.
+    """Return ``path`` if no symbolic link leads it out of ``root`` (``what`` in messages); otherwise raise ``error``.
 
     In the Hugging Face cache, ``snapshots/<revision>`` links into ``blobs``; the repository's folder counts as the root there.
-
-    Args:
-        path: The path to check.
-        root: The folder that it must stay in.
-        what: What the folder is, for the message, e.g. ``"checkpoint"``.
-        error: The error to raise.
     """
     try:
         allowed, target = root.resolve(), path.resolve()
@@ -56,10 +46,7 @@ def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> P
 def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any]:
     """Read a JSON object.
 
-    Args:
-        path: The file.
-        error: The error to raise if the file is missing, unreadable or holds something else.
-        hint: The remedy, a sentence for the end of the message.
+    If the file is missing, unreadable or holds something else, raise ``error``; ``hint`` is a sentence with the remedy.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -28,17 +28,10 @@ _Check = Callable[[], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
-
-    Args:
-        what: Name of the check.
-        state: ``"ok"``, ``"absent"`` (optional and missing) or ``"broken"`` (required and not working).
-        detail: What was found.
-        remedy: What to do if it is not ok.
-    """
+    """Result of one check."""
 
     what: str
-    state: str
+    state: str  # ok, absent (optional and missing) or broken (required and not working)
     detail: str
     remedy: str = ""
 
@@ -73,8 +66,8 @@ class Doctor:
         if broken:
             verdict = f"the main job cannot run: {', '.join(broken)}"
         elif missing:
-            rest = "strands-cosmos3 rollout --backend scripted"
-            verdict = f"the main job can run without a checkpoint: {rest} (absent: {', '.join(missing)})"
+            verdict = "the main job can run without a checkpoint: strands-cosmos3 rollout --backend scripted "
+            verdict += f"(absent: {', '.join(missing)})"
         console.print(verdict)
         return int(bool(broken))
 

@@ -13,11 +13,7 @@ _REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets"
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
-    """Create the folder of an output file, and check that the file can be written.
-
-    Raises:
-        ConfigError: The file has another suffix, or its folder cannot be created or written to.
-    """
+    """Create the folder of an output file. Raises ConfigError if the suffix is wrong or the file cannot be written."""
     if path is None:
         return
     if path.suffix.lower() not in suffixes:

@@ -39,10 +39,7 @@ class EpisodeWriter:
 
     Created by :meth:`~strands_cosmos3.datasets.writer.DatasetWriter.episode`.
 
-    Args:
-        spec: The dataset's spec.
-        video: Encoding options.
-        keep: Called with columns, cameras, length and note to save the episode; returns its index.
+    To save the episode, it calls ``keep`` with columns, cameras, length and note, and returns its result, the episode's index.
 
     Attributes:
         is_open: Whether the episode is neither saved nor discarded.
@@ -57,10 +54,7 @@ class EpisodeWriter:
         self.length = 0
 
     def add(self, frame: Mapping[str, Any]) -> None:
-        """Append a frame.
-
-        Args:
-            frame: Value of every feature: [n] numbers (a scalar if n is 1), [H, W, 3] uint8 pictures.
+        """Append a frame: the value of every feature, [n] numbers (a scalar if n is 1) or [H, W, 3] uint8 pictures.
 
         Raises:
             InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not finite; nothing was added.
@@ -78,23 +72,14 @@ class EpisodeWriter:
         self.length += 1
 
     def replace_last(self, key: str, value: Any) -> None:
-        """Replace a numeric value of the last frame, e.g. ``next.done``.
-
-        Raises:
-            InputError, ShapeError, NonFiniteError: No such feature, no frame yet, or an invalid value.
-        """
+        """Replace a numeric value of the last frame, e.g. ``next.done``. Raises InputError if it cannot."""
         columns = self._spec.columns
         if key not in columns or not self.length:
             raise InputError(f"{key!r} is not numeric, or there is no frame yet; numeric features: {', '.join(columns)}.")
         self._columns[key][-1] = _checked_value(value, key, columns[key])
 
     def save(self, note: Note | None = None) -> int:
-        """Save the episode and return its index.
-
-        Raises:
-            InputError: It has no frame.
-            DatasetError: It cannot be written.
-        """
+        """Save the episode and return its index. Raises InputError if it has no frame, DatasetError if it cannot be written."""
         self._require_open()
         if not self.length:
             raise InputError("an episode needs at least one frame; discard it instead.")
@@ -124,22 +109,14 @@ class EpisodeWriter:
 
 
 def checked_task(task: Any) -> str:
-    """Return an instruction.
-
-    Raises:
-        InputError: It is not text, or empty.
-    """
+    """Return an instruction. Raises InputError if it is not text, or empty."""
     if not isinstance(task, str) or not task.strip():
         raise InputError(f"an episode needs an instruction, a non-empty text; got {task!r}.")
     return task
 
 
 def checked_note(note: Note | None) -> Note:
-    """Return a copy of a note.
-
-    Raises:
-        InputError: It cannot be written as JSON.
-    """
+    """Return a copy of a note. Raises InputError if it cannot be written as JSON."""
     note = {} if note is None else dict(note)
     try:
         json.dumps(note, allow_nan=False)

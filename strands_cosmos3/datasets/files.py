@@ -67,22 +67,15 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
 
 @dataclass(frozen=True)
 class Info:
-    """Contents of ``meta/info.json``.
-
-    Args:
-        spec: Frame rate, features and robot.
-        total_episodes, total_frames, total_tasks: Totals.
-        data_path, video_path: Path templates.
-        chunk_size: Maximum number of files in a chunk's folder.
-    """
+    """Contents of ``meta/info.json``."""
 
     spec: DatasetSpec
     total_episodes: int = 0
     total_frames: int = 0
     total_tasks: int = 0
-    data_path: str = DATA_PATH
-    video_path: str = VIDEO_PATH
-    chunk_size: int = CHUNK_SIZE
+    data_path: str = DATA_PATH  # template
+    video_path: str = VIDEO_PATH  # template
+    chunk_size: int = CHUNK_SIZE  # maximum number of files in a chunk's folder
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of the file."""
@@ -110,11 +103,7 @@ class Info:
 
 
 def read_info(root: Path) -> Info:
-    """Read ``meta/info.json``.
-
-    Raises:
-        DatasetFormatError: It is missing, not JSON, of another version, or invalid.
-    """
+    """Read ``meta/info.json``. Raises DatasetFormatError if it is missing, not JSON, of another version, or invalid."""
     raw = read_json(root / INFO, DatasetFormatError, HINT)
     version = raw.get("codebase_version")
     if version != VERSION:
@@ -211,11 +200,7 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
 
 
 def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
-    """Return the instructions by task index.
-
-    Raises:
-        DatasetFormatError: Tasks are missing, or their indices are not 0, 1, 2, ...
-    """
+    """Return the instructions by task index. Raises DatasetFormatError unless the indices are 0, 1, 2, ..."""
     if not info.total_tasks:
         return ()
     table = read_table(root / TASKS)

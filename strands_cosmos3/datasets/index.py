@@ -21,25 +21,15 @@ _META = ("meta/episodes/chunk_index", "meta/episodes/file_index")
 
 @dataclass(frozen=True)
 class Row:
-    """Index entry of one episode.
-
-    Args:
-        tasks: Instructions.
-        length: Number of frames.
-        start: Index of the first frame in the dataset.
-        data: Chunk and file of the data rows.
-        videos: Camera key -> chunk, file, index of the first frame in that file.
-        note: The writer's note.
-        meta: Chunk and file of this entry.
-    """
+    """Index entry of one episode."""
 
     tasks: tuple[str, ...]
-    length: int
-    start: int
-    data: tuple[int, int]
-    videos: Mapping[str, tuple[int, int, int]]
+    length: int  # number of frames
+    start: int  # index of the first frame in the dataset
+    data: tuple[int, int]  # chunk and file of the data rows
+    videos: Mapping[str, tuple[int, int, int]]  # camera key -> chunk, file, index of the first frame in that file
     note: Mapping[str, Any]
-    meta: tuple[int, int]
+    meta: tuple[int, int]  # chunk and file of this entry
 
 
 def rows_to_table(rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], first: int, fps: int) -> Any:
@@ -166,11 +156,7 @@ class EpisodeIndex:
 
 
 def read_episode_stats(root: Path, index: EpisodeIndex, spec: DatasetSpec) -> list[dict[str, Stats]]:
-    """Return the statistics of each episode.
-
-    Raises:
-        DatasetFormatError: An episode lacks statistics.
-    """
+    """Return the statistics of each episode. Raises DatasetFormatError if an episode lacks them."""
     keys = {*spec.columns, *BOOKKEEPING, *spec.cameras}
     found: list[dict[str, Stats]] = []
     for path in episode_files(root):

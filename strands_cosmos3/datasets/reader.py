@@ -31,9 +31,6 @@ class Dataset:
     Data is read and decoded on demand; recently read columns and opened videos are cached. An object belongs to one thread. If
     pickled, it opens its files again in the other process, which must be spawned: Arrow's threads do not survive a fork.
 
-    Args:
-        root: The dataset's folder.
-
     Raises:
         DatasetFormatError: It is not a LeRobot v3 dataset, or its files contradict each other.
     """
@@ -78,11 +75,7 @@ class Dataset:
 
     @property
     def stats(self) -> dict[str, Stats]:
-        """Statistics by feature from ``meta/stats.json``; empty if there is no such file.
-
-        Raises:
-            DatasetFormatError: It is malformed.
-        """
+        """Statistics by feature from ``meta/stats.json``; empty without one. Raises DatasetFormatError if it is malformed."""
         if not (self.root / STATS).exists():
             return {}
         raw = read_json(self.root / STATS, DatasetFormatError, HINT)
@@ -96,11 +89,7 @@ class Dataset:
         return len(self._index)
 
     def __getitem__(self, episode: int) -> RecordedEpisode:
-        """Return an episode by index; negative ones count from the end.
-
-        Raises:
-            IndexError: There is no such episode.
-        """
+        """Return an episode by index; negative ones count from the end. Raises IndexError if there is none."""
         i = episode + len(self) if episode < 0 else episode
         if not 0 <= i < len(self):
             raise IndexError(f"episode {episode} of a dataset with {len(self)}")
@@ -187,12 +176,7 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class RecordedEpisode:
-    """One episode of an open dataset.
-
-    Args:
-        dataset: The dataset.
-        index: Index of the episode.
-    """
+    """One episode of an open dataset."""
 
     dataset: Dataset
     index: int
@@ -208,11 +192,7 @@ class RecordedEpisode:
 
     @property
     def task(self) -> str:
-        """Instruction of the first frame.
-
-        Raises:
-            DatasetFormatError: The frame's task index has no instruction.
-        """
+        """Instruction of the first frame. Raises DatasetFormatError if its task index has no instruction."""
         number = int(self["task_index"][0])
         if not 0 <= number < len(self.dataset.tasks):
             raise DatasetFormatError(f"episode {self.index} refers to task {number} of {len(self.dataset.tasks)}.")
@@ -239,11 +219,9 @@ class RecordedEpisode:
         return rows
 
     def frames(self, camera: str, rows: Sequence[int] | slice | None = None) -> NDArray[np.uint8]:
-        """Return pictures [n, H, W, 3] uint8 of a camera.
+        """Return pictures [n, H, W, 3] uint8 of a camera, given its feature key; ``rows`` None means all.
 
-        Args:
-            camera: The camera's feature key.
-            rows: Frames to return; None means all. Decoding starts at the key frame before each.
+        Decoding starts at the key frame before each row.
 
         Raises:
             UnknownNameError: No such camera.

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 Stats = dict[str, NDArray[Any]]
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-_SAMPLED_FRAMES = 8
 _SAMPLED_SIDE = 150
 
 
@@ -68,11 +67,6 @@ class PictureStats:
         }
         shaped: Stats = {name: value.reshape(3, 1, 1) for name, value in channels.items()}
         return {**shaped, "count": np.array([self._frames], np.int64)}
-
-
-def sampled(n_frames: int) -> set[int]:
-    """Return the frames of an episode that a camera's statistics use: evenly spaced, at most 8."""
-    return set(np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round().astype(int).tolist())
 
 
 def merged(parts: Sequence[Stats]) -> Stats:

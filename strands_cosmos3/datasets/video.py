@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.datasets.spec import Feature
-from strands_cosmos3.datasets.stats import PictureStats, Stats, sampled
+from strands_cosmos3.datasets.stats import PictureStats, Stats
 from strands_cosmos3.errors import DatasetFormatError, UnknownNameError
 
 Frames = NDArray[np.uint8]
 _PIXEL_FORMATS = ("yuv420p", "yuv444p")
 _BT601, _LIMITED = 6, 1  # FFmpeg's AVCOL_SPC_SMPTE170M (for the tag), AVCOL_RANGE_MPEG
 _SWS_BT601 = 5  # SWS_CS_ITU601, the same for its scaler
+_SAMPLED_FRAMES = 8  # of an episode, for the statistics
 _SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
 
 
@@ -74,11 +75,7 @@ class VideoConfig:
 class CameraWriter:
     """Encodes one camera of one episode in memory, and collects its statistics.
 
-    Args:
-        feature: The camera's feature.
-        fps: Frames per second.
-        config: Encoding options.
-        n_frames: Number of frames, if known: statistics are then taken from evenly spaced frames.
+    If ``n_frames`` is known beforehand, the statistics are taken from evenly spaced frames.
     """
 
     def __init__(self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None = None):
@@ -95,7 +92,8 @@ class CameraWriter:
         self._stream, self._config = stream, config
         self._reformatter = VideoReformatter()  # keeps its tables from frame to frame
         self._stats = PictureStats()
-        self._sampled = None if n_frames is None else sampled(n_frames)
+        spaced = None if n_frames is None else np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round()
+        self._sampled = None if spaced is None else set(spaced.astype(int).tolist())
         self._n = 0
 
     def add(self, frame: Frames) -> None:
@@ -122,12 +120,7 @@ class CameraWriter:
 
 
 def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path) -> None:
-    """Copy the packets of several videos into one file, without re-encoding.
-
-    Args:
-        parts: Video and its number of frames, in order; all with the same encoding.
-        fps: Frames per second.
-        path: The file to write.
+    """Copy the packets of several videos with the same encoding, each given with its number of frames, into one file.
 
     Raises:
         DatasetFormatError: A part is not a video, or has another number of frames.
@@ -179,12 +172,7 @@ def _opened(part: bytes | Path) -> Any:
 
 
 class FrameReader:
-    """Decodes frames of video files by index, and keeps a few files open. Not thread-safe.
-
-    Args:
-        fps: Frames per second.
-        keep_open: Maximum number of open files.
-    """
+    """Decodes frames of video files by index, and keeps up to ``keep_open`` files open. Not thread-safe."""
 
     def __init__(self, fps: int, keep_open: int = 6):
         self._fps, self._keep = fps, keep_open
@@ -192,16 +180,10 @@ class FrameReader:
         self._reformatter = VideoReformatter()
 
     def read(self, path: Path, first: int, rows: Sequence[int], shape: tuple[int, ...]) -> Frames:
-        """Return frames [len(rows), H, W, 3] uint8.
-
-        Args:
-            path: The file.
-            first: Index in the file of row 0.
-            rows: Rows, in any order; repetitions are allowed.
-            shape: Required shape [H, W, 3] of a frame.
+        """Return the frames ``first + rows`` of a file as [len(rows), H, W, 3] uint8, in any order, repetitions allowed.
 
         Raises:
-            DatasetFormatError: The file is missing or not a video, its frames have another size, or one is missing.
+            DatasetFormatError: The file is missing or not a video, its frames are not of ``shape``, or one is missing.
         """
         if not len(rows):
             return np.empty((0, *shape), np.uint8)

@@ -114,10 +114,7 @@ class DatasetWriter:
         return self._info.total_episodes + len(self._pending)
 
     def episode(self, task: str) -> EpisodeWriter:
-        """Begin an episode that is recorded frame by frame; one at a time.
-
-        Args:
-            task: Its instruction.
+        """Begin an episode that is recorded frame by frame; one at a time. ``task`` is its instruction.
 
         Raises:
             ConfigError: The writer is closed, or another episode is being recorded.
@@ -181,11 +178,7 @@ class DatasetWriter:
         return index
 
     def commit(self) -> None:
-        """Make the finished episodes visible.
-
-        Raises:
-            DatasetError: They cannot be written. The dataset is unchanged, and the next commit includes them.
-        """
+        """Make the finished episodes visible. On a DatasetError, the dataset is unchanged and the next commit includes them."""
         self._require_open()
         if not self._pending:
             return

@@ -54,8 +54,8 @@ class ClientConfig:
         connect_s: Timeout of the TCP connection, for each address of the host.
         handshake_s: Timeout of the WebSocket handshake and the server's first frame.
         read_s: Timeout of a whole exchange: sending, inference and reply.
-        attempts: Connection attempts before the server counts as unavailable; the pause between them doubles.
-        first_pause_s, longest_pause_s: First and longest pause between attempts.
+        attempts: Connection attempts before the server counts as unavailable.
+        first_pause_s, longest_pause_s: First and longest pause between attempts; it doubles each time.
 
     Raises:
         ConfigError: The address is invalid.
@@ -87,11 +87,7 @@ class ClientConfig:
 
     @property
     def address(self) -> tuple[str, str, int]:
-        """URI, host and port.
-
-        Raises:
-            ConfigError: The address is invalid.
-        """
+        """URI, host and port. Raises ConfigError if the address is invalid."""
         bare = f"[{self.host}]" if self.host.count(":") > 1 and not self.host.startswith(("[", "ws")) else self.host
         text = bare if "://" in bare else f"ws://{bare}"
         try:
@@ -107,11 +103,6 @@ class ClientConfig:
 
 class PolicyClient:
     """Client of a policy server. It connects on first use, and again after a failure.
-
-    Args:
-        config: Address and timeouts.
-        limits: Size limits of requests and replies.
-        sleep: Function that pauses between connection attempts.
 
     Attributes:
         counters: ``dials`` (connection attempts), ``reconnects``, complete ``exchanges`` and ``failures``.
@@ -135,11 +126,9 @@ class PolicyClient:
         self._cancelled = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
-        """Send a message and return its parsed reply.
+        """Send a message and return what ``read`` makes of the decoded reply, or of the text of a text frame.
 
-        Args:
-            message: The request.
-            read: Parses the decoded reply (the text itself for a text frame). If it raises, the connection is dropped.
+        If ``read`` raises, the connection is dropped.
 
         Raises:
             WireFormatError: The message cannot be encoded.
@@ -179,8 +168,7 @@ class PolicyClient:
     def _ask(self, frame: bytes) -> bytes | str:
         """Return the reply; reconnect if there is no connection or it ended since the last exchange."""
         if self._connection is not None:
-            reply = self._wait(self._pass(self._connection, frame, fresh=False))
-            if reply is not None:
+            if (reply := self._wait(self._pass(self._connection, frame, fresh=False))) is not None:
                 return reply
             self._abort()
         self.counters["reconnects"] += bool(self.counters["dials"])
@@ -208,10 +196,8 @@ class PolicyClient:
             return self._wait(self._greet(tcp))
         if self._cancelled:
             raise self._cancelled_error()
-        raise ServiceUnavailableError(
-            f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure}). "
-            "Is it running? Start one with strands-cosmos3 serve."
-        )
+        tried = f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure})"
+        raise ServiceUnavailableError(f"{tried}. Is it running? Start one with strands-cosmos3 serve.")
 
     async def _greet(self, tcp: socket.socket) -> ClientConnection:
         """Complete the handshake and read the metadata, within the handshake timeout."""
@@ -243,10 +229,11 @@ class PolicyClient:
     async def _shake_hands(self, tcp: socket.socket, create: type[ClientConnection]) -> ClientConnection:
         tcp.setblocking(False)
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        token = self.config.token
         return await connect(
             self._uri,
             sock=tcp,
-            additional_headers={"Authorization": f"{self.config.scheme} {self.config.token}"} if self.config.token else None,
+            additional_headers={"Authorization": f"{self.config.scheme} {token}"} if token else None,
             compression=None,
             proxy=None,  # the environment is not read here
             open_timeout=None,
@@ -289,7 +276,7 @@ class PolicyClient:
                 return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
             case InvalidHandshake() | ValueError():  # a ValueError is a redirect, which is not followed
                 return ServiceUnreadableError(f"{self._uri} is not a WebSocket server ({short(error)}).")
-            case ConnectionClosed() if error.rcvd is None and error.sent is not None and error.sent.code in _OURS:
+            case ConnectionClosed(rcvd=None) if error.sent is not None and error.sent.code in _OURS:
                 return ServiceUnreadableError(f"{self._uri} {_OURS[error.sent.code]} while {doing}.")
             case ConnectionClosed() if error.rcvd is not None and error.rcvd.code == 1009:
                 return ServiceRefusedError(f"{self._uri} does not accept a request that large; send smaller pictures.")
@@ -303,9 +290,8 @@ class PolicyClient:
         if status in (401, 403):
             return ServiceRefusedError(f"{self._uri} refused access (HTTP {status}); pass api_key= the server's token.")
         if status == 503:
-            return ServiceRefusedError(
-                f"{self._uri} accepts no more clients (HTTP 503: {short(body.decode('utf-8', 'replace'))})."
-            )
+            reason = short(body.decode("utf-8", "replace"))
+            return ServiceRefusedError(f"{self._uri} accepts no more clients (HTTP 503: {reason}).")
         return ServiceUnreadableError(f"{self._uri} is not a policy server (HTTP {status}).")
 
     def _cancelled_error(self) -> ServiceClosedError:
@@ -362,10 +348,8 @@ async def _usable(connection: ClientConnection) -> bool:
     try:
         async with asyncio.timeout(0):
             await connection.recv()
-    except TimeoutError:
-        return True
-    except ConnectionClosed:
-        return False
+    except (TimeoutError, ConnectionClosed) as error:
+        return isinstance(error, TimeoutError)
     return False
 
 

@@ -26,21 +26,13 @@ from strands_cosmos3.errors import WireFormatError
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits of a message.
+    """Size limits of a message."""
 
-    Args:
-        max_bytes: Bytes of the frame.
-        max_depth: Nesting depth of containers; an array counts as a map that holds a list.
-        max_keys: Keys of one map.
-        max_values: Values of the whole message, keys included; an array counts as nine.
-        max_text_bytes: Bytes of all text; in memory, Python may need four times as many.
-    """
-
-    max_bytes: int = 16 * 2**20
-    max_depth: int = 8
-    max_keys: int = 64
-    max_values: int = 4096
-    max_text_bytes: int = 256 * 2**10
+    max_bytes: int = 16 * 2**20  # of the frame
+    max_depth: int = 8  # nesting of containers; an array counts as a map that holds a list
+    max_keys: int = 64  # of one map
+    max_values: int = 4096  # of the whole message, keys included; an array counts as nine
+    max_text_bytes: int = 256 * 2**10  # of all text; in memory, Python may need four times as many
 
 
 DEFAULT_LIMITS = Limits()
@@ -67,12 +59,9 @@ _CUT_SHORT = "the message is truncated."
 
 
 def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """Encode a message.
+    """Encode None, booleans, numbers, text, bytes, lists, maps with text keys, numpy arrays and scalars of allowed dtypes.
 
-    Args:
-        message: None, booleans, numbers, strings, bytes, lists, maps with string keys, numpy arrays and scalars of the
-            allowed dtypes.
-        limits: Limits of the receiver; only ``max_bytes`` is checked.
+    Of the receiver's ``limits``, only ``max_bytes`` is checked.
 
     Raises:
         WireFormatError: A value cannot be encoded, or the message is too large.

@@ -12,22 +12,14 @@ _PREFIX = "strands_cosmos3"
 
 @dataclass
 class Metrics:
-    """Counters of one server; only its event loop writes them.
-
-    Attributes:
-        requests: Requests by outcome: ``ok``, ``error``, ``reset``, ``abandoned`` (the client left before the answer).
-        handshakes_refused: Refused handshakes by HTTP status.
-        clients: Open connections.
-        connections: Accepted connections.
-        in_flight: Requests queued or in inference.
-        received_bytes, sent_bytes: Bytes of messages.
-    """
+    """Counters of one server; only its event loop writes them."""
 
     requests: Counter[str] = field(default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0))
-    handshakes_refused: Counter[str] = field(default_factory=Counter[str])
-    clients: int = 0
-    connections: int = 0
-    in_flight: int = 0
+    """By outcome; abandoned: the client left before the answer."""
+    handshakes_refused: Counter[str] = field(default_factory=Counter[str])  # by HTTP status
+    clients: int = 0  # open connections
+    connections: int = 0  # accepted so far
+    in_flight: int = 0  # requests queued or in inference
     received_bytes: int = 0
     sent_bytes: int = 0
     _seconds: float = 0.0

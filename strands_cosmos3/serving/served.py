@@ -20,7 +20,6 @@ from strands_cosmos3.types import ActionChunk, Request
 logger = logging.getLogger(__name__)
 
 _HOME_Q_RAD = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
-_SOME_POSE = ((0.4, 0.0, 0.4), (1.0, 0.0, 0.0, 0.0))
 
 
 class Inference(Protocol):
@@ -38,19 +37,12 @@ class Inference(Protocol):
 
 @dataclass
 class Session:
-    """State of one connection.
+    """State of one connection."""
 
-    Attributes:
-        started_s: Start of the episode on the monotonic clock; None before the first request.
-        calls: Inferences of the episode.
-        previous_total_ms: Time from the last request's arrival to the departure of its reply.
-        roboarena: Whether the client names the endpoint ``infer`` and therefore expects bare arrays.
-    """
-
-    started_s: float | None = None
-    calls: int = 0
-    previous_total_ms: float | None = None
-    roboarena: bool = False
+    started_s: float | None = None  # start of the episode on the monotonic clock; None before the first request
+    calls: int = 0  # inferences of the episode
+    previous_total_ms: float | None = None  # from the last request's arrival to the departure of its reply
+    roboarena: bool = False  # whether the client names the endpoint ``infer`` and therefore expects bare arrays
 
 
 @dataclass(frozen=True)
@@ -90,20 +82,13 @@ class ServedPolicy:
     def __post_init__(self) -> None:
         self._embodiment = get_embodiment(self.embodiment)
         travels = wire.wire_space(self._embodiment, self.action_space)
-        absolute = travels.meaning == "pose_absolute"
-        self._space = self._embodiment.action_space("midtrain") if absolute else travels
+        self._space = self._embodiment.action_space("midtrain") if travels.meaning == "pose_absolute" else travels
         if self.backend.needs_privileged:
-            raise ConfigError(
-                f"backend {self.backend.name!r} needs the simulator's state, which never leaves its process, so it cannot be "
-                "served. Serve replay or a model backend."
-            )
+            why = "needs the simulator's state, which never leaves its process"
+            raise ConfigError(f"backend {self.backend.name!r} {why}. Serve replay or a model backend.")
 
     def warm_up(self) -> None:
-        """Run one inference end to end, so that the first client does not wait for compilation and caches.
-
-        Raises:
-            Cosmos3Error: The backend cannot answer and should not be served.
-        """
+        """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the backend fails."""
         message = self._some_message() if self.warm_up_message is None else self.warm_up_message
         self._infer(decode(encode(dict(message), self.limits), self.limits), Session())
         self.backend.reset(None)
@@ -141,14 +126,8 @@ class ServedPolicy:
         now = time.monotonic()
         if session.started_s is None:
             session.started_s = now
-        request = wire.decode_request(
-            message,
-            self._embodiment,
-            self._space,
-            images=self.backend.requires_images,
-            seed=self.seed + session.calls,
-            t_motion_s=now - session.started_s,
-        )
+        images, seed, clock_s = self.backend.requires_images, self.seed + session.calls, now - session.started_s
+        request = wire.decode_request(message, self._embodiment, self._space, images=images, seed=seed, t_motion_s=clock_s)
         try:
             chunk = instance_of(self.backend.infer(request), ActionChunk, "the backend's answer")
         except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's
@@ -160,8 +139,7 @@ class ServedPolicy:
         if session.previous_total_ms is not None:
             timing["prev_total_ms"] = session.previous_total_ms
         reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
-        request_id = message.get(wire.REQUEST_ID)
-        if isinstance(request_id, int | str):
+        if isinstance(request_id := message.get(wire.REQUEST_ID), int | str):
             reply[wire.REQUEST_ID] = request_id
         return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
 
@@ -171,8 +149,8 @@ class ServedPolicy:
             wire.PROMPT: "warm up",
             wire.JOINTS: np.array(_HOME_Q_RAD),
             wire.GRIPPER: np.zeros(1),
-            wire.POSITION: np.array(_SOME_POSE[0]),
-            wire.QUATERNION: np.array(_SOME_POSE[1]),
+            wire.POSITION: np.array([0.4, 0.0, 0.4]),
+            wire.QUATERNION: np.array([1.0, 0.0, 0.0, 0.0]),
         }
         if self._embodiment.rig is not None:
             view = np.full((*self._embodiment.rig.view_hw, 3), 128, np.uint8)

@@ -32,9 +32,7 @@ logger = logging.getLogger(__name__)
 
 _INTERNAL_ERROR, _GOING_AWAY = 1011, 1001
 _FRAMES_WAITING = 2
-_PING_S = 20.0
-_PONG_S = 60.0
-_CLOSE_S = 2.0
+_PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -83,10 +81,6 @@ class PolicyServer:
 
     ``run()`` blocks and handles SIGTERM and Ctrl-C. As a context manager, the server runs on its own thread.
 
-    Args:
-        policy: The policy to serve.
-        config: Options.
-
     Attributes:
         port: The port that the server listens on.
         metrics: Its counters.
@@ -107,8 +101,7 @@ class PolicyServer:
     def run(self, ready: Callable[[PolicyServer], None] | None = None) -> None:
         """Warm up, listen and serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
 
-        Args:
-            ready: Called when the server listens.
+        ``ready`` is called when the server listens.
 
         Raises:
             Cosmos3Error: The warm-up failed, or the address cannot be used.
@@ -167,21 +160,13 @@ class PolicyServer:
 
     async def _warm_up(self) -> None:
         """Run one inference on the worker before listening."""
-        failed: list[Cosmos3Error] = []
-
-        def job() -> None:
-            try:
-                self.policy.warm_up()
-            except Cosmos3Error as error:
-                failed.append(error)
-
         started = time.monotonic()
-        warm = asyncio.wrap_future(self._worker.submit(job))
+        warm = asyncio.wrap_future(self._worker.submit(self.policy.warm_up))
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({warm, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        if failed:
-            raise BackendError(f"the warm-up of the backend failed, so it is not served: {failed[0]}") from failed[0]
+        if warm.done() and isinstance(error := warm.exception(), Cosmos3Error):
+            raise BackendError(f"the warm-up of the backend failed, so it is not served: {error}") from error
         logger.info("warmed up in %.2f s", time.monotonic() - started)
 
     async def _listen(self) -> Server:
@@ -201,9 +186,8 @@ class PolicyServer:
                 logger=logging.getLogger(f"{__name__}.websockets"),
             )
         except OSError as error:
-            what = (
-                "is in use; choose another --port" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-            )
+            taken = error.errno == errno.EADDRINUSE
+            what = "is in use; choose another --port" if taken else f"cannot be used: {error.strerror}"
             raise ConfigError(f"{self.config.host}:{self.config.port} {what}.") from None
 
     async def _drain(self, server: Server) -> None:
@@ -234,9 +218,8 @@ class PolicyServer:
             response.headers["Upgrade"] = "websocket"
             return response
         if self.metrics.clients >= self.config.max_clients:
-            return self._refuse(
-                connection, http.HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n"
-            )
+            text = "The maximum number of clients is connected.\n"
+            return self._refuse(connection, http.HTTPStatus.SERVICE_UNAVAILABLE, text)
         return None
 
     def _refuse(self, connection: ServerConnection, status: http.HTTPStatus, text: str) -> Response:
@@ -258,9 +241,7 @@ class PolicyServer:
             await client.send(encode({}))
             async for frame in client:
                 arrived = time.monotonic()
-                if self._stop.is_set():
-                    break
-                if not await self._exchange(client, frame, session):
+                if self._stop.is_set() or not await self._exchange(client, frame, session):
                     break
                 session.previous_total_ms = (time.monotonic() - arrived) * 1e3
         except ConnectionClosed:

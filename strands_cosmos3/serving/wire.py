@@ -49,21 +49,12 @@ _RESET_DONE = "reset successful"
 
 @dataclass(frozen=True)
 class Dialect:
-    """Differences of a family of servers from openpi's.
-
-    Args:
-        name: Name of the dialect.
-        endpoint: Whether requests name an endpoint, and a reset endpoint exists.
-        session: Whether requests carry the episode's ``session_id``.
-        extensions: Whether our own keys may be sent: request id, seed and motion clock.
-        numbered_from_zero: Whether the exterior cameras are 0 and 1 instead of 1 and 2.
-    """
+    """Differences of a family of servers from openpi's."""
 
     name: str
-    endpoint: bool = False
-    session: bool = False
-    extensions: bool = False
-    numbered_from_zero: bool = False
+    endpoint: bool = False  # requests name an endpoint and the episode's ``session_id``, and a reset endpoint exists
+    extensions: bool = False  # our own keys may be sent: request id, seed and motion clock
+    numbered_from_zero: bool = False  # the exterior cameras are 0 and 1 instead of 1 and 2
 
 
 ROBOLAB = Dialect("robolab", extensions=True)
@@ -71,18 +62,14 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
         "robolab": ROBOLAB,
         "openpi": replace(ROBOLAB, name="openpi"),
-        "vllm-omni": Dialect("vllm-omni", endpoint=True, session=True),
-        "roboarena": Dialect("roboarena", endpoint=True, session=True, numbered_from_zero=True),
+        "vllm-omni": Dialect("vllm-omni", endpoint=True),
+        "roboarena": Dialect("roboarena", endpoint=True, numbered_from_zero=True),
     }
 )
 
 
 def get_dialect(name: str) -> Dialect:
-    """Return a dialect by name.
-
-    Raises:
-        UnknownNameError: No such dialect; the message lists them.
-    """
+    """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid names."""
     if name not in DIALECTS:
         raise UnknownNameError("dialect", name, DIALECTS)
     return DIALECTS[name]
@@ -97,18 +84,12 @@ def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
     space = embodiment.action_space(name or ("joint_pos" if "joint_pos" in embodiment.spaces else None))
     sent = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs")
     if sent is None:
-        raise ActionSpaceError(
-            f"the wire protocol carries DROID's 8 columns only, so rows of {embodiment.name!r} cannot be sent."
-        )
+        raise ActionSpaceError(f"the wire protocol has DROID's 8 columns only; rows of {embodiment.name!r} cannot be sent.")
     return sent
 
 
 def encode_request(request: Request, dialect: Dialect, session_id: str, request_id: int) -> dict[str, Any]:
-    """Return the observation message of a request.
-
-    Raises:
-        BackendError: The request lacks the state that its action space requires.
-    """
+    """Return the observation message of a request. Raises BackendError if the request lacks the state that is sent."""
     if request.action_space.meaning == "joint_position":
         if request.q_rad is None:
             raise BackendError("a 'joint_pos' server requires joint angles, and the request has none.")
@@ -125,9 +106,7 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
         **_pictures(request, dialect),
     }
     if dialect.endpoint:
-        message[ENDPOINT] = "infer"
-    if dialect.session:
-        message[SESSION] = session_id
+        message |= {ENDPOINT: "infer", SESSION: session_id}
     if dialect.extensions:
         message |= {REQUEST_ID: request_id, SEED: request.seed, MOTION_CLOCK: request.t_motion_s}
     return message
@@ -136,13 +115,13 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
 def _pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
     rig = request.embodiment.rig
     if rig is not None and all(view in request.images for view in rig.views):
-        keys = zip(rig.views, _keys(rig, dialect), strict=True)
+        keys = zip(rig.views, _keys(rig, dialect.numbered_from_zero), strict=True)
         return {key: letterbox(request.images[view], rig.view_hw) for view, key in keys}
     return {} if request.composite is None else {COMPOSITE: request.composite}
 
 
-def _keys(rig: CameraRig, dialect: Dialect) -> tuple[str, ...]:
-    return (rig.wire_names[0], *_ROBOARENA_EXTERIORS) if dialect.numbered_from_zero else rig.wire_names
+def _keys(rig: CameraRig, numbered_from_zero: bool) -> tuple[str, ...]:
+    return (rig.wire_names[0], *_ROBOARENA_EXTERIORS) if numbered_from_zero else rig.wire_names
 
 
 def decode_request(
@@ -152,14 +131,13 @@ def decode_request(
     *,
     images: bool,
     seed: int = 0,
-    t_motion_s: float = 0.0,
+    t_motion_s: float = 0,
 ) -> Request:
     """Return the request in an observation message. Unknown keys are ignored.
 
     Args:
         message: The decoded message.
-        embodiment: The policy's embodiment.
-        space: Action space of the backend's rows.
+        embodiment, space: The policy's embodiment, and the action space of the backend's rows.
         images: Whether the backend needs pictures; views are then composed.
         seed, t_motion_s: Noise seed and motion clock if the message has none.
 
@@ -189,13 +167,13 @@ def decode_request(
 
 def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | None, F64 | None]:
     """The joint angles and the pose; the one that the action space needs is required."""
-    needed = {"joint_pos": (JOINTS,)} if space.meaning == "joint_position" else {"midtrain": (QUATERNION, POSITION)}
-    for name, keys in needed.items():
-        for key in keys:
-            if key not in message:
-                raise _missing(message, key, f" This server speaks {name}: use --action-space {name} (action_space={name!r}).")
+    joints_only = space.meaning == "joint_position"
+    name, keys = ("joint_pos", (JOINTS,)) if joints_only else ("midtrain", (QUATERNION, POSITION))
+    if missing := [key for key in keys if key not in message]:
+        remedy = f" This server speaks {name}: use --action-space {name} (action_space={name!r})."
+        raise _missing(message, missing[0], remedy)
     q = _latest(message, JOINTS, 7) if JOINTS in message else None
-    if space.meaning == "joint_position":
+    if joints_only:
         return q, None
     return q, se3(quaternion_to_matrix(_latest(message, QUATERNION, 4)), _latest(message, POSITION, 3))
 
@@ -226,8 +204,7 @@ def _read_pictures(
     """Return the views by name, and the composite, as far as the message has them."""
     rig = embodiment.rig
     if rig is not None:
-        zero = DIALECTS["roboarena"] if _ROBOARENA_EXTERIORS[0] in message else ROBOLAB
-        keys = _keys(rig, zero)
+        keys = _keys(rig, _ROBOARENA_EXTERIORS[0] in message)
         missing = [key for key in keys if key not in message]
         if not missing:
             views = {view: image_array(message[key], repr(key)) for view, key in zip(rig.views, keys, strict=True)}
@@ -255,9 +232,8 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
     """
     meaning = chunk.action_space.meaning
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
-        raise ActionSpaceError(
-            f"the request asks for {request.action_space.name!r}, but the backend returned {chunk.action_space.name!r}."
-        )
+        wanted, got = request.action_space.name, chunk.action_space.name
+        raise ActionSpaceError(f"the request asks for {wanted!r}, but the backend returned {got!r}.")
     if meaning == "joint_position":
         columns, gripper = chunk.action[:, :7], np.clip(chunk.action[:, 7], 0.0, 1.0)
     else:
@@ -309,16 +285,15 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
         )
     if not np.isfinite(rows).all():
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
-        raise ServiceChunkError(
-            f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}; the chunk is not executed."
-        )
+        value = f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}"
+        raise ServiceChunkError(f"{value}; the chunk is not executed.")
     action = rows.astype(np.float64)
     if space.meaning == "pose_absolute":
         norm = np.linalg.norm(action[:, 3:7], axis=1)
         if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
             raise ServiceChunkError(
-                f"columns 3 to 6 have norm {norm.flat[np.abs(norm - 1).argmax()]:.3g}, so they are not quaternions, and the "
-                "rows are not 'pose_abs'. If they are joint angles, use action_space='joint_pos'."
+                f"columns 3 to 6 have norm {norm[np.abs(norm - 1).argmax()]:.3g}, so they are not quaternions and the rows not "
+                "'pose_abs'. If they are joint angles, use action_space='joint_pos'."
             )
     action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
     return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing)
@@ -343,12 +318,7 @@ def reset_reply(bare: bool) -> str | dict[str, str]:
 
 
 def require_reset_reply(reply: Any) -> None:
-    """Check a server's reply to a reset.
-
-    Raises:
-        ServiceRefusedError: The reply is an error.
-        ServiceUnreadableError: The reply is something else.
-    """
+    """Check a server's reply to a reset. Raises ServiceRefusedError for an error, ServiceUnreadableError for anything else."""
     status: Any = cast("dict[Any, Any]", reply).get("status") if isinstance(reply, dict) else reply
     if status == _RESET_DONE:
         return

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from strands_cosmos3.errors import Cosmos3Error
+
 
 class Worker:
-    """A daemon thread with a queue of jobs. Jobs must not raise; a job that was cancelled in the queue is skipped.
+    """A daemon thread with a queue of jobs, which may raise a Cosmos3Error and nothing else. Cancelled jobs are skipped.
 
     As a daemon, it does not keep the process alive if an inference never returns.
     """
@@ -26,14 +28,16 @@ class Worker:
         self._jobs.put((future, job))
         return future
 
-    def close(self, timeout_s: float) -> bool:
-        """Finish the queued jobs; return whether the thread ended in time."""
+    def close(self, timeout_s: float) -> None:
+        """End the thread after the queued jobs; wait for at most ``timeout_s``."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
             future, job = item
             if future.set_running_or_notify_cancel():
-                future.set_result(job())
+                try:
+                    future.set_result(job())
+                except Cosmos3Error as error:
+                    future.set_exception(error)
