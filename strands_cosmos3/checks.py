@@ -44,11 +44,7 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
 
 
 def image_array(value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)) -> NDArray[np.uint8]:
-    """Return one picture [H, W, 3] as a uint8 array, not copied; with another ``shape``, e.g. several [N, H, W, 3].
-
-    Raises:
-        ShapeError: It has another dtype or shape, or is empty.
-    """
+    """Return an image as uint8 [H, W, 3], or of another ``shape``, not copied. Anything else raises ShapeError."""
     array = np.asarray(value)
     fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
     if array.dtype != np.uint8 or not fits or array.size == 0:

@@ -47,11 +47,7 @@ Ints = NDArray[np.int64]
 
 
 def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -> Path:
-    """Return the path of file ``number`` (chunk, file) of camera ``key`` or of the data, from a template of ``meta/info.json``.
-
-    Raises:
-        DatasetFormatError: The template uses another field, or the path leads out of the dataset.
-    """
+    """Return a file's path from a template of ``meta/info.json``. A malformed or outside path raises DatasetFormatError."""
     allowed = {"chunk_index", "file_index", "video_key"}
     try:
         fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
@@ -148,11 +144,7 @@ def _whole(raw: Mapping[str, Any], name: str) -> int:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
-    """Read a parquet file as a table: all columns, or ``columns`` and those of ``optional`` that it has.
-
-    Raises:
-        DatasetFormatError: It is missing, damaged, or lacks a column.
-    """
+    """Read a parquet table: all columns, or ``columns`` and those of ``optional`` that exist, or raise DatasetFormatError."""
     try:
         names = pq.read_schema(path).names
         if missing := [name for name in columns or () if name not in names]:

@@ -80,11 +80,7 @@ def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
 
 def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """Decode a frame. Arrays are read-only and share memory with the frame where possible.
-
-    Raises:
-        WireFormatError: The frame is not msgpack, exceeds a limit, or contains an inconsistent array.
-    """
+    """Decode a frame; anything invalid raises WireFormatError. Arrays are read-only and may share the frame's memory."""
     if len(frame) > limits.max_bytes:
         raise WireFormatError(f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed.")
     _walk(frame, limits)

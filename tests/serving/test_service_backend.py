@@ -197,8 +197,8 @@ def test_create_policy_takes_the_server_s_address(serve):
         ({"transport": "zmq"}, "raw"),
         ({"backend": "replay", "port": 8000}, "port belongs to backend service"),
         ({"backend": "service", "client": PolicyClient(), "port": 3}, "leave host, port"),
-        ({"host": "http://x"}, "no address"),
-        ({"host": "x:y:z/"}, "no address"),
+        ({"host": "http://x"}, "not an address"),
+        ({"host": "x:y:z/"}, "not an address"),
         ({"port": 8000, "dialect": "klingon"}, "roboarena"),
     ],
 )
