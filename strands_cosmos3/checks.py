@@ -67,11 +67,7 @@ def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
 
 
 def require_rigid(T: F64, name: str) -> None:
-    """Require that finite matrices [..., 4, 4] are rigid transforms.
-
-    Raises:
-        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0, 0, 0, 1).
-    """
+    """Require that finite matrices [..., 4, 4] are rigid transforms, and raise InputError otherwise."""
     R = T[..., :3, :3]
     off = np.abs(np.swapaxes(R, -1, -2) @ R - np.eye(3)).max()
     if not off <= _SO3_TOLERANCE or not (np.linalg.det(R) > 0).all():  # written so that NaN fails
