@@ -1,4 +1,4 @@
-"""``strands-cosmos3 bench``: the README's figures, measured here and now."""
+"""``strands-cosmos3 bench``: measure the README's figures on this machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from strands_cosmos3.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure this installation on this machine, by the code that users run.
+    """Measure this installation on this machine.
 
-    Times depend on the machine and on what else it is doing; where a peer did the same work in the same run, the ratio is
-    printed beside them.
+    Times depend on the machine and its load; the ratio to a peer that did the same work in the same run is printed too.
     """
 
     what: Annotated[Literal["ik", "tracking", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
     """ik: inverse kinematics of 32-row chunks. tracking: the arm against its reference, in dynamics. sim: speed of episodes.
     tasks: successes of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline, one thread, CPU time.
-    service: the wire beside a bare websockets exchange."""
+    service: the protocol against a bare websockets exchange."""
     chunks: int = 40
     """Random chunks (ik, tracking)."""
     episodes: int | None = None
@@ -34,13 +33,13 @@ class Bench:
     exchanges: int = 200
     """Round trips of each kind (service)."""
     seed: int = 0
-    """Seed of the first."""
+    """Seed of the first episode or chunk."""
     episode: Path | None = None
     """For tracking: also a recorded DROID episode (.json)."""
     tier: Literal["256", "480"] = "256"
     """For engine: a small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour)."""
     repeats: int = 3
-    """For engine: times that each side runs; medians are told."""
+    """For engine: runs of each side; medians are reported."""
     steps: int = 4
     """For engine: denoising steps."""
     json: Path | None = None

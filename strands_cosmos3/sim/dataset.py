@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -22,10 +22,8 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.model import PHYSICS_HZ
 from strands_cosmos3.robots.panda import HAND_BODY, dh_forward
 from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import Rollout
-
-if TYPE_CHECKING:
-    from strands_cosmos3.sim.robot import Robot
 
 Views = Mapping[str, NDArray[np.uint8]]
 Observe = Callable[[mujoco.MjData], Views]
@@ -80,35 +78,35 @@ class RolloutRecorder:
         self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
 
     @contextmanager
-    def recording(self, robot: Robot, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
+    def recording(self, arm: SimulatedArm, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
         """Record while it lasts; yields what the finished rollout must pass through to be kept.
 
         The robot must stand at the episode's beginning, at rest. An exception discards the episode.
         """
         with self._writer.episode(instruction or "no instruction") as episode:
-            watch = _Watch(episode, robot, observe, self._T_hand_cosmos, self._steps_a_frame)
+            step_recorder = _EpisodeRecorder(episode, arm, observe, self._T_hand_cosmos, self._steps_a_frame)
 
             def keep(rollout: Rollout) -> Rollout:
-                watch.finish(rollout)
+                step_recorder.finish(rollout)
                 return rollout
 
-            robot.on_step = watch.step
+            arm.on_step = step_recorder.step
             try:
                 yield keep
             finally:
-                robot.on_step = None
+                arm.on_step = None
             if not episode.length:
                 episode.discard()
 
 
-class _Watch:
+class _EpisodeRecorder:
     """Follows one episode at every physics step."""
 
-    def __init__(self, episode: EpisodeWriter, robot: Robot, observe: Observe, T_hand_cosmos: F64, steps_a_frame: int):
-        self._episode, self._robot, self._observe = episode, robot, observe
+    def __init__(self, episode: EpisodeWriter, arm: SimulatedArm, observe: Observe, T_hand_cosmos: F64, steps_a_frame: int):
+        self._episode, self._arm, self._observe = episode, arm, observe
         self._T_hand_cosmos, self._steps_a_frame = T_hand_cosmos, steps_a_frame
         self._steps = 0
-        self._last = self._sample(robot.executor.reference.q_rad, robot.joint_state()[2])
+        self._last = self._sample(arm.executor.reference.q_rad, arm.joint_state()[2])
 
     def step(self, q_commanded_rad: F64, gripper_commanded: float) -> None:
         """A physics step was done, with these references at its end."""
@@ -120,13 +118,13 @@ class _Watch:
         self._last = sample
 
     def _sample(self, q_commanded_rad: F64, gripper_commanded: float) -> _Sample:
-        q, _, gripper = self._robot.joint_state()
+        q, _, gripper = self._arm.joint_state()
         return _Sample(
             np.append(q, gripper),
             dh_forward(q) @ self._T_hand_cosmos,
             dh_forward(q_commanded_rad) @ self._T_hand_cosmos,
             gripper_commanded,
-            self._observe(self._robot.data),
+            self._observe(self._arm.data),
         )
 
     def _write(self, sample: _Sample, after: _Sample) -> None:

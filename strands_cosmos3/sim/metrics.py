@@ -87,10 +87,6 @@ class EpisodeLog:
         """How long the arm was driven, on the physics clock."""
         return sum(map(len, self.blocks)) * self.dt_s
 
-    def begin_chunk(self, record: ChunkRecord) -> None:
-        """A chunk was accepted."""
-        self.chunks.append(record)
-
     def end_chunk(self, rows_begun: int) -> None:
         """The chunk in force was executed up to and with that many rows."""
         if self.chunks:

@@ -1,4 +1,4 @@
-"""Pages of curves: what was commanded and what was achieved, and how a training went."""
+"""Plots of rollouts (commanded and achieved motion) and of learning curves."""
 
 from __future__ import annotations
 
