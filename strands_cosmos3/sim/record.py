@@ -221,7 +221,7 @@ def _strip(views: Mapping[str, Frame], width: int) -> Frame:
 
 
 _TITLES = {
-    "predicted": ("PREDICTED WORLD", "imagined by the model, not observed", _ACCENT),
+    "predicted": ("PREDICTED WORLD", "predicted by the model, not observed", _ACCENT),
     "observed": ("THE WORLD THAT HAPPENED", "observed at that time", _INK),
 }
 
