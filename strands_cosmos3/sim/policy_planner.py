@@ -127,8 +127,8 @@ def planner_for(
 
 def recording_of(policy: Policy) -> Recording | None:
     """Return the recording that a policy replays, or None."""
-    replays = isinstance(policy, Cosmos3Policy) and isinstance(policy.backend, ReplayBackend)
-    return policy.backend.recording if replays else None
+    backend = policy.backend if isinstance(policy, Cosmos3Policy) else None
+    return backend.recording if isinstance(backend, ReplayBackend) else None
 
 
 def _trajectory(steps: list[Step], policy: str, hz: float) -> JointTrajectory:
@@ -138,7 +138,8 @@ def _trajectory(steps: list[Step], policy: str, hz: float) -> JointTrajectory:
         rows = np.array([[float(np.asarray(step[key])) for key in list(keys.values())[:7]] for step in steps])
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
-    finger, gripper = keys["gripper"], None
+    finger: str = keys["gripper"]
+    gripper: Any = None
     if all(finger in step for step in steps):
         gripper = PANDA_FINGER.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)
