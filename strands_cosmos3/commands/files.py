@@ -1,4 +1,4 @@
-"""Output files: refused before anything runs where they cannot be written, and never seen half-written."""
+"""Output files: checked before anything runs, and never half-written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets"
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
-    """Make the folder of an output file, or say why it cannot be.
+    """Make the folder of an output file.
 
     Raises:
         ConfigError: The name has another suffix, or its folder cannot be made or written to.
@@ -31,12 +31,12 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
 
 
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
-    """The file for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
+    """Return the file for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
     return path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a figure may depend on; what is not installed is left out."""
+    """Return the versions of the installed packages that figures depend on."""
     found = {}
     for name in _REPORTED:
         try:
