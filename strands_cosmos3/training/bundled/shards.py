@@ -42,7 +42,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def read_shard(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a shard, apart from its pictures."""
     with np.load(path) as file:
-        return {_OLD_NAMES.get(name, name): file[name] for name in file.files if name != "frames"}
+        return {_OLD_NAMES.get(str(name), str(name)): file[name] for name in file.files if name != "frames"}
 
 
 def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:

@@ -81,7 +81,7 @@ class _DemoWindows:
     ):
         self._latents, self._captions, self._batch, self._dropout, self._seed = latents, captions, batch, dropout, seed
         columns = state_columns(demos.T_base_cosmos[ticks], demos.gripper_opening[ticks])
-        self._state, self._goal = state.scaled(columns).astype(np.float32), demos.goal[ticks]
+        self._state, self._goal = state.scaled(columns).astype(np.float32), demos.goal[ticks].astype(np.int64)
 
     def __len__(self) -> int:
         return len(self._latents)
@@ -107,7 +107,7 @@ class _DemoWindows:
             torch.from_numpy(self._state[chosen]),
             torch.from_numpy(np.clip(rows, -3, 3)),
             prompts,
-            torch.from_numpy(prompt.astype(np.int64)),
+            torch.from_numpy(prompt),
             None if mode is None else torch.from_numpy(mode),
         )
 
