@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
+    arguments = _with_new_flags(arguments)
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
         with redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext():
@@ -112,6 +114,23 @@ def _union(arguments: list[str]) -> Any:
     if named:  # a union of one member would lose the subcommand's name
         union = union | Annotated[_Nothing, tyro.conf.subcommand("help", prefix_name=False)]
     return union
+
+
+def _with_new_flags(arguments: list[str]) -> list[str]:
+    """Replace flags of 0.1 that a command has renamed, with a warning. Remove in 0.3."""
+    chosen = next((COMMANDS[argument] for argument in arguments if argument in COMMANDS), None)
+    if chosen is None:
+        return arguments
+    command = getattr(import_module(f"strands_cosmos3.commands.{chosen[0]}"), chosen[1])
+    renamed: dict[str, str] = vars(command).get("RENAMED_FLAGS", {})
+    replaced = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag in renamed:
+            print(f"strands-cosmos3: {flag} is deprecated; use {renamed[flag]}.", file=sys.stderr)
+            warnings.warn(f"{flag} is renamed to {renamed[flag]}.", DeprecationWarning, stacklevel=2)
+        replaced.append(f"{renamed.get(flag, flag)}{equals}{value}")
+    return replaced
 
 
 def _with_environment(command: Any) -> Any:

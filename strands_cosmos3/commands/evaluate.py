@@ -169,7 +169,7 @@ def _world(settings: Settings, console: Console) -> Callable[[], Mapping[str, An
     """What judges dynamics, where it was asked for; the checkpoint is looked at before anything starts."""
     if not settings.clips:
         return None
-    from strands_cosmos3.training.dynamics import judge_on_expert, require_video
+    from strands_cosmos3.training.bundled.dynamics import judge_on_expert, require_video
 
     checkpoint = Path(str(settings.policy.model))
     require_video(checkpoint)
