@@ -54,7 +54,7 @@ class RandomWeights:
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: object = ()) -> None:
         """Whatever is wanted is there."""
 
-    def read_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+    def read_into(self, targets: Mapping[str, torch.Tensor], slices: object = None) -> None:
         for name, target in targets.items():
             scale = 1.0 if "norm" in name or target.ndim < 2 else target[0].numel() ** -0.5
             target.normal_(0, scale)

@@ -1,4 +1,4 @@
-"""Cosmos 3 inference in this process: checkpoints, the two towers, packing, sampling, the VAE. torch lives here.
+"""Cosmos 3 inference: checkpoints, the two towers, packing, sampling, the VAE.
 
-``config`` and ``variants`` need no torch; everything else does. Import the modules themselves.
+``config`` and ``variants`` do not import torch. Import the modules themselves.
 """

@@ -1,12 +1,11 @@
-"""A checkpoint on disk: found, read, checked, and what it says about itself.
+"""Find, read and check a checkpoint on disk.
 
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
 ``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
 ``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain``, ``state`` (see :mod:`.state`),
-``sampling`` (its default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a
-policy's clip may have, its own first; 1 answers actions without a video), ``replan_rows`` (rows to execute before the next
-chunk is asked for), ``prefix_rows`` (longest action prefix that training showed it) and ``sha256`` (file -> digest, checked
-before loading).
+``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a policy's clip
+may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute before requesting the next
+chunk), ``prefix_rows`` (longest action prefix seen in training) and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,19 @@ from strands_cosmos3.embodiments import SamplerPreset
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.engine.transformer import Cosmos3Transformer
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
-from strands_cosmos3.engine.weight_files import Cut, WeightFiles, cut_shape, read_config
-from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes, optional
+from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded
+from strands_cosmos3.engine.weights import (
+    HEAD_KEYS,
+    checkpoint_key,
+    expected_shapes,
+    head_shapes,
+    in_text_tower,
+    kept_dtype,
+    optional,
+)
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
 
 METADATA = "checkpoint.json"
@@ -37,21 +45,21 @@ _PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files were found and whose headers fit its config. No weight was read yet.
+    """A checkpoint whose headers fit its config. No weight has been read.
 
     Args:
-        root: Its folder.
-        config, scheduler, vae_config: What its config files say.
-        weights, vae_weights: Its safetensors files.
-        variant: What it is.
-        action_space: What its actions mean, or None where nothing says so.
-        metadata: Its ``strands_cosmos3`` object.
-        state_row: How the state row of its ``midtrain`` sequence is made, or None where it has none.
-        sampling: Its own default sampling, or None.
-        policy_frames: Pixel frames that a policy's clip may have, its own first: 1 answers actions without a video. Empty is
-            the chunk's.
-        replan_rows: Rows of a chunk that are best executed before the next one is asked for; None is all.
-        prefix_rows: Longest action prefix that it was trained with; 0 takes none.
+        root: Folder.
+        config, scheduler, vae_config: Contents of the config files.
+        weights, vae_weights: Safetensors files.
+        variant: Variant, by name or by sizes.
+        action_space: Action space, or None if the checkpoint does not state it.
+        metadata: The ``strands_cosmos3`` object.
+        state_row: State row of a ``midtrain`` sequence, or None if it has none.
+        sampling: Default sampling, or None.
+        policy_frames: Pixel frames that a policy's clip may have, the default first; 1 predicts actions without a video.
+            Empty means as many as the chunk needs.
+        replan_rows: Rows of a chunk to execute before requesting the next one; None is all.
+        prefix_rows: Longest action prefix seen in training; 0 is none.
     """
 
     root: Path
@@ -74,58 +82,52 @@ class Checkpoint:
         """Read every config and header of a folder.
 
         Args:
-            root: The folder.
-            variant: What it must be; None accepts what it says.
-            action_space: What its actions mean, where nothing else says so.
+            root: Folder.
+            variant: Expected variant; None accepts any.
+            action_space: Action space, if the checkpoint does not state it.
 
         Raises:
-            LayoutError, WeightsError, VariantError: One thing is wrong with it.
-            PreflightError: Several things are; all are listed.
+            LayoutError, WeightsError, VariantError: One thing is wrong.
+            PreflightError: Several things are wrong; all are listed.
         """
-        if not root.is_dir() or not any(root.iterdir()):
-            raise LayoutError(f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint holds "
-                              "transformer/, vae/, scheduler/, text_tokenizer/ and model_index.json.")  # fmt: skip
-        collected = _Collected()
-        index = collected.of(lambda: read_config(root / "model_index.json", root) if _there(root, "model_index.json") else {})
-        metadata = collected.of(lambda: _metadata(root))
-        config = collected.of(lambda: TransformerConfig.from_dict(read_config(root / "transformer/config.json", root)))
-        vae_config = collected.of(lambda: read_config(root / "vae/config.json", root))
+        _require_folder(root)
+        read = partial(_read, root)
+        step = _Collected()
+        index = step.of(lambda: read("model_index.json") if (root / "model_index.json").exists() else {})
+        metadata = step.of(lambda: _metadata(root))
+        config = step.of(lambda: TransformerConfig.from_dict(read("transformer/config.json")))
         native = bool((index or {}).get("use_native_flow_schedule", False))
-        scheduler = collected.of(
-            lambda: SchedulerConfig.from_dict(read_config(root / "scheduler/scheduler_config.json", root), native)
-        )
-        weights = collected.of(lambda: _transformer_weights(root, config))
-        vae_weights = collected.of(lambda: WeightFiles(root / "vae", root))
+        found: dict[str, Any] = {
+            "config": config,
+            "vae_config": step.of(lambda: read("vae/config.json")),
+            "scheduler": step.of(lambda: SchedulerConfig.from_dict(read("scheduler/scheduler_config.json"), native)),
+            "weights": step.of(lambda: _transformer_weights(root, config)),
+            "vae_weights": step.of(lambda: WeightFiles(root / "vae", root)),
+        }
         if config is not None and metadata is not None:
-            named = collected.of(lambda: _variant(root, config, metadata, variant))
-            state_row = collected.of(lambda: StateRow.from_metadata(metadata))
-            sampling = collected.of(lambda: _sampling(metadata))
-            frames = collected.of(lambda: _policy_frames(metadata))
-            replan = collected.of(lambda: _rows(metadata, "replan_rows"))
-            prefix = collected.of(lambda: _rows(metadata, "prefix_rows"))
-            space = collected.of(lambda: _space(named, metadata, action_space)) if named else None
-        collected.raise_if_any(root)
-        assert config
-        assert scheduler
-        assert vae_config
-        assert weights
-        assert vae_weights
-        assert metadata is not None
-        assert named
-        files = weights, vae_weights
-        own = state_row, sampling, frames, replan, prefix or 0
-        return cls(root, config, scheduler, vae_config, *files, named, space, metadata, *own)
+            named = step.of(lambda: _variant(root, config, metadata, variant))
+            found |= {
+                "variant": named,
+                "metadata": metadata,
+                "state_row": step.of(lambda: StateRow.from_metadata(metadata)),
+                "sampling": step.of(lambda: _sampling(metadata)),
+                "policy_frames": step.of(lambda: _policy_frames(metadata)),
+                "replan_rows": step.of(lambda: _rows(metadata, "replan_rows")),
+                "prefix_rows": step.of(lambda: _rows(metadata, "prefix_rows")) or 0,
+                "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,
+            }
+        step.raise_if_any(root)
+        return cls(root, **found)
 
     @property
     def digest(self) -> str:
-        """SHA-256 that stands for this checkpoint: of its recorded digests, or of its weights' names, shapes and
-        sizes."""
+        """SHA-256 of the recorded digests and of the weights' names and shapes; identifies the checkpoint."""
         recorded = self.metadata.get("sha256") or {}
         headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in (self.weights, self.vae_weights)]
         return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
 
     def verify(self) -> None:
-        """Compare every file with its recorded digest, where one is recorded.
+        """Compare every file with its digest, if one is recorded.
 
         Raises:
             DigestError: A file's bytes differ.
@@ -140,42 +142,45 @@ class Checkpoint:
         device: torch.device,
         dtype: torch.dtype,
         text_device: torch.device | None = None,
-        cut: Callable[[str, tuple[int, ...]], Cut] = lambda _, shape: (),
+        shard: Shard = unsharded,
     ) -> Cosmos3Transformer:
-        """The transformer with its weights, without action heads, ``lm_head`` and what of the text tower nothing reads.
+        """The transformer with its weights, without action heads and without weights that inference does not use.
 
         Args:
-            device, dtype: Where and as what it is kept; the time embedder stays in float32.
+            device, dtype: Where and in which dtype weights are kept; the time embedder stays in float32.
             text_device: Where the text tower is kept; None is ``device``.
-            cut: Name in the released layout and whole shape of a weight -> the part of it that is kept; only that is read.
+            shard: See :data:`~strands_cosmos3.engine.weight_files.Shard`.
 
         Raises:
             WeightsError: A weight is not finite.
         """
         with torch.device("meta"):
             model = Cosmos3Transformer(self.config)
-        targets, cuts = {}, {}
+        slices: dict[str, Slices] = {}
 
-        def kept_shape(parameter: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-            key = checkpoint_key(parameter)
-            cuts[key] = cut(key, shape)
-            return cut_shape(shape, cuts[key])
+        def empty(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            key = checkpoint_key(name)
+            slices[key] = shard(key, shape)
+            where = text_device if text_device is not None and in_text_tower(name) else device
+            return torch.empty(sliced_shape(shape, slices[key]), device=where, dtype=kept_dtype(name, dtype))
 
-        for name, child in model.named_children():
-            where = text_device or device if name == "text" else device
-            kept = torch.float32 if name == "time_embedder" else dtype
-            inner = materialise(
-                child, where, lambda _, kept=kept: kept, lambda part, shape, name=name: kept_shape(f"{name}.{part}", shape)
-            )
-            targets |= {checkpoint_key(f"{name}.{inner_name}"): tensor for inner_name, tensor in inner.items()}
-        embed = torch.empty(self.config.hidden_size, device=device, dtype=dtype)
-        model.action_modality_embed = torch.nn.Parameter(embed, requires_grad=False)
-        self.weights.read_into({**targets, "action_modality_embed": embed}, cuts)
+        targets = materialise(model, empty)
+        self.weights.read_into({checkpoint_key(name): tensor for name, tensor in targets.items()}, slices)
         return model.eval()
+
+    def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:
+        """The action head of one domain.
+
+        Raises:
+            WeightsError: A weight is not finite.
+        """
+        made = {field: torch.empty(s, device=device, dtype=dtype) for field, s in head_shapes(self.config).items()}
+        self.weights.read_into({f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in made.items()})
+        return ActionHead(**made)
 
 
 class _Collected:
-    """Runs steps that may fail and keeps every failure."""
+    """Runs steps that may fail and collects their errors."""
 
     def __init__(self) -> None:
         self.failures: list[CheckpointError] = []
@@ -195,14 +200,22 @@ class _Collected:
             raise PreflightError(f"{root} cannot be loaded, for {len(self.failures)} reasons:{listed}")
 
 
-def _there(root: Path, name: str) -> bool:
-    return (root / name).exists()
+def _require_folder(root: Path) -> None:
+    if not root.is_dir() or not any(root.iterdir()):
+        raise LayoutError(
+            f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint has transformer/, vae/, "
+            "scheduler/, text_tokenizer/ and model_index.json."
+        )
+
+
+def _read(root: Path, name: str) -> dict[str, Any]:
+    return read_config(root / name, root)
 
 
 def _metadata(root: Path) -> Mapping[str, Any]:
-    if not _there(root, METADATA):
+    if not (root / METADATA).exists():
         return {}
-    ours = read_config(root / METADATA, root).get("strands_cosmos3", {})
+    ours = _read(root, METADATA).get("strands_cosmos3", {})
     if not isinstance(ours, dict) or not isinstance(ours.get("sha256", {}), dict):
         raise LayoutError(f"{root / METADATA}: strands_cosmos3 and its sha256 must be JSON objects.")
     return ours
@@ -253,7 +266,7 @@ def _variant(root: Path, config: TransformerConfig, metadata: Mapping[str, Any],
     named = asked or recorded
     found = get_variant(named) if named else by_name or variant_of_sizes(config)
     if asked and recorded and asked != recorded:
-        raise VariantError(f"asked for variant {asked!r}, but {root} says that it is {recorded!r}.")
+        raise VariantError(f"variant {asked!r} was requested, but {root} records {recorded!r}.")
     found.check(config)
     return found
 
@@ -261,17 +274,17 @@ def _variant(root: Path, config: TransformerConfig, metadata: Mapping[str, Any],
 def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> str | None:
     known = metadata.get("action_space") or variant.action_space
     if known not in (None, "midtrain", "joint_pos") or asked not in (None, "midtrain", "joint_pos"):
-        raise VariantError(f"action space {asked or known!r} is not one that a checkpoint speaks: joint_pos, midtrain.")
+        raise VariantError(f"action space {asked or known!r} is unknown; valid: joint_pos, midtrain.")
     if asked and known and asked != known:
         raise VariantError(
-            f"asked for {asked!r} actions, but this checkpoint speaks {known!r}: midtrain emits normalised pose "
-            "deltas, joint_pos raw joint angles; neither can be read as the other."
+            f"{asked!r} actions were requested, but this checkpoint emits {known!r}: midtrain rows are normalised pose "
+            "deltas, joint_pos rows raw joint angles; one cannot be read as the other."
         )
     return known or asked
 
 
 def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False) -> Path:
-    """The folder of a checkpoint: a local one, or a hub repository's snapshot, downloaded where it must be.
+    """The folder of a checkpoint: a local one, or the snapshot of a hub repository, downloaded if needed.
 
     Args:
         path_or_repo_id: A folder, or ``owner/name``.
@@ -279,7 +292,7 @@ def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files
         local_files_only: Whether to refuse the network. ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
 
     Raises:
-        LayoutError: There is no such folder or repository, or it cannot be fetched.
+        LayoutError: The folder or repository does not exist or cannot be fetched.
         ConfigError: ``revision`` was given for a local folder.
     """
     path = Path(path_or_repo_id).expanduser()
@@ -290,14 +303,14 @@ def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files
     name = str(path_or_repo_id)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise LayoutError(f"{name!r} is neither a folder nor a hub repository (owner/name).")
-    from huggingface_hub import snapshot_download  # a network library: only where a repository is asked for
+    from huggingface_hub import snapshot_download  # needs the network, so imported for repositories only
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = snapshot_download(name, revision=revision, local_files_only=local_files_only, allow_patterns=list(_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise LayoutError(
-            f"{name!r} is no local folder, and could not be fetched from the hub: {type(error).__name__}: {error}. "
+            f"{name!r} is not a local folder and could not be fetched from the hub: {type(error).__name__}: {error}. "
             "Pass a local folder, log in with `hf auth login`, or accept the model's licence."
         ) from None
     return Path(folder)

@@ -1,7 +1,4 @@
-"""The architecture of one checkpoint, read from its ``transformer/config.json``.
-
-Published config files carry keys that say nothing about inference; they are ignored. What is read is checked here once.
-"""
+"""The architecture of a checkpoint, read from ``transformer/config.json`` and checked. Unknown keys are ignored."""
 
 from __future__ import annotations
 
@@ -25,19 +22,19 @@ _POSITIVE = (
     "num_embodiment_domains",
 )
 TIME_CHANNELS = 256
-"""Width of the sinusoid that a timestep is turned into."""
+"""Width of the sinusoid of a timestep."""
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and switches of one Cosmos 3 transformer; names and defaults are those of the released config files.
+    """Sizes and switches of a Cosmos 3 transformer; names and defaults are those of the released config files.
 
     Args:
         hidden_act: ``silu`` (gated, with RMSNorm: Nano, Super) or ``relu2`` (no gate, Nemotron norm: Edge).
         qk_norm_for_text: Whether text queries and keys are normalised per head.
         use_und_k_norm_for_gen: Whether text keys are normalised for the generation tower only (Edge).
         rope_axes_dim: Frequencies of the temporal, vertical and horizontal axis; they sum to half a head.
-        unified_3d_mrope_temporal_modality_margin: Distance between the last text position and the first frame.
+        unified_3d_mrope_temporal_modality_margin: Distance from the last text position to the first frame.
         timestep_scale: Factor on the timestep before its sinusoid.
 
     Raises:
@@ -81,7 +78,7 @@ class TransformerConfig:
 
     @property
     def text_k_norm_for_gen(self) -> bool:
-        """Whether text keys get a norm of their own on their way to the generation tower."""
+        """Whether text keys have a norm of their own for the generation tower."""
         return self.use_und_k_norm_for_gen and not self.qk_norm_for_text
 
     def __post_init__(self) -> None:
@@ -111,10 +108,10 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:
-        """The config of a released ``config.json``; unknown keys are ignored.
+        """Read a released ``config.json``.
 
         Raises:
-            LayoutError: A needed key is missing or a value cannot be used; all of them are listed.
+            LayoutError: A required key is missing or a value cannot be used; all are listed.
         """
         names = {f.name for f in fields(cls)}
         needed = {f.name for f in fields(cls) if f.default is MISSING}

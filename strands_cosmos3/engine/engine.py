@@ -1,7 +1,7 @@
-"""One inference from request to action: encode, prefill, denoise, decode.
+"""Cosmos 3 inference from request to action: encode, prefill, denoise, decode.
 
-Shape suffixes: V vision tokens, T action rows (a state row included), P numbers in a vision token, A action width, D
-hidden, N generation tokens; C F H W latent channels, frames, height, width.
+Shape suffixes: B guidance branches, N generation tokens, V vision tokens, T action rows (a state row included), P numbers in a
+vision token, A action width, D hidden, d head width; C F H W latent channels, frames, height, width.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.given import starting_noise, token_ids, widened
 from strands_cosmos3.engine.graphs import VelocityRunner
-from strands_cosmos3.engine.parallel_context import ParallelContext, Plan, SingleProcess, Vae
+from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae
 from strands_cosmos3.engine.preflight import preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
@@ -39,13 +39,16 @@ from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import ActionSpaceError, ConfigError, InputError, ShapeError, VariantError
 from strands_cosmos3.types import Mode
 
+if TYPE_CHECKING:
+    from strands_cosmos3 import ParallelConfig
+
 OnStep = Callable[[int, int], None]
 _TEXT_CACHE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
 class _Branches:
-    """The prompts of a pass, conditional first, and the positions [B, N, d] that follow from their lengths."""
+    """Prompts of a pass, the conditional one first, and cosine and sine [B, N, d] of the positions that follow them."""
 
     texts: tuple[TextKV, ...]
     rope: Rope
@@ -53,9 +56,9 @@ class _Branches:
 
 @dataclass(frozen=True)
 class _Passes:
-    """What this rank computes: at steps with guidance its own branches, at steps without the conditional one."""
+    """What this rank computes: its own branches at steps with guidance, the conditional one at steps without."""
 
-    guided: tuple[bool, ...]  # for each step
+    guided: tuple[bool, ...]  # one a step
     with_guidance: _Branches | None
     without: _Branches | None
 
@@ -67,25 +70,25 @@ class _Passes:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample as tokens: what is given, what is noise, and which is which."""
+    """The starting sample: given values where something is given, noise elsewhere."""
 
     layout: SequenceLayout
     vision_VP: torch.Tensor
     action_TA: torch.Tensor
-    vision_free: torch.Tensor  # [V, P] where the sampler may write
+    vision_free: torch.Tensor  # [V, P], 1 where the sampler writes
     action_free: torch.Tensor  # [T, A]
-    noisy_N1: torch.Tensor  # 1 where a token is told the time
+    noisy_N1: torch.Tensor  # 1 where the time embedding is added
 
 
 class Cosmos3Engine:
-    """Cosmos 3 action inference: on one device, or as one rank of several that are called alike.
+    """Cosmos 3 action inference on one device, or as one of several ranks that all make the same calls.
 
-    Make one with :meth:`from_pretrained`. An engine serves one call at a time.
+    Create it with :meth:`from_pretrained`. An engine serves one call at a time.
 
     Attributes:
-        action_space: What the checkpoint's actions mean, ``midtrain`` or ``joint_pos``; None where nothing says so.
-        checkpoint: Where the weights came from.
-        text_cache: Prompts that are kept; ``prefills`` counts runs of the text tower.
+        action_space: Action space of the checkpoint, ``midtrain`` or ``joint_pos``; None if the checkpoint does not state it.
+        checkpoint: Source of the weights.
+        text_cache: Keys and values of recent prompts; ``prefills`` counts runs of the text tower.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Cosmos3Engine:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.bfloat16,
-        parallel: Plan | None = None,
+        parallel: ParallelConfig | None = None,
         decode_video: bool = False,
         variant: str | None = None,
         action_space: str | None = None,
@@ -136,23 +139,23 @@ class Cosmos3Engine:
 
         Args:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
-            device: ``cpu``, ``cuda`` or ``cuda:N``; ``cuda`` is this process's own where several run on a machine.
-            dtype: Type of weights and hidden states; the sampler and the time embedding stay in float32.
-            parallel: A :class:`~strands_cosmos3.parallel.config.ParallelConfig`: how it is split over the processes that
-                torchrun started, of which each calls this. None is this process alone.
-            decode_video: Whether predicted videos are decoded to pixels. Without, the VAE's decoder is never read.
-            variant: What the checkpoint must be, e.g. ``nano-policy-droid``; None accepts what it says.
-            action_space: What its actions mean, where neither its name nor its metadata says so.
-            domains: Action heads to read now; others are read when a request first names them.
-            revision, local_files_only: Of a hub repository.
+            device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the process's local rank.
+            dtype: Dtype of weights and hidden states; the sampler and the time embedding stay in float32.
+            parallel: How the engine is split over the processes that torchrun started, each of which calls this. None is a
+                single process.
+            decode_video: Whether predicted videos are decoded to pixels. If not, the VAE's decoder is not read.
+            variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
+            action_space: Action space, if neither the checkpoint's name nor its metadata states it.
+            domains: Action heads to read now; others are read when a request first needs them.
+            revision, local_files_only: Options of a hub repository.
             verify: Whether to compare files with the digests that the checkpoint records.
             text_cache_bytes: Bytes of prompts' keys and values to keep across calls.
-            offload_text: Whether the text tower stays in host memory but for the moments when a new prompt needs it.
-            cuda_graphs: Whether to replay one CUDA graph for each shape and branch (CUDA only).
+            offload_text: Whether the text tower stays in host memory except while it reads a new prompt.
+            cuda_graphs: Whether to replay CUDA graphs, one for each shape and branch (CUDA only).
 
         Raises:
-            CheckpointError: The checkpoint is damaged, is not what was asked for, or does not fit; see its children.
-            ConfigError: ``parallel`` and the number of processes differ, or the transformer cannot be split so.
+            CheckpointError: The checkpoint is damaged, is not the expected one, or does not fit; see the subclasses.
+            ConfigError: ``parallel`` does not fit the number of processes or the transformer.
         """
         parallel_context = SingleProcess(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
         with ExitStack() as on_failure:
@@ -160,7 +163,7 @@ class Cosmos3Engine:
             where = parallel_context.device
             checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
             parallel_context.check(checkpoint.config)
-            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, cut=parallel_context.shard)
+            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, shard=parallel_context.shard)
             if verify:
                 checkpoint.verify()
             vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
@@ -189,28 +192,28 @@ class Cosmos3Engine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of weights and hidden states."""
+        """Dtype of weights and hidden states."""
         return self.transformer.dtype
 
     @property
     def decodes_video(self) -> bool:
-        """Whether results carry pixels."""
+        """Whether results have pixels."""
         return self.vae.has_decoder
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of weights in memory, on whatever device."""
+        """Bytes of weights in memory, on all devices."""
         held = [*self.transformer.parameters(), *self.vae.model.parameters()]
         held += [t for head in self._heads.values() for t in vars(head).values()]
         return sum(t.numel() * t.element_size() for t in held)
 
     def close(self) -> None:
-        """Let go of weights, graphs, prompts and other ranks. The engine cannot be used afterwards."""
+        """Free weights, graphs and prompts, and leave the process group. The engine cannot be used afterwards."""
         self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
         self._runner.clear()
-        self.transformer.to("meta")  # parameters let go of their memory, and modules stay what they are
+        self.transformer.to("meta")  # frees the parameters' memory
         torch.nn.Module.to(self.vae.model, "meta")
         self._closed = True
 
@@ -221,7 +224,7 @@ class Cosmos3Engine:
         self.close()
 
     def action_head(self, domain: int) -> ActionHead:
-        """The projections of one domain, read from the checkpoint when first asked for.
+        """The projections of one domain, read from the checkpoint on first use.
 
         Raises:
             InputError: The checkpoint has no such domain.
@@ -229,30 +232,25 @@ class Cosmos3Engine:
         if not 0 <= domain < min(NUM_DOMAINS, self.config.num_embodiment_domains):
             raise InputError(f"domain {domain}: this checkpoint has 0..{self.config.num_embodiment_domains - 1}.")
         if domain not in self._heads:
-            A, D = self.config.action_dim, self.config.hidden_size
-            shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
-            made = {n: torch.empty(s, device=self.device, dtype=self.dtype) for n, s in shapes.items()}
-            self.checkpoint.weights.read_into({f"action_proj_{n}.weight#{domain}": t for n, t in made.items()})
-            self._heads[domain] = ActionHead(*made.values())
+            self._heads[domain] = self.checkpoint.load_action_head(domain, self.device, self.dtype)
         return self._heads[domain]
 
     @torch.inference_mode()
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
-        """Answer one request.
+        """Run one inference.
 
         Args:
-            request: What is asked.
-            on_step: Called after each denoising step with (steps done, steps in all).
+            request: The request.
+            on_step: Called after each denoising step with (steps done, total steps).
 
         Returns:
-            ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale; in forward dynamics the
-            given actions. ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off.
-            ``pixels`` [1, 3, frames, height, width] in [0, 1] where the engine decodes (of several ranks, rank 0's result).
-            ``seed``, ``action_space``,
-            and ``timing``, milliseconds by part.
+            ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale (in forward dynamics the given
+            actions); ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off; ``pixels``
+            [1, 3, frames, height, width] in [0, 1] if the engine decodes, on rank 0 only; ``seed``; ``action_space``;
+            ``timing``, milliseconds by part.
 
         Raises:
-            ActionSpaceError: The request speaks another action space than the checkpoint.
+            ActionSpaceError: The request asks for another action space than the checkpoint's.
             InputError: A shape does not fit the checkpoint, or state and action space contradict each other.
         """
         if self._closed:
@@ -269,63 +267,60 @@ class Cosmos3Engine:
         with clock.part("denoise"):
             sample = self._sample(request, layout, clean)
             vision_VP, action_TA = self._denoise(request, schedule, sample, passes, on_step)
-        result: dict[str, Any] = {}
-        if request.return_video:
-            result["video"] = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
-        if self.decodes_video:
-            with clock.part("decode"):
-                pixels = self.vae.decode(result["video"])
-                if pixels is not None:
-                    result["pixels"] = ((pixels + 1) / 2).clamp(0, 1)
-        chunk = action_TA[layout.action_rows - request.action_chunk :, : request.raw_action_dim]
-        result["action"] = chunk[None].float().cpu()
+        result = self._video(vision_VP, layout, clock) if request.return_video else {}
+        result["action"] = action_TA[-request.action_chunk :, : request.raw_action_dim][None].float().cpu()
         return {**result, "seed": request.seed, "action_space": space, "timing": clock.milliseconds()}
 
+    def _video(self, vision_VP: torch.Tensor, layout: SequenceLayout, clock: Stopwatch) -> dict[str, Any]:
+        video = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
+        if not self.decodes_video:
+            return {"video": video}
+        with clock.part("decode"):
+            pixels = self.vae.decode(video)
+            return {"video": video} | ({} if pixels is None else {"pixels": ((pixels + 1) / 2).clamp(0, 1)})
+
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
-        asked, spoken = request.action_space, self.action_space
-        if asked and spoken and asked != spoken:
+        requested, own = request.action_space, self.action_space
+        if requested and own and requested != own:
             raise ActionSpaceError(
-                f"the request wants {asked!r} actions, but this checkpoint speaks {spoken!r}; midtrain rows are "
+                f"the request asks for {requested!r} actions, but this checkpoint emits {own!r}; midtrain rows are "
                 "normalised pose deltas, joint_pos rows are raw joint angles."
             )
-        space = asked or spoken
+        space = requested or own
         if space is None:
             raise VariantError(
-                "nothing says what this checkpoint's actions mean; pass action_space='midtrain' (normalised pose "
+                "the checkpoint does not state its action space; pass action_space='midtrain' (normalised pose "
                 "deltas) or 'joint_pos' (raw joint angles with a state row)."
             )
-        if space == "joint_pos" and request.action_prefix is None:
+        if request.action_prefix is None and space == "joint_pos":
             raise InputError("joint_pos needs the state as the first row of action_prefix: [q1..q7, gripper open].")
-        if self.checkpoint.state_row is not None and request.action_prefix is None:
+        if request.action_prefix is None and self.checkpoint.state_row is not None:
             raise InputError(
-                "this checkpoint's sequence starts with a state row: give the measured pose and opening, scaled, as the first "
-                "row of action_prefix (Cosmos3PolicyProcessor.for_checkpoint does, from `state`)."
+                "this checkpoint's sequence starts with a state row: give the measured pose and gripper opening, scaled, as "
+                "the first row of action_prefix (Cosmos3PolicyProcessor.for_checkpoint does, from `state`)."
             )
         return space
 
     def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
         state_rows = 1 if space == "joint_pos" or self.checkpoint.state_row is not None else 0
-        rows = request.action_chunk + state_rows
+        rows, frames = request.action_chunk + state_rows, request.video_shape[0]
         if request.raw_action_dim > self.config.action_dim:
             raise ShapeError(f"raw_action_dim {request.raw_action_dim} exceeds the model's {self.config.action_dim}.")
-        frames = request.video_shape[0]
         clean_rows = 0 if request.action_prefix is None else len(request.action_prefix)
         if clean_rows > rows:
             raise ShapeError(f"action_prefix has {clean_rows} rows, the sequence only {rows}.")
-        if request.mode is Mode.FORWARD_DYNAMICS:
-            clean_rows = rows
-        every = request.mode is Mode.INVERSE_DYNAMICS
-        given = request.cond_frame_indexes
-        frames_given = tuple(range(frames)) if every and given is None else tuple(sorted({*(given or (0,))}))
+        given_frames = request.cond_frame_indexes
+        if given_frames is None and request.mode is Mode.INVERSE_DYNAMICS:
+            given_frames = range(frames)
         return SequenceLayout(
-            request.video_shape,
-            self.config.latent_patch_size,
-            rows,
-            frames_given,
-            clean_rows,
-            request.raw_action_dim,
-            request.fps,
-            0 if state_rows else 1,
+            latent_shape=request.video_shape,
+            patch=self.config.latent_patch_size,
+            action_rows=rows,
+            clean_frames=tuple(sorted({*(given_frames or (0,))})),
+            clean_rows=rows if request.mode is Mode.FORWARD_DYNAMICS else clean_rows,
+            raw_action_dim=request.raw_action_dim,
+            fps=request.fps,
+            action_offset=0 if state_rows else 1,
         )
 
     def _encode(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor:
@@ -349,11 +344,11 @@ class Cosmos3Engine:
         return self.checkpoint.scheduler.schedule(request.num_inference_steps, request.flow_shift, request.use_karras_sigmas)
 
     def _passes(self, request: Cosmos3ActionRequest, layout: SequenceLayout, schedule: Schedule) -> _Passes:
-        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
+        vocab = self.config.vocab_size
+        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", vocab)]
         if request.guidance_scale != 1:
             assert request.neg_text_ids is not None  # the request checked it
-            negative = token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size)
-            prompts.append(negative)
+            prompts.append(token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", vocab))
         guides = [len(prompts) == 2 and _guides(request.guidance_interval, t) for t in schedule.timesteps]
         own = self.parallel_context.branches if any(guides) else ()
         needed = sorted({*own, *(() if all(guides) else (0,))})
@@ -366,8 +361,8 @@ class Cosmos3Engine:
 
         return _Passes(tuple(guides), branches(own) if own else None, branches((0,)) if 0 in needed else None)
 
-    def _rope(self, positions: torch.Tensor, device: torch.device | None = None) -> Rope:
-        return rope_tables(positions, self.config, device or self.device, self.dtype)
+    def _rope(self, positions: torch.Tensor) -> Rope:
+        return rope_tables(positions, self.config, self.device, self.dtype)
 
     def _prefill(self, ids: tuple[int, ...]) -> TextKV:
         tower = self.transformer.text.to(self.device)
@@ -377,45 +372,42 @@ class Cosmos3Engine:
         return text
 
     def _sample(self, request: Cosmos3ActionRequest, layout: SequenceLayout, clean: torch.Tensor) -> _Sample:
-        C, patch, shape = self.config.latent_channel, layout.patch, layout.latent_shape
-        free = torch.ones(C, *shape)
-        free[:, list(layout.clean_frames)] = 0
-        free = patchify(free, patch).to(self.device)  # an odd edge's padding is not free either
-        noise = starting_noise(request.video_noise, request.seed, (C, *shape), "video_noise").to(self.device)
-        rows_free = torch.zeros(layout.action_rows, self.config.action_dim)
-        rows_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        rows_free = rows_free.to(self.device)
-        row_noise = starting_noise(request.action_noise, request.seed, tuple(rows_free.shape), "action_noise")
-        given = torch.zeros_like(rows_free)
+        patch, shape, V = layout.patch, (self.config.latent_channel, *layout.latent_shape), layout.vision_tokens
+        per_frame = V // layout.latent_shape[0]
+        vision_free, noisy = torch.ones(shape), torch.ones(layout.tokens, 1)
+        for i in layout.clean_frames:
+            vision_free[:, i] = 0
+            noisy[i * per_frame : (i + 1) * per_frame] = 0
+        noisy[V : V + layout.clean_rows] = 0
+        vision_free = patchify(vision_free, patch).to(self.device)  # padding of an odd edge is not free either
+        noise = starting_noise(request.video_noise, request.seed, shape, "video_noise").to(self.device)
+        action_free = torch.zeros(layout.action_rows, self.config.action_dim)
+        action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
+        action_free = action_free.to(self.device)
+        row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise")
+        given = torch.zeros_like(action_free)
         if (known := self._known_rows(request, layout)) is not None:
             given[: len(known), : known.shape[1]] = known
-        told = torch.ones(layout.tokens, 1)
-        per_frame = layout.vision_tokens // shape[0]
-        for i in layout.clean_frames:
-            told[i * per_frame : (i + 1) * per_frame] = 0
-        told[layout.vision_tokens : layout.vision_tokens + layout.clean_rows] = 0
         return _Sample(
             layout,
-            torch.where(free > 0, patchify(noise, patch), patchify(clean, patch)),
-            torch.where(rows_free > 0, row_noise.to(self.device), given),
-            free,
-            rows_free,
-            told.to(self.device, self.dtype),
+            torch.where(vision_free > 0, patchify(noise, patch), patchify(clean, patch)),
+            torch.where(action_free > 0, row_noise.to(self.device), given),
+            vision_free,
+            action_free,
+            noisy.to(self.device, self.dtype),
         )
 
     def _known_rows(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
         """Given action rows from the first on; in forward dynamics the state row, if any, and then the whole chunk."""
         prefix, actions = request.action_prefix, request.cond_action
-        if actions is not None:
-            short = request.action_chunk - len(actions)
-            if short > 0:
-                actions = torch.cat([actions, actions[-1:].expand(short, -1)])
-            actions = actions[: request.action_chunk]
-            head = layout.action_rows - request.action_chunk
-            if head and prefix is not None:
-                actions = torch.cat([widened(prefix[:head], actions.shape[1]), actions])
-            return actions.to(self.device, torch.float32)
-        return None if prefix is None else prefix.to(self.device, torch.float32)
+        if actions is None:
+            return None if prefix is None else prefix.to(self.device, torch.float32)
+        missing = max(request.action_chunk - len(actions), 0)
+        actions = torch.cat([actions, actions[-1:].expand(missing, -1)])[: request.action_chunk]
+        state_rows = layout.action_rows - request.action_chunk
+        if state_rows and prefix is not None:
+            actions = torch.cat([widened(prefix[:state_rows], actions.shape[1]), actions])
+        return actions.to(self.device, torch.float32)
 
     def _denoise(
         self,
@@ -430,10 +422,11 @@ class Cosmos3Engine:
         head = self.action_head(request.domain_id)
         vision, action = UniPC(sample.vision_VP, steps), UniPC(sample.action_TA, steps)
         layout, count = sample.layout, len(steps)
+        action_group = layout.noisy_action
+        rows = slice(action_group.start - layout.vision_tokens, layout.action_rows)
         for i in range(count):
             vision_group = layout.noisy_vision if request.return_video or i + 1 < count else slice(0, 0)
-            groups = vision_group, layout.noisy_action
-            now = passes.at(i)
+            now, groups = passes.at(i), (vision_group, action_group)
             velocities = self._runner(
                 vision.sample, action.sample, times[i], sample.noisy_N1, now.rope, now.texts, head, *groups
             )
@@ -442,28 +435,27 @@ class Cosmos3Engine:
             of_vision, of_action = (_combine(v_B, request.guidance_scale) for v_B in velocities)
             if vision_group.stop > vision_group.start:
                 _advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_VP)
-            if layout.noisy_action.stop > layout.noisy_action.start:
-                rows = slice(layout.noisy_action.start - layout.vision_tokens, layout.action_rows)
+            if action_group.stop > action_group.start:
                 _advance(action, of_action, rows, sample.action_free, sample.action_TA)
             if on_step is not None:
                 on_step(i + 1, count)
         return vision.sample, action.sample
 
     def _time_embeddings(self, schedule: Schedule) -> torch.Tensor:
-        """[steps, D] in the model's type: one row a step, not one a token."""
+        """[steps, D] in the model's dtype: one row a step, not one a token."""
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         return self.transformer.time_embedder(timesteps).to(self.dtype)
 
 
 def _advance(state: UniPC, velocity: torch.Tensor, rows: slice, free: torch.Tensor, given: torch.Tensor) -> None:
-    """One sampler step with the velocity of some tokens; what is given is put back in place."""
+    """One sampler step with the velocity of some tokens; given values are restored."""
     whole = torch.zeros_like(state.sample)
     whole[rows] = velocity
     state.sample = torch.where(free > 0, state.step(whole * free), given)
 
 
 def _combine(velocity_B: torch.Tensor, scale: float) -> torch.Tensor:
-    """Guidance ``u + g (c - u)`` in float32, of velocities [B, ...]; without an unconditional branch, the conditional."""
+    """Guidance ``u + g (c - u)`` of velocities [B, ...], float32; the conditional velocity if it is the only one."""
     conditional = velocity_B[0].float()
     if len(velocity_B) == 1:
         return conditional

@@ -1,9 +1,8 @@
-"""Small checkpoints of the genuine architecture with RANDOM weights, in the released layout, made in seconds.
+"""Small checkpoints with random weights in the released layout, for tests and benchmarks.
 
-They exist for tests and benchmarks: what they answer means nothing, and their metadata says so. Weights are scaled by
-their fan-in and norms of queries and keys are set to 1.5, because default initialisation gives uniform attention,
-under which a swapped position or a wrong mask moves the output too little to be noticed. diffusers loads these
-folders as they are.
+Their outputs mean nothing, and their metadata says so. Weights are scaled by their fan-in, and norms of queries and keys are
+1.5: default initialisation gives uniform attention, which hides a swapped position or a wrong mask. diffusers loads these
+folders unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.resources import write_json
 
-LABEL = "random weights, for tests and benchmarks: what this checkpoint answers means nothing"
+LABEL = "random weights, for tests and benchmarks: the outputs of this checkpoint mean nothing"
 STEM = "diffusion_pytorch_model"
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -45,10 +44,10 @@ class FactorySizes:
     """Sizes of a small checkpoint.
 
     Args:
-        hidden, layers, heads, kv_heads, head_dim, intermediate: Of the transformer.
-        latent_channels: z of the VAE, also the transformer's.
+        hidden, layers, heads, kv_heads, head_dim, intermediate: Sizes of the transformer.
+        latent_channels: Latent channels of the VAE and the transformer.
         vae_base, vae_decoder_base: Base widths of the VAE's encoder and decoder.
-        shards: Files that the transformer is split over.
+        shards: Number of files of the transformer.
     """
 
     hidden: int = 64
@@ -64,7 +63,7 @@ class FactorySizes:
 
 
 MID_SIZE = FactorySizes(1024, 8, 16, 8, 64, 3072, 48, 24, 32, 1)
-"""The benchmark's model: Nano's proportions at a quarter of its width, the VAE scaled to Nano's ratio of work."""
+"""The model of the benchmarks: Nano's proportions at a quarter of its width, with a VAE of the same share of the work."""
 
 
 def write_checkpoint(
@@ -79,15 +78,12 @@ def write_checkpoint(
     """Write a small random checkpoint.
 
     Args:
-        folder: Where; made if need be.
-        hidden_act: ``silu`` for Nano's and Super's kind, ``relu2`` for Edge's.
-        action_space: What its metadata says that its actions mean.
-        sizes: Its sizes; None is the smallest that tests everything.
-        seed: Of the weights.
-        digests: Whether its metadata records the SHA-256 of every weight file.
-
-    Returns:
-        The folder.
+        folder: Output folder.
+        hidden_act: ``silu`` as in Nano and Super, or ``relu2`` as in Edge.
+        action_space: Action space in the metadata.
+        sizes: Sizes; None is the smallest that tests everything.
+        seed: Seed of the weights.
+        digests: Whether the metadata records the SHA-256 of every weight file.
     """
     folder, sizes = Path(folder), sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer")
@@ -95,7 +91,7 @@ def write_checkpoint(
     write_json(folder / "transformer/config.json", data)
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
-    weights = {key: _weight(key, shape, generator) for key, shape in expected_shapes(config).items()}
+    weights = {key: _weight(key, shape, generator) for key, shape in sorted(expected_shapes(config).items())}
     write_weights(folder / "transformer", weights, sizes.shards)
     _write_vae(folder / "vae", sizes, seed)
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
@@ -178,14 +174,14 @@ def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> tor
     if key.endswith("bias") or len(shape) == 1 or "bias.weight" in key:
         return 0.2 * noise
     if key.startswith("action_proj_in.fc"):
-        return noise * 0.3  # some ten of 64 channels are in use
+        return noise * 0.3  # about ten of 64 channels are used
     if key.startswith("action_proj_out.fc"):
         return noise / (shape[1] // 64) ** 0.5
     return noise / shape[1] ** 0.5
 
 
 def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1, label: str = LABEL) -> None:
-    """Write weights in the released layout: one file, or some shards and their index."""
+    """Write weights in the released layout: one file, or ``count`` files and their index."""
     if count == 1:
         save_file(weights, folder / f"{STEM}.safetensors", metadata={"format": "pt", "label": label})
         return
@@ -200,10 +196,10 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1
 
 
 def fresh_vae(base: int, decoder_base: int, channels: int) -> AutoencoderKLWan:
-    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression) with fresh weights, drawn from torch's generator.
+    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's global generator.
 
     Args:
-        base, decoder_base: Channels of the encoder's and the decoder's widest-grid blocks.
+        base, decoder_base: Channels of the first blocks of encoder and decoder.
         channels: Latent channels.
     """
     return AutoencoderKLWan(
@@ -236,15 +232,12 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
 
 
 def write_tokenizer(folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequence[str] = ()) -> int:
-    """Train a small byte-level BPE tokenizer with the released chat template.
+    """Train a small byte-level BPE tokenizer with the released chat template; return the size of its vocabulary.
 
     Args:
-        folder: Where it is written.
-        corpus: What it is trained on.
-        phrases: Fixed wording that becomes one token each, so that captions are short.
-
-    Returns:
-        Its vocabulary's size.
+        folder: Output folder.
+        corpus: Training texts.
+        phrases: Fixed phrases that become one token each, which keeps captions short.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -1,6 +1,6 @@
-"""Pictures of any kind a caller may hold, as one array: paths, PIL images, numpy arrays, torch tensors, lists of them.
+"""Read pictures into one array from paths, PIL images, numpy arrays, torch tensors, or lists of them.
 
-What could be read in two ways is refused rather than guessed.
+Ambiguous input raises an error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def read_frames(images: Any, rig: CameraRig | None = None) -> Frames:
     Args:
         images: A path, a PIL image, an array or tensor ([H, W, 3], [3, H, W], or either with a leading frame axis; uint8,
             or floating in [0, 1]), a list of those with equal sizes, or a mapping from view names to uint8 pictures.
-        rig: How views are composed.
+        rig: Composition of views.
 
     Raises:
-        ShapeError: A shape is none of these, could be two of them, or frames differ in size.
-        InputError: A type or a range of values cannot be told.
-        NonFiniteError: NaN or infinity.
-        ResourceNotFoundError: A path that does not exist.
-        ObservationError: Views without a rig to compose them by, or a view is missing.
+        ShapeError: A shape is unsupported or ambiguous, or frames differ in size.
+        InputError: A type or a range of values is unsupported.
+        NonFiniteError: A value is NaN or infinite.
+        ResourceNotFoundError: A path does not exist.
+        ObservationError: Views are given without a rig, or a view is missing.
     """
     if isinstance(images, Mapping):
         if rig is None:
@@ -92,7 +92,7 @@ def _in_range(array: NDArray[Any]) -> Frames:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
-        raise InputError(f"an image of {array.dtype} could be anything; give uint8, or floating values in [0, 1].")
+        raise InputError(f"an image has dtype {array.dtype}; use uint8, or floating values in [0, 1].")
     if not np.isfinite(array).all():
         raise NonFiniteError("an image holds NaN or infinity.")
     low, high = float(array.min()), float(array.max())
@@ -108,8 +108,8 @@ def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
     """The first frames of a video file, [F, H, W, 3] uint8.
 
     Raises:
-        ResourceNotFoundError: It does not exist.
-        InputError: It is not a readable video, or holds no frame.
+        ResourceNotFoundError: The file does not exist.
+        InputError: The file is not a readable video or has no frames.
     """
     import av
 

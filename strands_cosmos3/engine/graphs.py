@@ -1,8 +1,9 @@
-"""How a denoising step's forward pass is run: directly, or as a CUDA graph replayed for each shape and prompts.
+"""Run the forward pass of a denoising step directly, or as a CUDA graph captured for each shape and set of prompts.
 
-A graph fixes every address that it reads. So each one owns copies of its inputs (tokens, time embedding, positions,
-text keys and values, action head); a replay copies into those that change and reads the outputs' fixed places. No
-step asks the host for anything.
+A graph fixes the addresses of its tensors. Each graph owns copies of its inputs; a replay copies the new values into those
+that change and reads the fixed outputs, without host synchronisation.
+
+Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token, A action width, D hidden.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Velocities = tuple[torch.Tensor, torch.Tensor]
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    inputs: tuple[torch.Tensor, ...]  # vision, action, time: these change from step to step
-    held: tuple[object, ...]  # what else the graph reads, kept alive
+    inputs: tuple[torch.Tensor, ...]  # vision, action, time: change at every step
+    held: tuple[object, ...]  # other tensors that the graph reads
     outputs: Velocities
 
 
@@ -31,8 +32,8 @@ class VelocityRunner:
     """Runs :meth:`Cosmos3Transformer.velocity`.
 
     Args:
-        transformer: Whose.
-        capture: Whether to capture CUDA graphs; without, calls go straight through.
+        transformer: The transformer.
+        capture: Whether to capture CUDA graphs; otherwise calls run directly.
     """
 
     def __init__(self, transformer: Cosmos3Transformer, capture: bool):
@@ -56,7 +57,7 @@ class VelocityRunner:
         fixed = noisy_N1, rope, texts, head, vision_group, action_group
         if not self._capture:
             return self._transformer.velocity(vision_VP, action_TA, time_D, *fixed)
-        # Layouts, prompts and heads are told apart by identity: a graph keeps its own alive, so no address comes twice.
+        # Prompts and heads are keyed by identity: a graph keeps its own alive, so an id is never reused.
         bounds = vision_group.start, vision_group.stop, action_group.start, action_group.stop
         key = (vision_VP.shape, action_TA.shape, tuple(map(id, texts)), id(head), bounds)
         captured = self._graphs.get(key)
@@ -73,7 +74,7 @@ class VelocityRunner:
         return captured.outputs[0].clone(), captured.outputs[1].clone()
 
     def clear(self) -> None:
-        """Forget every graph."""
+        """Drop all graphs."""
         self._graphs.clear()
 
     @staticmethod

@@ -1,7 +1,4 @@
-"""What an engine asks of the ranks that it is spread over; it knows no more of them than this.
-
-``parallel`` answers; :class:`SingleProcess` is the answer of one process.
-"""
+"""What an engine asks of the other ranks when several processes run it together. ``parallel`` implements it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_files import Cut
+from strands_cosmos3.engine.weight_files import Slices
 
 Velocities = tuple[torch.Tensor, torch.Tensor]
 """Of vision tokens [B, n, P] and of action rows [B, m, A], B branches of guidance."""
@@ -29,97 +26,54 @@ class Vae(Protocol):
         ...
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
-        """Pixels, on the rank that keeps them; None on the others."""
+        """Pixels on rank 0, None on the others."""
         ...
 
 
-class ParallelContext(Protocol):
-    """One rank's view of all of them.
+class ParallelContext:
+    """One rank's view of all ranks. The defaults are those of a single process.
 
     Attributes:
-        device: This rank's.
-        rank: This one's number; rank 0 keeps pixels and writes.
-        branches: Which passes of guidance this rank computes where guidance applies: conditional 0, unconditional 1.
+        device: Device of this rank.
+        rank: Number of this rank; rank 0 returns pixels and writes files.
+        branches: Guidance branches that this rank computes at steps with guidance: conditional 0, unconditional 1.
     """
 
     device: torch.device
-    rank: int
-    branches: tuple[int, ...]
+    rank: int = 0
+    branches: tuple[int, ...] = (0, 1)
 
     def check(self, config: TransformerConfig) -> None:
-        """Whether a transformer can be split so.
+        """Check that a transformer can be split over the ranks.
 
         Raises:
             ConfigError: It cannot.
         """
-        ...
 
-    def shard(self, key: str, shape: tuple[int, ...]) -> Cut:
-        """Return the slices of a stored weight that this rank keeps; empty for the whole weight."""
-        ...
-
-    def parallelize(self, transformer: Cosmos3Transformer) -> None:
-        """Add the sums over ranks that a transformer with sharded weights needs."""
-        ...
-
-    def parallelize_vae(self, vae: Vae) -> Vae:
-        """The VAE, shared by the ranks."""
-        ...
-
-    def exchange(self, velocities: Velocities) -> Velocities:
-        """Both branches' velocities on every rank, of those that each rank computed."""
-        ...
-
-    def barrier(self) -> None:
-        """Wait until every rank has reached this point. Call it before a rank exits, so that no exchange is cut off."""
-        ...
-
-    def close(self) -> None:
-        """Leave the others; calling it twice is harmless."""
-        ...
-
-
-class Plan(Protocol):
-    """What ``parallel=`` takes: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`."""
-
-    def join(self, device: torch.device) -> ParallelContext:
-        """Meet the other ranks.
-
-        Raises:
-            ConfigError: There are more or fewer of them than planned.
-        """
-        ...
-
-
-class SingleProcess:
-    """One process does everything."""
-
-    rank = 0
-    branches: tuple[int, ...] = (0, 1)
-
-    def __init__(self, device: torch.device):
-        self.device = device
-
-    def check(self, config: TransformerConfig) -> None:
-        """Nothing to check."""
-
-    def shard(self, key: str, shape: tuple[int, ...]) -> Cut:
-        """Everything is kept."""
+    def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
+        """The part of a stored weight that this rank keeps, by its released name and whole shape; empty for all of it."""
         return ()
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
-        """Nothing to sum."""
+        """Make a transformer of sharded weights exchange its partial results, in place."""
 
     def parallelize_vae(self, vae: Vae) -> Vae:
-        """As it is."""
+        """The VAE, with its work shared by the ranks."""
         return vae
 
     def exchange(self, velocities: Velocities) -> Velocities:
-        """Both are here."""
+        """The velocities of both branches on every rank, from those that each rank computed."""
         return velocities
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Wait until every rank has called this, e.g. before the process exits."""
 
     def close(self) -> None:
-        """Nobody to leave."""
+        """Leave the process group. Calling it twice is harmless."""
+
+
+class SingleProcess(ParallelContext):
+    """The context of an engine that runs in one process."""
+
+    def __init__(self, device: torch.device):
+        self.device = device

@@ -1,12 +1,12 @@
 """UniPC (order 2, bh2, predicting clean data, flow sigmas) with every coefficient computed before the first step.
 
-With data prediction ``m = x - sigma v``, a UniPC step is two linear maps of what the sampler holds: the corrector
-makes x of the previous x, the two previous predictions and the present one; the predictor makes the next x of this x
-and the last two predictions. Their coefficients are plain numbers, so that the loop is free of host synchronisation.
+With the x0 prediction ``m = x - sigma v``, a UniPC step is two linear updates. The corrector computes x from the previous x,
+the two previous predictions and the current one; the predictor computes the next x from this x and the last two predictions.
+Coefficients are plain numbers, so the loop needs no host synchronisation.
 
 Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests) and ``Cosmos3OmniPipeline``'s native
-flow sigmas; arXiv:2302.04867 for the method. sigma is the share of noise, alpha = 1 - sigma, lambda = log(alpha /
-sigma).
+flow sigmas; arXiv:2302.04867 for the method. sigma is the noise level, alpha = 1 - sigma, lambda = log(alpha / sigma).
+Samples may have any shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from strands_cosmos3.errors import InputError, LayoutError
 
 _KARRAS_RHO = 7.0
-_NEEDED = {
+_NEEDED: Mapping[str, Any] = {
     "prediction_type": "flow_prediction",
     "solver_type": "bh2",
     "solver_order": 2,
@@ -32,21 +32,18 @@ _NEEDED = {
     "final_sigmas_type": "zero",
 }
 _REFUSED = ("thresholding", "use_beta_sigmas", "use_exponential_sigmas", "use_dynamic_shifting", "shift_terminal")
-_DEFAULTS: Mapping[str, Any] = {"solver_type": "bh2", "solver_order": 2, "predict_x0": True} | {
-    "lower_order_final": True,
-    "final_sigmas_type": "zero",
-}
+_DEFAULTED = ("solver_type", "solver_order", "predict_x0", "lower_order_final", "final_sigmas_type")
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """What a checkpoint's ``scheduler/scheduler_config.json`` says about sampling.
+    """Noise schedule of a checkpoint, from ``scheduler/scheduler_config.json``.
 
     Args:
-        use_karras_sigmas: Whether noise levels follow Karras' rule between sigma_min and sigma_max (then ``flow_shift``
-            has no effect), instead of the shifted flow schedule.
-        native_flow: Whether a shifted schedule starts from ``linspace(1 - 1/1000, 0, N + 1)[:-1]``, the native one, and
-            not from diffusers' own default.
+        use_karras_sigmas: Whether noise levels follow Karras' rule between sigma_min and sigma_max instead of the shifted flow
+            schedule; ``flow_shift`` then has no effect.
+        native_flow: Whether the flow schedule starts from ``linspace(1 - 1/1000, 0, N + 1)[:-1]`` instead of diffusers'
+            default.
     """
 
     use_karras_sigmas: bool
@@ -58,12 +55,12 @@ class SchedulerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], native_flow: bool = False) -> SchedulerConfig:
-        """The config of a released ``scheduler_config.json``.
+        """Read a released ``scheduler_config.json``.
 
         Raises:
-            LayoutError: It asks for a solver that is not UniPC order 2 bh2 over flow sigmas; every such key is listed.
+            LayoutError: The solver is not UniPC order 2 bh2 over flow sigmas; every wrong key is listed.
         """
-        values = {**_DEFAULTS, **data}
+        values = {**{key: _NEEDED[key] for key in _DEFAULTED}, **data}
         wrong = [f"{k} is {values.get(k)!r}, supported is {v!r}" for k, v in _NEEDED.items() if values.get(k) != v]
         wrong += [f"{k} is {values[k]!r}, supported is none" for k in _REFUSED if values.get(k)]
         wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
@@ -82,16 +79,16 @@ class SchedulerConfig:
         )
 
     def schedule(self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None) -> Schedule:
-        """Noise levels for some number of steps.
+        """Noise levels of a run.
 
         Args:
             num_steps: Denoising steps, at least 1.
             flow_shift: Shift of the flow schedule; None is the checkpoint's.
-            use_karras_sigmas: None follows the checkpoint; True is its Karras schedule; False is the native flow
-                schedule with ``flow_shift``, whatever the checkpoint says.
+            use_karras_sigmas: None follows the checkpoint; True is its Karras schedule; False is the native flow schedule with
+                ``flow_shift``.
 
         Raises:
-            InputError: num_steps or flow_shift is not above zero, or Karras' limits are not known.
+            InputError: num_steps or flow_shift is out of range, or the checkpoint has no Karras limits.
         """
         if num_steps < 1 or num_steps > self.num_train_timesteps:
             raise InputError(f"num_steps is {num_steps}; it must be 1..{self.num_train_timesteps}.")
@@ -119,9 +116,8 @@ class Schedule:
     """Noise levels of one run.
 
     Args:
-        timesteps: What the model is told at each step.
-        sigmas: Share of noise before each step, and after the last one (zero); float32 values, as the oracle rounds
-        them.
+        timesteps: Timestep of each step, the input of the model.
+        sigmas: Noise level before each step and after the last one (zero), rounded to float32 as the oracle does.
     """
 
     timesteps: tuple[int, ...]
@@ -145,58 +141,58 @@ def _schedule(sigma: np.ndarray, train_timesteps: int) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Move:
-    """One linear map of UniPC from a sample and the predictions at some noise levels to another level.
+class UniPCUpdate:
+    """One linear update of UniPC: from a sample and the x0 predictions at some noise levels to another level.
 
-    ``y = keep x - drift m0 - pull (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the prediction at the
-    level that the move starts from, m1 the one before it, and m the one at the level that it reaches (corrector
-    only).
+    ``y = sample_coef x - x0_coef m0 - correction_coef (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the
+    prediction at the level where the update starts, m1 the one before it, and m the one at the level that it reaches
+    (corrector only).
 
     Args:
-        keep, drift, pull: See above.
-        ratio: Distance in lambda from m0's level to m1's, by the move's own; None without m1 (order 1).
+        sample_coef, x0_coef, correction_coef: See above.
+        ratio: Step in lambda from m0's level to m1's, divided by the update's own; None without m1 (order 1).
         rho_old, rho_new: Weights of the two differences.
     """
 
-    keep: float
-    drift: float
-    pull: float
+    sample_coef: float
+    x0_coef: float
+    correction_coef: float
     ratio: float | None
     rho_old: float
     rho_new: float
 
     def __call__(self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None) -> torch.Tensor:
-        """The sample at the level reached; all tensors have the sample's shape. Rounds in the oracle's order."""
-        y = self.keep * x - self.drift * m0
+        """The sample at the next level; all tensors have its shape. Rounds in the oracle's order."""
+        y = self.sample_coef * x - self.x0_coef * m0
         slope = None
         if self.ratio is not None and m1 is not None:
             slope = self.rho_old * ((m1 - m0) / self.ratio)
         if m is not None:
             new = self.rho_new * (m - m0)
             slope = new if slope is None else slope + new
-        return y if slope is None else y - self.pull * slope
+        return y if slope is None else y - self.correction_coef * slope
 
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """One step.
+    """Coefficients of one step.
 
     Args:
-        sigma: Share of noise at this step.
-        corrector: From the previous level to this one, now that its prediction is known; None at the first step.
+        sigma: Noise level at this step.
+        corrector: From the previous level to this one, given this one's prediction; None at the first step.
         predictor: From this level to the next.
     """
 
     sigma: float
-    corrector: Move | None
-    predictor: Move
+    corrector: UniPCUpdate | None
+    predictor: UniPCUpdate
 
 
 def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
-    """Every step's coefficients: order 2 inside, order 1 at both ends.
+    """Coefficients of every step: order 2 inside, order 1 at both ends.
 
-    They are float32 numbers computed by the oracle's own float32 operations: in bfloat16 a last bit of the sample can
-    turn the rounding of a token, and the run diverges.
+    They are computed with the oracle's float32 operations: in bfloat16 the last bit of a sample can change the rounding of a
+    token, and the run diverges.
     """
     sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
     count = len(schedule.timesteps)
@@ -204,21 +200,20 @@ def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
     return tuple(
         StepCoefficients(
             schedule.sigmas[i],
-            None if i == 0 else _move(sigmas, i - 1, orders[i - 1], corrects=True),
-            _move(sigmas, i, orders[i], corrects=False),
+            None if i == 0 else _update(sigmas, i - 1, orders[i - 1], corrects=True),
+            _update(sigmas, i, orders[i], corrects=False),
         )
         for i in range(count)
     )
 
 
-def _move(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Move:
+def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> UniPCUpdate:
     def level(i: int) -> torch.Tensor:
         return torch.log(1 - sigmas[i]) - torch.log(sigmas[i])
 
     sigma_0, sigma_t = sigmas[start], sigmas[start + 1]
-    h = level(start + 1) - level(start)  # infinite where no noise is left: the move then ends at m0
+    h = level(start + 1) - level(start)  # infinite where no noise is left: the update then ends at m0
     growth = torch.expm1(-h)
-    alpha_growth = (1 - sigma_t) * growth
     ratio = None if order == 1 else (level(start - 1) - level(start)) / h
     rho_old, rho_new = 0.5, 0.5
     if ratio is not None and corrects:
@@ -226,22 +221,17 @@ def _move(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Move:
         phi_3 = phi_2 / -h - 1 / 2
         system = torch.stack([torch.ones(2), torch.stack([ratio, torch.ones(())])])
         rho_old, rho_new = torch.linalg.solve(system, torch.stack([phi_2 / growth, phi_3 * 2 / growth])).tolist()
-    return Move(
-        float(sigma_t / sigma_0),
-        float(alpha_growth),
-        float(alpha_growth),
-        None if ratio is None else float(ratio),
-        rho_old,
-        rho_new,
-    )
+    alpha_growth = float((1 - sigma_t) * growth)
+    ratio = None if ratio is None else float(ratio)
+    return UniPCUpdate(float(sigma_t / sigma_0), alpha_growth, alpha_growth, ratio, rho_old, rho_new)
 
 
 @dataclass
 class UniPC:
-    """The state of one sample on its way through the steps; feed it one velocity after another.
+    """Sampler state of one sample.
 
     Args:
-        sample: Starting noise (with given values in place), float32; any shape.
+        sample: Starting noise, with given values in place, float32.
         steps: From :func:`unipc_coefficients`.
     """
 
@@ -252,7 +242,7 @@ class UniPC:
     _predictions: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def step(self, velocity: torch.Tensor) -> torch.Tensor:
-        """Take one step with the velocity at the present sample; returns the next sample."""
+        """Take one step with the velocity at the current sample; return the next sample."""
         step = self.steps[self._index]
         x = self.sample
         m = x - step.sigma * velocity

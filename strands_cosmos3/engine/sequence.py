@@ -1,7 +1,7 @@
-"""The generation sequence: which tokens there are, which of them are clean, and where in time and space they stand.
+"""The generation sequence: its tokens, which of them are clean, and their positions in time and space.
 
-Shape suffixes: N tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels), C
-latent channels, F latent frames, H W latent height and width, d head width. A leading 3 is the temporal, vertical,
+Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels), C
+latent channels, F latent frames, H W latent height and width, d head width. A leading 3 is the temporal, vertical and
 horizontal axis.
 
 Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing) and
@@ -18,22 +18,22 @@ import torch
 from strands_cosmos3.engine.config import TransformerConfig
 
 TEMPORAL_COMPRESSION = 4
-"""Pixel frames for each latent frame after the first."""
+"""Pixel frames per latent frame after the first."""
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """One generation sequence: vision tokens frame by frame, then the action rows.
+    """Layout of one generation sequence: vision tokens frame by frame, then the action rows.
 
     Args:
         latent_shape: (F, H, W) of the video latents, cropped to the picture's content.
-        patch: Latents on a side of a vision token.
+        patch: Side of a vision token, in latents.
         action_rows: Rows of the action sequence, a state row included.
-        clean_frames: Latent frames that are given.
-        clean_rows: Action rows, from the first, that are given.
-        raw_action_dim: Action channels that mean something; the others stay zero.
-        fps: Rate of frames and rows.
-        action_offset: Offset of the first row's temporal position, in rows: 0 with a state row, else 1.
+        clean_frames: Given latent frames.
+        clean_rows: Given action rows, counted from the first.
+        raw_action_dim: Used action channels; the others stay zero.
+        fps: Frames and rows per second.
+        action_offset: Temporal position of the first row, in rows: 0 with a state row, else 1.
     """
 
     latent_shape: tuple[int, int, int]
@@ -64,7 +64,7 @@ class SequenceLayout:
 
     @property
     def noisy_vision(self) -> slice:
-        """Tokens from the first to the last noisy frame; empty where every frame is clean."""
+        """Tokens from the first to the last noisy frame; empty if every frame is clean."""
         frames, rows, columns = self.grid
         noisy = [i for i in range(frames) if i not in self.clean_frames]
         if not noisy:
@@ -73,13 +73,12 @@ class SequenceLayout:
 
     @property
     def noisy_action(self) -> slice:
-        """Tokens of the action rows that are not given; empty where all of them are."""
+        """Tokens of the action rows that are not given; empty if all are."""
         return slice(self.vision_tokens + min(self.clean_rows, self.action_rows), self.tokens)
 
 
 def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
-    """Vision tokens [V, P] of latents [C, F, H, W]: patches in the order (row, column, channel), odd edges zero-
-    padded."""
+    """Vision tokens [V, P] of latents [C, F, H, W]: patches ordered (row, column, channel), odd edges padded with zeros."""
     C, F, H, W = latent_CFHW.shape
     rows, columns = math.ceil(H / patch), math.ceil(W / patch)
     padded = torch.nn.functional.pad(latent_CFHW, (0, columns * patch - W, 0, rows * patch - H))
@@ -103,9 +102,8 @@ def text_positions(count: int) -> torch.Tensor:
 def generation_positions(layout: SequenceLayout, config: TransformerConfig, text_tokens: int) -> torch.Tensor:
     """[3, N] positions of the generation tokens, float32.
 
-    A frame's temporal position is its time at ``base_fps``, counted in latent frames, after the prompt and a margin; an
-    action row's likewise, so that both share one clock. Vertical and horizontal positions restart at zero in each
-    frame.
+    Temporal positions of frames and action rows share one clock: the time at ``base_fps`` in latent frames, after the prompt
+    and a margin. Vertical and horizontal positions restart at zero in each frame.
     """
     start = text_tokens + config.unified_3d_mrope_temporal_modality_margin
     spatial = 0 if config.unified_3d_mrope_reset_spatial_ids else start
@@ -122,7 +120,7 @@ def generation_positions(layout: SequenceLayout, config: TransformerConfig, text
 
 def _times(count: int, first: int, rate: float, config: TransformerConfig) -> torch.Tensor:
     index = torch.arange(count, dtype=torch.float32) + first
-    if not config.enable_fps_modulation or count == 1:  # a single frame or row carries no rate
+    if not config.enable_fps_modulation or count == 1:  # a single frame or row has no rate
         return index
     return index / rate * (config.base_fps / TEMPORAL_COMPRESSION)
 
@@ -132,9 +130,9 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine [N, d] of interleaved multi-axis RoPE.
 
-    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal for i = 2, 5, 8, ..., as far as
-    those sections reach, and to the temporal axis otherwise. Angles are products of float32 elements: positions lie
-    near 15000, where a coarser type, or a matrix product in TF32, would merge neighbours.
+    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2, 5, 8, ..., up to the size
+    of those sections, and to the temporal axis otherwise. Angles are products of float32 elements: positions are near 15000,
+    where a coarser dtype or a matrix product in TF32 would merge neighbours.
     """
     half = config.head_dim // 2
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim

@@ -1,9 +1,9 @@
-"""The state row of a ``midtrain`` checkpoint that has one: what stands before the action rows, and in which scale.
+"""The state row before the action rows of a ``midtrain`` checkpoint.
 
-The released ``midtrain`` checkpoints have none, the ``joint_pos`` ones have joint angles. A checkpoint of this project may
-record ``{"strands_cosmos3": {"state": {"columns": "pose9_opening", "mean": [10], "std": [10]}}}``: its action sequence
-then starts, at temporal offset 0, with the measured pose of the Cosmos frame in the robot's base (translation [m], rot6d)
-and the open fraction, centred and scaled.
+Released ``midtrain`` checkpoints have none; ``joint_pos`` ones use joint angles. A checkpoint of this project may record
+``{"strands_cosmos3": {"state": {"columns": "pose9_opening", "mean": [10], "std": [10]}}}``. Its action sequence then starts, at
+temporal offset 0, with the measured pose of the Cosmos frame in the robot's base (translation [m], rot6d) and the gripper's
+open fraction, centred and scaled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ WIDTH = 10
 
 @dataclass(frozen=True)
 class StateRow:
-    """How a state becomes a row.
+    """Scale of the state row.
 
     Args:
         mean, std: [10] each; a row is (state - mean) / std.
 
     Raises:
-        LayoutError: They are not ten finite numbers each, or a spread is not above zero.
+        LayoutError: They are not ten finite numbers each, or a standard deviation is not above zero.
     """
 
     mean: tuple[float, ...]
@@ -45,7 +45,7 @@ class StateRow:
         """The state row that a checkpoint records, or None.
 
         Raises:
-            LayoutError: It records one that is not understood.
+            LayoutError: The record is not valid.
         """
         found = metadata.get("state")
         if found is None:
@@ -58,14 +58,14 @@ class StateRow:
             raise LayoutError("checkpoint.json: state must have mean and std, ten numbers each.") from None
 
     def to_metadata(self) -> dict[str, Any]:
-        """What a checkpoint records."""
+        """The record for ``checkpoint.json``."""
         return {"columns": COLUMNS, "mean": list(self.mean), "std": list(self.std)}
 
     def scaled(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[..., 10] states in metres, rot6d and open fractions -> rows in the model's scale.
+        """Rows in the model's scale from states [..., 10]: metres, rot6d, open fraction.
 
         Raises:
-            ShapeError: They are not ten wide.
+            ShapeError: The last axis is not 10.
         """
         state = np.asarray(state, dtype=np.float64)
         if state.shape[-1:] != (WIDTH,):

@@ -1,4 +1,4 @@
-"""Keys and values of prompts, kept across denoising steps and across calls, bounded in bytes."""
+"""Cache of prompts' keys and values across denoising steps and calls, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ Ids = tuple[int, ...]
 
 
 class TextCache:
-    """Least-recently-used :class:`TextKV` by token ids. One engine, one cache: weights and dtype never differ within
-    it.
+    """Least-recently-used cache of :class:`TextKV` by token ids, for the weights of one engine.
 
     Args:
-        limit_bytes: Bytes to keep; 0 keeps nothing. A prompt larger than the limit is computed and not kept.
-        prefill: Computes what is not there.
+        limit_bytes: Bytes to keep; 0 keeps nothing. A prompt above the limit is not kept.
+        prefill: Computes a missing entry.
     """
 
     def __init__(self, limit_bytes: int, prefill: Callable[[Ids], TextKV]):
@@ -46,6 +45,6 @@ class TextCache:
         return text
 
     def clear(self) -> None:
-        """Forget every prompt."""
+        """Drop all prompts."""
         self._held.clear()
         self.nbytes = 0

@@ -1,4 +1,4 @@
-"""Milliseconds by part, without waiting for the device until the end."""
+"""Time the parts of an inference without synchronising with the device before the end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 class Stopwatch:
-    """Times named parts of one call: wall time on a CPU, events on a CUDA device, which are read once, at the end.
+    """Times named parts of one call: wall-clock time on a CPU, CUDA events on a GPU.
 
     Args:
-        device: Where the work runs.
+        device: Device of the work.
     """
 
     def __init__(self, device: torch.device):
@@ -22,13 +22,13 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time the body of a ``with`` statement."""
         start = self._now()
         yield
         self._parts.append((name, start, self._now()))
 
     def milliseconds(self) -> dict[str, float]:
-        """Every part's time, and their ``total``."""
+        """Milliseconds of each part and their ``total``."""
         if self._cuda:
             torch.cuda.synchronize()
         spent = {name: self._between(start, end) for name, start, end in self._parts}

@@ -1,4 +1,4 @@
-"""From a caption to token ids: the text tokenizer's chat template, then ``<|im_end|>`` and ``<|vision_start|>``."""
+"""Tokenise captions: the text tokenizer's chat template, then ``<|im_end|>`` and ``<|vision_start|>``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CLOSING = ("<|im_end|>", "<|vision_start|>")
 
 
 class PromptTokenizer:
-    """A checkpoint's text tokenizer.
+    """The text tokenizer of a checkpoint.
 
     Args:
-        name_or_path: Its folder (``text_tokenizer/``) or hub repository.
+        name_or_path: Folder (``text_tokenizer/``) or hub repository.
 
     Raises:
-        LayoutError: There is none, or it lacks a chat template or one of the two closing tokens.
+        LayoutError: The tokenizer cannot be read, or lacks a chat template or one of the two closing tokens.
     """
 
     def __init__(self, name_or_path: str | Path):
@@ -37,7 +37,7 @@ class PromptTokenizer:
         self._closing = [known[token] for token in _CLOSING]
 
     def ids(self, caption: str) -> torch.Tensor:
-        """[1, S] ids of a caption, as the only message of the user and without a system prompt."""
+        """[1, S] ids of a caption as the only user message, without a system prompt."""
         text = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": caption}], tokenize=False, add_generation_prompt=True, add_vision_id=False
         )

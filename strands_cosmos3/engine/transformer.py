@@ -1,19 +1,21 @@
-"""The two towers: text prefills keys and values once; generation reads them at every denoising step.
+"""The two towers of Cosmos 3: text yields keys and values once; generation reads them at every denoising step.
+
+Modules carry the names of the released checkpoint. Below ``text.`` and ``generation.`` a parameter's name is its key there.
 
 Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P numbers in a vision
-token, A action width, h query heads, k key heads, d head width, B branches of guidance: the conditional pass and,
-where guidance applies, the unconditional one, which share every matrix product and differ in the prompt that they
-attend to.
+token, A action width, h query heads, k key heads, d head width; B guidance branches in inference, windows in training.
 
-Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the numeric oracle of the tests; operations that round are kept
-in its order, so that bfloat16 agrees too.
+Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests. Operations that round are kept in its order,
+so that bfloat16 agrees too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,30 +24,59 @@ from torch.nn import functional as F
 from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
 
 Rope = tuple[torch.Tensor, torch.Tensor]
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+Attend = Callable[[torch.Tensor], torch.Tensor]
+"""From queries [..., h, n, d] to what they attend to, of the same shape."""
+Attention = Callable[[torch.Tensor, torch.Tensor], Attend]
+"""From a layer's own keys and values [..., k, N, d] to its :data:`Attend`."""
+ALL_TOKENS = (slice(None),)
 _CPU_BLOCK_ROWS = 1024
+
+TEXT_NAMES: Mapping[str, str] = {
+    "q": "self_attn.to_q",
+    "k": "self_attn.to_k",
+    "v": "self_attn.to_v",
+    "out": "self_attn.to_out",
+    "q_norm": "self_attn.norm_q",
+    "k_norm": "self_attn.norm_k",
+    "k_norm_for_gen": "self_attn.k_norm_und_for_gen",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp": "mlp",
+}
+GENERATION_NAMES: Mapping[str, str] = {
+    "q": "self_attn.add_q_proj",
+    "k": "self_attn.add_k_proj",
+    "v": "self_attn.add_v_proj",
+    "out": "self_attn.to_add_out",
+    "q_norm": "self_attn.norm_added_q",
+    "k_norm": "self_attn.norm_added_k",
+    "attention_norm": "input_layernorm_moe_gen",
+    "mlp_norm": "post_attention_layernorm_moe_gen",
+    "mlp": "mlp_moe_gen",
+}
 
 
 @dataclass(frozen=True)
 class TextKV:
-    """What generation needs of a prompt: for each layer keys and values [k, S, d], keys normalised and rotated."""
+    """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised and rotated."""
 
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    layers: tuple[KeysValues, ...]
 
     @property
     def tokens(self) -> int:
-        """S, the prompt's length."""
-        return self.layers[0][0].shape[1]
+        """S, the length of the prompt."""
+        return self.layers[0][0].shape[-2]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it keeps."""
-        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer)
+        """Size of the keys and values in bytes."""
+        return sum(t.nbytes for layer in self.layers for t in layer)
 
 
 @dataclass(frozen=True)
 class ActionHead:
-    """One domain's projections: into the model [A, D] and [D], out of it [D, A] and [A]."""
+    """Projections of one domain: into the model [A, D] and [D], out of it [D, A] and [A]."""
 
     w_in: torch.Tensor
     b_in: torch.Tensor
@@ -54,8 +85,10 @@ class ActionHead:
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm over the last axis; Edge (``nemotron``) multiplies its weight in float32, the others after
-    rounding to the weight's type."""
+    """Root-mean-square norm over the last axis.
+
+    Edge (``nemotron``) multiplies the weight in float32, the others after rounding to the weight's dtype.
+    """
 
     def __init__(self, size: int, config: TransformerConfig):
         super().__init__()
@@ -77,9 +110,9 @@ class Mlp(nn.Module):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         D, inner = config.hidden_size, config.intermediate_size
-        self.gate = nn.Linear(D, inner, bias=False) if config.hidden_act == "silu" else None
-        self.up = nn.Linear(D, inner, bias=False)
-        self.down = nn.Linear(inner, D, bias=False)
+        self.gate_proj = nn.Linear(D, inner, bias=False) if config.hidden_act == "silu" else None
+        self.up_proj = nn.Linear(D, inner, bias=False)
+        self.down_proj = nn.Linear(inner, D, bias=False)
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         rows = x_ND.flatten(0, -2)
@@ -88,148 +121,142 @@ class Mlp(nn.Module):
         return self._block(x_ND)
 
     def _block(self, x_ND: torch.Tensor) -> torch.Tensor:
-        if self.gate is None:
-            return self.down(torch.relu(self.up(x_ND)).square())
+        if self.gate_proj is None:
+            return self.down_proj(torch.relu(self.up_proj(x_ND)).square())
         if torch.is_grad_enabled():
-            return self.down(F.silu(self.gate(x_ND)) * self.up(x_ND))
-        return self.down(F.silu(self.gate(x_ND), inplace=True).mul_(self.up(x_ND)))
+            return self.down_proj(F.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
+        return self.down_proj(F.silu(self.gate_proj(x_ND), inplace=True).mul_(self.up_proj(x_ND)))
 
 
 class DecoderLayer(nn.Module):
-    """One layer of either tower: pre-norm attention and MLP with residuals. A leading B may stand before every shape."""
+    """One layer of either tower: pre-norm attention and MLP with residuals. A leading B may stand before every shape.
 
-    def __init__(self, config: TransformerConfig, *, qk_norm: bool, k_norm_for_gen: bool = False):
+    Args:
+        config: Sizes.
+        names: :data:`TEXT_NAMES` or :data:`GENERATION_NAMES`: role of a module -> its released name.
+        keys_only: Whether to make only what keys and values need.
+    """
+
+    def __init__(self, config: TransformerConfig, names: Mapping[str, str], keys_only: bool = False):
         super().__init__()
-        D, d, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.head_dim = d
-        self.q = nn.Linear(D, config.num_attention_heads * d, bias=bias)
-        self.k = nn.Linear(D, config.num_key_value_heads * d, bias=bias)
-        self.v = nn.Linear(D, config.num_key_value_heads * d, bias=bias)
-        self.out = nn.Linear(config.num_attention_heads * d, D, bias=bias)
-        self.q_norm = RmsNorm(d, config) if qk_norm else nn.Identity()
-        self.k_norm = RmsNorm(d, config) if qk_norm else nn.Identity()
-        self.k_norm_for_gen = RmsNorm(d, config) if k_norm_for_gen else None
-        self.attention_norm = RmsNorm(D, config)
-        self.mlp_norm = RmsNorm(D, config)
-        self.mlp = Mlp(config)
+        D, d, text = config.hidden_size, config.head_dim, names is TEXT_NAMES
+        heads, key_heads = config.num_attention_heads * d, config.num_key_value_heads * d
+        linear = partial(nn.Linear, bias=config.attention_bias)
+        normed = {
+            "q_norm": config.qk_norm_for_text or not text,
+            "k_norm": config.qk_norm_for_text or not text,
+            "k_norm_for_gen": text and config.text_k_norm_for_gen,
+        }
+        modules: dict[str, nn.Module] = {"q": linear(D, heads), "k": linear(D, key_heads), "v": linear(D, key_heads)}
+        modules |= {"out": linear(heads, D)}
+        modules |= {role: RmsNorm(d, config) if used else nn.Identity() for role, used in normed.items() if role in names}
+        modules |= {"attention_norm": RmsNorm(D, config), "mlp_norm": RmsNorm(D, config), "mlp": Mlp(config)}
+        self.names, self.head_dim, self.self_attn = names, d, nn.Module()
+        for role, module in modules.items():
+            if not keys_only or role in ("k", "v", "k_norm", "k_norm_for_gen", "attention_norm"):
+                owner, _, name = names[role].rpartition(".")
+                self.get_submodule(owner).add_module(name, module)
 
-    def forward(self, x_ND: torch.Tensor, rope: Rope, attend: Attend, first: int = 0) -> torch.Tensor:
-        """The whole layer for the tokens from ``first`` on, as training takes it: one call, so that its weights may be
-        gathered from several processes around it.
+    def at(self, role: str) -> Any:
+        """The module of a role; its name depends on the tower."""
+        return self.get_submodule(self.names[role])
+
+    def forward(
+        self, x_ND: torch.Tensor, rope: Rope, attention: Attention, groups: Sequence[slice] = ALL_TOKENS
+    ) -> list[torch.Tensor]:
+        """Run the layer for some groups of tokens.
+
+        Groups are computed one by one, so that the numbers of one do not depend on which others are wanted. The layer is
+        one call, so that training can gather its weights from several processes around it.
 
         Args:
-            x_ND: Hidden states.
+            x_ND: Hidden states; all of them serve as keys and values.
             rope: Cosine and sine [N, d].
-            attend: From queries [h, n, d] and own keys and values [k, N, d] to what is attended [h, n, d].
-            first: Tokens before it serve as keys and values only.
+            attention: See :data:`Attention`.
+            groups: Slices of the tokens.
         """
-        normed = self.attention_norm(x_ND)
-        keys, values = rotate(self.keys(normed), rope).transpose(-3, -2), self.values(normed)
-        asking = rope[0][..., first:, :], rope[1][..., first:, :]
-        queries = self.queries(normed[..., first:, :], asking)
-        return self.finish(x_ND[..., first:, :], attend(queries, keys, values))
+        normed = self.at("attention_norm")(x_ND)
+        attend = attention(rotate(self.keys(normed), rope).transpose(-3, -2), self.values(normed))
+        return [self._group(x_ND[..., group, :], normed[..., group, :], _part(rope, group), attend) for group in groups]
+
+    def _group(self, x_ND: torch.Tensor, normed_ND: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
+        return self.finish(x_ND, attend(self.queries(normed_ND, rope))) if x_ND.shape[-2] else x_ND
 
     def queries(self, normed_ND: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[h, N, d], normalised and rotated."""
-        return rotate(self.q_norm(self._heads(self.q(normed_ND))), rope).transpose(-3, -2)
+        return rotate(self.at("q_norm")(self._heads(self.at("q")(normed_ND))), rope).transpose(-3, -2)
 
     def keys(self, normed_ND: torch.Tensor) -> torch.Tensor:
         """[N, k, d], normalised, not rotated."""
-        return self.k_norm(self._heads(self.k(normed_ND)))
+        return self.at("k_norm")(self._heads(self.at("k")(normed_ND)))
 
     def values(self, normed_ND: torch.Tensor) -> torch.Tensor:
         """[k, N, d]"""
-        return self._heads(self.v(normed_ND)).transpose(-3, -2)
+        return self._heads(self.at("v")(normed_ND)).transpose(-3, -2)
 
     def finish(self, x_ND: torch.Tensor, attended_hNd: torch.Tensor) -> torch.Tensor:
         """Output projection and MLP, each with its residual."""
-        x_ND = self.out(attended_hNd.transpose(-3, -2).flatten(-2)).add_(x_ND)
-        return self.mlp(self.mlp_norm(x_ND)).add_(x_ND)
+        x_ND = self.at("out")(attended_hNd.transpose(-3, -2).flatten(-2)).add_(x_ND)
+        return self.at("mlp")(self.at("mlp_norm")(x_ND)).add_(x_ND)
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat.unflatten(-1, (-1, self.head_dim))  # head counts follow from the weights: slices of them work too
+        return flat.unflatten(-1, (-1, self.head_dim))  # head counts follow from the weights: shards of them work too
 
 
 class TextTower(nn.Module):
-    """Causal attention over the prompt. Its last layer yields keys and values only, so the rest of it does not
-    exist."""
+    """Causal attention over the prompt. The last layer yields keys and values only and has no other modules."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, qk_norm=config.qk_norm_for_text, k_norm_for_gen=config.text_k_norm_for_gen)
-            for _ in range(config.num_hidden_layers)
-        )
-        last = self.layers[-1]
-        for unused in ("q", "q_norm", "out", "mlp_norm", "mlp"):
-            delattr(last, unused)
+        embedding = torch.empty(config.vocab_size, config.hidden_size)
+        embedding.uniform_(-1, 1)  # the default, normal_, makes torch import for seconds on the meta device
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=embedding)
+        last = config.num_hidden_layers - 1
+        self.layers = nn.ModuleList(DecoderLayer(config, TEXT_NAMES, keys_only=i == last) for i in range(last + 1))
 
     def forward(self, ids_S: torch.Tensor, rope: Rope) -> TextKV:
-        x_SD = self.embed(ids_S)
+        """Keys and values of one prompt [S], or of several [B, S] that are padded at their ends."""
+        x_SD = self.embed_tokens(ids_S)
         kept = []
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            normed = layer.attention_norm(x_SD)
+            normed = layer.at("attention_norm")(x_SD)
             k_Skd, v_kSd = layer.keys(normed), layer.values(normed)
-            k_gen = k_Skd if layer.k_norm_for_gen is None else layer.k_norm_for_gen(k_Skd)
-            kept.append((rotate(k_gen, rope).transpose(0, 1).contiguous(), v_kSd.contiguous()))
+            k_gen_kSd = rotate(layer.at("k_norm_for_gen")(k_Skd), rope).transpose(-3, -2)
+            kept.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
             if i + 1 < len(self.layers):
-                k_kSd = rotate(k_Skd, rope).transpose(0, 1)
-                x_SD = layer.finish(x_SD, _attend(layer.queries(normed, rope), k_kSd, v_kSd, causal=True))
+                k_kSd = rotate(k_Skd, rope).transpose(-3, -2)
+                x_SD = layer.finish(x_SD, grouped_attention(layer.queries(normed, rope), k_kSd, v_kSd, causal=True))
         return TextKV(tuple(kept))
 
 
 class GenerationTower(nn.Module):
-    """Full attention of the generation tokens over the prompt and themselves."""
+    """Attention of the generation tokens over the prompt and themselves."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config, qk_norm=True) for _ in range(config.num_hidden_layers))
-        self.norm = RmsNorm(config.hidden_size, config)
+        self.layers = nn.ModuleList(DecoderLayer(config, GENERATION_NAMES) for _ in range(config.num_hidden_layers))
+        self.norm_moe_gen = RmsNorm(config.hidden_size, config)
 
-    def forward(self, x_BND: torch.Tensor, rope: Rope, texts: Sequence[TextKV], groups: Sequence[slice]) -> list[torch.Tensor]:
+    def forward(
+        self, x_BND: torch.Tensor, rope: Rope, attentions: Sequence[Attention], groups: Sequence[slice]
+    ) -> list[torch.Tensor]:
         """Final hidden states [B, tokens, D] of some groups of tokens; in the last layer nothing else is computed.
-
-        Groups are computed one by one, so that a group's numbers do not depend on which others are asked for.
 
         Args:
             x_BND: Embedded tokens.
             rope: Cosine and sine [B, N, d].
-            texts: Each branch's prompt.
+            attentions: One for each layer, which knows the prompts' keys and values there.
             groups: Slices of the tokens.
         """
-        for i, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
-            normed = layer.attention_norm(x_BND)
-            keys, values = rotate(layer.keys(normed), rope).transpose(1, 2), layer.values(normed)
-            memory = [
-                (torch.cat([text.layers[i][0], k], dim=1), torch.cat([text.layers[i][1], v], dim=1))
-                for text, k, v in zip(texts, keys, values, strict=True)
-            ]
-            if i + 1 == len(self.layers):
-                return [self._last(layer, x_BND, normed, rope, memory, group) for group in groups]
-            x_BND = layer.finish(x_BND, _attend_each(layer.queries(normed, rope), memory))
-        raise AssertionError("a tower has at least one layer")
-
-    def _last(
-        self,
-        layer: DecoderLayer,
-        x_BND: torch.Tensor,
-        normed_BND: torch.Tensor,
-        rope: Rope,
-        memory: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        group: slice,
-    ) -> torch.Tensor:
-        if group.start == group.stop:
-            return x_BND[:, group]
-        queries = layer.queries(normed_BND[:, group], (rope[0][:, group], rope[1][:, group]))
-        return self.norm(layer.finish(x_BND[:, group], _attend_each(queries, memory)))
+        *inner, last = zip(self.layers, attentions, strict=True)
+        for layer, attention in inner:
+            (x_BND,) = layer(x_BND, rope, attention)
+        return [self.norm_moe_gen(hidden) for hidden in last[0](x_BND, rope, last[1], groups)]
 
 
 class TimeEmbedder(nn.Module):
-    """Sinusoid of a timestep (cosines first, base 10000), then two linear layers, in float32 whatever the model's
-    type."""
+    """Sinusoid of a timestep (cosines first, base 10000), then two linear layers; always in float32."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -249,7 +276,7 @@ class TimeEmbedder(nn.Module):
 class Cosmos3Transformer(nn.Module):
     """Text tower, generation tower and the projections between tokens and hidden states.
 
-    The action heads of the domains are not part of it: one of 32 is in use, and it is handed in.
+    The action heads are not part of it: one of 32 is in use, and the caller passes it.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -264,8 +291,20 @@ class Cosmos3Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the projections, hence of all hidden states."""
+        """Dtype of the projections, hence of all hidden states."""
         return self.proj_in.weight.dtype
+
+    def embed(
+        self, vision_VP: torch.Tensor, action_TA: torch.Tensor, time_D: torch.Tensor, noisy_N1: torch.Tensor, head: ActionHead
+    ) -> torch.Tensor:
+        """Hidden states [N, D] before the first layer; arguments as in :meth:`velocity`. A leading B is allowed."""
+        vision_VD = self.proj_in(vision_VP.to(self.dtype))
+        action_TD = action_TA.to(self.dtype) @ head.w_in + head.b_in + self.action_modality_embed
+        return torch.cat([vision_VD, action_TD], dim=-2) + noisy_N1 * time_D
+
+    def project(self, vision_ND: torch.Tensor, action_ND: torch.Tensor, head: ActionHead) -> tuple[torch.Tensor, torch.Tensor]:
+        """Velocities of vision tokens and of action rows from their final hidden states."""
+        return self.proj_out(vision_ND), action_ND @ head.w_out + head.b_out
 
     def velocity(
         self,
@@ -283,34 +322,43 @@ class Cosmos3Transformer(nn.Module):
 
         Args:
             vision_VP: Vision tokens. action_TA: Action rows.
-            time_D: Embedding of the step's timestep, in the model's type; only noisy tokens receive it.
-            noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's type.
-            rope: Cosine and sine [B, N, d] of the generation tokens: positions follow from a prompt's length.
+            time_D: Embedding of the step's timestep, in the model's dtype; it is added to noisy tokens only.
+            noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
+            rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
             texts: The B prompts.
             vision_group, action_group: Tokens whose velocities are wanted.
 
         Returns:
-            Velocities of the two groups, [B, tokens, P] and [B, tokens, A], in the model's type.
+            Velocities of the two groups, [B, tokens, P] and [B, tokens, A], in the model's dtype.
         """
-        vision_VD = self.proj_in(vision_VP.to(self.dtype))
-        action_TD = action_TA.to(self.dtype) @ head.w_in + head.b_in + self.action_modality_embed
-        x_ND = torch.cat([vision_VD, action_TD]) + noisy_N1 * time_D
-        x_BND = x_ND.expand(len(texts), -1, -1)
-        of_vision, of_action = self.generation(x_BND, rope, texts, (vision_group, action_group))
-        return self.proj_out(of_vision), of_action @ head.w_out + head.b_out
+        x_BND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head).expand(len(texts), -1, -1)
+        attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]
+        of_vision, of_action = self.generation(x_BND, rope, attentions, (vision_group, action_group))
+        return self.project(of_vision, of_action, head)
 
 
-def _attend(q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False) -> torch.Tensor:
+def grouped_attention(q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    """Attention [h, N, d] with grouped heads; a leading B may stand before every shape."""
+    if q_hNd.ndim == 4:
+        return F.scaled_dot_product_attention(q_hNd, k_kMd, v_kMd, is_causal=causal, enable_gqa=True)
     return F.scaled_dot_product_attention(q_hNd[None], k_kMd[None], v_kMd[None], is_causal=causal, enable_gqa=True)[0]
 
 
-def _attend_each(q_BhNd: torch.Tensor, memory: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Each branch over its own keys and values, which differ in number."""
-    return torch.stack([_attend(q_hNd, k, v) for q_hNd, (k, v) in zip(q_BhNd, memory, strict=True)])
+def _over_prompts(prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor) -> Attend:
+    """Attention of each guidance branch over its own prompt and the shared tokens; prompts differ in length."""
+    memory = [
+        (torch.cat([prompt[0], k], dim=1), torch.cat([prompt[1], v], dim=1))
+        for prompt, k, v in zip(prompts, keys_BkNd, values_BkNd, strict=True)
+    ]
+    return lambda queries: torch.stack([grouped_attention(q, k, v) for q, (k, v) in zip(queries, memory, strict=True)])
+
+
+def _part(rope: Rope, group: slice) -> Rope:
+    return rope[0][..., group, :], rope[1][..., group, :]
 
 
 def rotate(x_Nhd: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Queries or keys [N, h, d] turned by their positions; a leading B may stand before every shape."""
+    """Queries or keys [N, h, d] rotated by their positions; a leading B may stand before every shape."""
     cos_Nd, sin_Nd = rope  # both halves of a row are equal
     first, second = x_Nhd.chunk(2, dim=-1)
     if torch.is_grad_enabled():

@@ -1,12 +1,11 @@
-"""Pixels to latents and back, with diffusers' Wan VAE; of the decoder nothing is built where no video is wanted.
+"""Encode pixels to latents and decode them with diffusers' Wan VAE. The decoder is built only if videos are decoded.
 
 Shape suffixes: B = 1 batch, C latent channels, F latent frames, H W latent height and width; pixels are [1, 3, frames,
 height, width] in [-1, 1].
 
-The encoder is causal in time, so a first frame's latent does not depend on later frames. A causal 3x3x3 convolution
-over one frame with nothing before it sees two frames of zeros: it is the 3x3 convolution with its last tap, which is
-what is computed. On a CPU, clips are convolved in two dimensions as well, tap by tap: the same sums, three to nine times
-faster than convolutions in three.
+The encoder is causal in time, so the latent of a first frame does not depend on later frames. For a lone first frame, a
+causal 3x3x3 convolution equals a 3x3 convolution with its last temporal tap, which is computed instead. On a CPU, clips are
+also convolved in two dimensions, tap by tap: the same sums, three to nine times faster.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ SPATIAL_COMPRESSION = 16
 
 
 class FlatConv(nn.Module):
-    """A causal convolution that is computed in two dimensions where that is faster: lone first frames, and clips on a CPU.
+    """A causal convolution, computed in two dimensions for lone first frames and for clips on a CPU.
 
     Args:
-        conv: diffusers' ``WanCausalConv3d``, whose weights it shares.
+        conv: diffusers' ``WanCausalConv3d``; its weights are shared.
     """
 
     def __init__(self, conv: nn.Conv3d):
@@ -39,13 +38,13 @@ class FlatConv(nn.Module):
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
         if x.shape[2] == 1 and cache_x is None and self.conv.stride[0] == 1:
             return self._flat(x[:, :, 0])[:, :, None]
-        if x.device.type == "cpu" and x.dtype is torch.float32:  # elsewhere a sum of taps would be rounded more than once
+        if x.device.type == "cpu" and x.dtype is torch.float32:  # other dtypes would round each tap's sum
             return self._by_taps(x, cache_x)
         return self.conv(x, cache_x)
 
     def _flat(self, frame: torch.Tensor) -> torch.Tensor:
         conv = self.conv
-        padding: Any = conv._padding  # diffusers keeps it there: width twice, height twice, time
+        padding: Any = conv._padding  # in diffusers: width twice, height twice, time
         pad = list(padding[:4])
         frame = F.pad(frame, pad) if any(pad) else frame
         return F.conv2d(frame, conv.weight[:, :, -1], conv.bias, conv.stride[1:])
@@ -72,12 +71,12 @@ class WanVae:
 
     Args:
         config: ``vae/config.json``.
-        files: Its weights.
-        device, dtype: Where and as what they are kept.
-        decoder: Whether videos are to be decoded.
+        files: Weights.
+        device, dtype: Device and dtype of the weights.
+        decoder: Whether to load the decoder.
 
     Raises:
-        LayoutError: The config does not describe a Wan VAE with 16x16x4 compression.
+        LayoutError: The config does not describe a Wan VAE with 4 x 16 x 16 compression.
         WeightsError: A weight is missing, surplus, misshapen or not finite.
     """
 
@@ -88,7 +87,7 @@ class WanVae:
             self.model.decoder = None  # pyright: ignore[reportAttributeAccessIssue]
             self.model.post_quant_conv = None  # pyright: ignore[reportAttributeAccessIssue]
         self.has_decoder = decoder
-        files.read_into(materialise(self.model, device, lambda _: dtype))
+        files.read_into(materialise(self.model, lambda _, shape: torch.empty(shape, device=device, dtype=dtype)))
         convolve_flat(self.model)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
@@ -136,29 +135,21 @@ def _skeleton(config: Mapping[str, Any]) -> AutoencoderKLWan:
     return model
 
 
-def materialise(
-    module: nn.Module,
-    device: torch.device,
-    dtype_of: Callable[[str], torch.dtype],
-    shape_of: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda _, shape: shape,
-) -> dict[str, torch.Tensor]:
-    """Give every parameter of a module on the meta device uninitialised memory.
+def materialise(module: nn.Module, empty: Callable[[str, tuple[int, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replace every parameter of a module on the meta device by uninitialised memory.
 
     Args:
-        module: Its parameters are replaced.
-        device: Where the memory lies.
-        dtype_of: Name of a parameter -> its dtype.
-        shape_of: Name and whole shape of a parameter -> the shape that is kept.
+        module: Changed in place.
+        empty: From the name and shape of a parameter to the tensor that is kept.
 
     Returns:
-        Name -> the new, still unfilled tensor.
+        Name -> tensor, still to be filled.
     """
     targets = {}
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             full = f"{prefix}.{name}" if prefix else name
-            shape = shape_of(full, tuple(parameter.shape))
-            targets[full] = torch.empty(shape, device=device, dtype=dtype_of(full))
+            targets[full] = empty(full, tuple(parameter.shape))
             setattr(owner, name, nn.Parameter(targets[full], requires_grad=False))
     return targets
 

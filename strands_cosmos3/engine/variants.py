@@ -1,8 +1,7 @@
-"""The checkpoints that are known by name: their sizes, the actions they speak, and how they are asked by default.
+"""Known checkpoints: their sizes, action spaces and default sampling.
 
-Sizes and repositories: NVIDIA's model cards and released configs. A policy checkpoint has the sizes of its base
-model, so sizes do not tell what its actions mean: that comes from this table by name, from the checkpoint's own
-metadata, or from the caller, and never from a width.
+Source of sizes and repositories: NVIDIA's model cards and released configs. A policy checkpoint has the sizes of its base
+model, so the action space comes from this table by name, from the checkpoint's metadata, or from the caller, never from sizes.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class Variant:
     """One released checkpoint, or a small one of the same architecture.
 
     Args:
-        name: What ``variant=`` calls it.
-        repo_id: Where it is released, or None.
-        sizes: Values its config must have; empty for small ones.
-        action_space: What its actions mean, or None where each checkpoint says so itself.
+        name: Name in ``variant=``.
+        repo_id: Hub repository, or None.
+        sizes: Required values of the config; empty for small checkpoints.
+        action_space: Action space, or None if each checkpoint states its own.
         preset: Reference sampling.
-        prompt_format: Reference prompt. For the Nano policy the released server sends the plain one although the open
-            recipe trains JSON; it could not be checked against real weights.
+        prompt_format: Reference prompt. For the Nano policy the released server sends the plain format although the open
+            recipe trains JSON; we could not check it against real weights.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Variant:
         """Compare a config with this variant.
 
         Raises:
-            VariantError: A size differs; all of them are listed.
+            VariantError: Sizes differ; all are listed.
         """
         wrong = [
             f"{name} is {getattr(config, name)}, {self.name} has {value}"
@@ -71,7 +70,7 @@ def _sizes(*values: object) -> Mapping[str, object]:
 _EDGE = _sizes(2048, 28, 16, 8, 9216, 131072, "relu2")
 _NANO = _sizes(4096, 36, 32, 8, 12288, 151936, "silu")
 _SUPER = _sizes(5120, 64, 64, 8, 25600, 151936, "silu")
-_ANY: Mapping[str, object] = MappingProxyType({})
+_ACTS = ("silu", "relu2")
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         v.name: v
@@ -81,18 +80,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             Variant("super", "nvidia/Cosmos3-Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
             Variant("nano-policy-droid", "nvidia/Cosmos3-Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain"),
             Variant("edge-policy-droid", "nvidia/Cosmos3-Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET),
-            Variant("small-silu", None, MappingProxyType({"hidden_act": "silu"}), None, MIDTRAIN_PRESET),
-            Variant("small-relu2", None, MappingProxyType({"hidden_act": "relu2"}), None, MIDTRAIN_PRESET),
+            *(Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET) for act in _ACTS),
         )
     }
 )
 
 
 def get_variant(name: str) -> Variant:
-    """The variant of that name.
+    """The variant with this name.
 
     Raises:
-        UnknownNameError: No such variant; the message lists them.
+        UnknownNameError: There is none; the message lists the names.
     """
     if name not in VARIANTS:
         raise UnknownNameError("variant", name, VARIANTS)
@@ -100,11 +98,11 @@ def get_variant(name: str) -> Variant:
 
 
 def variant_of_repo(repo_id: str) -> Variant | None:
-    """The variant released under a repository, or in a local folder of the same name; None if none is."""
+    """The variant released as this repository or in a local folder of the same name, or None."""
     tail = repo_id.rsplit("/", 1)[-1]
     return next((v for v in VARIANTS.values() if v.repo_id and v.repo_id.rsplit("/", 1)[-1] == tail), None)
 
 
 def variant_of_sizes(config: TransformerConfig) -> Variant:
-    """The small variant of a config's kind, for a checkpoint that no table and no metadata names."""
-    return VARIANTS["small-relu2" if config.hidden_act == "relu2" else "small-silu"]
+    """The small variant that fits a config, for a checkpoint without a known name."""
+    return VARIANTS[f"small-{config.hidden_act}"]

@@ -1,13 +1,13 @@
-"""One component's safetensors files: checked headers, contained paths, and reads that copy straight into their target.
+"""Safetensors files of one component of a checkpoint.
 
-Nothing is unpickled. A header is read when a component is opened; payload bytes are read once, tensor by tensor, into
-memory that the caller allocated, so that loading needs little more memory than what is kept.
+Nothing is unpickled. Headers are read and checked first. Weights are read once, tensor by tensor, into memory that the caller
+allocated, so loading needs little more memory than the loaded weights.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,21 @@ from safetensors import SafetensorError, safe_open
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json
 
-Cut = tuple[slice, ...]
-"""The part of a stored tensor that is wanted, axis by axis; empty is all of it."""
+Slices = tuple[slice, ...]
+"""The wanted part of a stored tensor, axis by axis; empty is all of it."""
+Shard = Callable[[str, tuple[int, ...]], Slices]
+"""From the released name and whole shape of a weight to the part of it that a rank keeps; only that is read."""
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_DTYPES = ("F32", "BF16", "F16")
 _HASH_BLOCK = 1 << 22
 _CHECK_BLOCK = 1 << 22
-
-
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
+
+
+def unsharded(key: str, shape: tuple[int, ...]) -> Slices:
+    """The :data:`Shard` of a single process: every weight is kept whole."""
+    return ()
 
 
 def read_config(path: Path, root: Path) -> dict[str, Any]:
@@ -51,13 +56,13 @@ class WeightFiles:
     """The weights of one folder (``transformer/`` or ``vae/``), by name.
 
     Args:
-        folder: Where the files are.
-        root: The checkpoint's folder; nothing outside it is opened.
-        stem: Name of the released file, ``diffusion_pytorch_model``.
+        folder: Folder of the files.
+        root: Folder of the checkpoint; nothing outside it is opened.
+        stem: Stem of the file names.
 
     Raises:
-        LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside.
-        WeightsError: An index and the files' headers disagree, or a dtype is not a floating one.
+        LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside ``root``.
+        WeightsError: An index and the headers disagree, or a dtype is not supported.
     """
 
     def __init__(self, folder: Path, root: Path, stem: str = "diffusion_pytorch_model"):
@@ -65,18 +70,17 @@ class WeightFiles:
         self._root = root
         self._file_of = self._locate(stem)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.stored_bytes: dict[str, int] = {}
         for file in sorted(set(self._file_of.values())):
             self._read_header(file)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that holds weights."""
+        """All weight files."""
         return tuple(sorted(set(self._file_of.values())))
 
     def _locate(self, stem: str) -> dict[str, Path]:
         if not self.folder.is_dir():
-            raise LayoutError(f"{self.folder} does not exist or is not a folder; a Cosmos 3 checkpoint has one.")
+            raise LayoutError(f"{self.folder} is not a folder; a Cosmos 3 checkpoint has one.")
         index = self.folder / f"{stem}.safetensors.index.json"
         if index.exists():
             return self._from_index(index)
@@ -100,7 +104,7 @@ class WeightFiles:
         located = {}
         for key, name in weight_map.items():
             if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise LayoutError(f"{index} sends {key!r} to {name!r}; only safetensors files beside it are opened.")
+                raise LayoutError(f"{index} maps {key!r} to {name!r}; only safetensors files beside it are opened.")
             located[key] = self.folder / name
         for file in sorted(set(located.values())):
             inside(file, self._root)
@@ -116,19 +120,19 @@ class WeightFiles:
                 raise WeightsError(f"{path} {_difference(mine, held)} against its index; download it again.")
             for key in mine:
                 view = file.get_slice(key)
-                if view.get_dtype() not in _BYTES:
-                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_BYTES)} are loaded.")
+                if view.get_dtype() not in _DTYPES:
+                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_DTYPES)} are loaded.")
                 self.shapes[key] = tuple(view.get_shape())
-                count = 1
-                for n in self.shapes[key]:
-                    count *= n
-                self.stored_bytes[key] = count * _BYTES[view.get_dtype()]
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
-        """Compare the headers with what must be there.
+        """Compare the headers with the expected shapes.
+
+        Args:
+            expected: Name -> shape.
+            optional: Names that may be missing or surplus.
 
         Raises:
-            WeightsError: Keys are missing or surplus, or shapes differ; all of them are named.
+            WeightsError: Names are missing or surplus, or shapes differ.
         """
         tolerated = set(optional)
         found, wanted = set(self.shapes), set(expected)
@@ -143,16 +147,16 @@ class WeightFiles:
             shown = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
             raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
 
-    def read_into(self, targets: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut] | None = None) -> None:
-        """Copy weights into tensors that exist, converting dtype and device on the way.
+    def read_into(self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None) -> None:
+        """Copy weights into existing tensors, converting dtype and device.
 
         Args:
-            targets: Name -> tensor of the shape wanted. ``name#i`` stands for row i of a stored matrix.
-            cuts: Name -> which part of the stored tensor is wanted; nothing else of it is read. Absent is all of it.
+            targets: Name -> tensor of the wanted shape. ``name#i`` is row i of a stored matrix.
+            slices: Name -> wanted part of the stored tensor; only that is read. A missing name means all of it.
 
         Raises:
-            WeightsError: A weight is not finite; it is named.
-            LayoutError: A file can no longer be read.
+            WeightsError: A weight is not finite.
+            LayoutError: A file cannot be read.
         """
         by_file: dict[Path, list[str]] = {}
         for key in targets:
@@ -162,17 +166,17 @@ class WeightFiles:
                 for key in sorted(keys):
                     name, _, row = key.partition("#")
                     view = file.get_slice(name)
-                    part = view[int(row)] if row else view[(cuts or {}).get(key) or slice(None)]
+                    part = view[int(row)] if row else view[(slices or {}).get(key) or slice(None)]
                     _copy_finite(part, targets[key], key)
 
     def verify(self, recorded: Mapping[str, str]) -> None:
         """Compare files with their recorded SHA-256.
 
         Args:
-            recorded: File name -> hexadecimal digest. Files without one are not checked.
+            recorded: File name -> hexadecimal digest. Other files are not checked.
 
         Raises:
-            DigestError: The bytes differ.
+            DigestError: A file differs.
         """
         for path in self.files:
             wanted = recorded.get(path.name)
@@ -190,16 +194,16 @@ def _opened(path: Path) -> Any:
 def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
     source = source.reshape(target.shape)
     flat = source.reshape(-1)
-    for block in flat.split(_CHECK_BLOCK):  # aminmax carries NaN and infinity without a mask as large as the weights
+    for block in flat.split(_CHECK_BLOCK):  # aminmax propagates NaN without a mask of the weights' size
         low, high = torch.aminmax(block)
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")
     target.copy_(source)
 
 
-def cut_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
-    """The shape of a part of a tensor."""
-    return tuple(len(range(*part.indices(n))) for n, part in zip(shape, cut, strict=False)) + shape[len(cut) :]
+def sliced_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
+    """Shape of a part of a tensor."""
+    return tuple(len(range(*part.indices(n))) for n, part in zip(shape, slices, strict=False)) + shape[len(slices) :]
 
 
 def sha256(path: Path) -> str:

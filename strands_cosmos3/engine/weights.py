@@ -1,109 +1,79 @@
-"""Which weights a checkpoint holds, their shapes, and what our parameters are called there.
+"""The released layout of the weights: names, shapes and dtypes, read off the model on the meta device.
 
-Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the released layout. D hidden, I intermediate,
-h / k query / key heads, d head width, V vocabulary, A action width, P numbers in a vision token.
+Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the released layout.
+
+Shape suffixes: D hidden, A action width.
 """
 
 from __future__ import annotations
 
-import re
+import math
+from collections.abc import Mapping
+from functools import cache
 
-from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
+import torch
 
-OPTIONAL = ("lm_head.weight", "audio_proj_in.", "audio_proj_out.", "audio_modality_embed")
-"""Keys (or their beginnings) that may be there or not: nothing here reads them."""
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.transformer import TEXT_NAMES, Cosmos3Transformer, DecoderLayer
 
-_TEXT_LAYER = {
-    "q.": "self_attn.to_q.",
-    "k.": "self_attn.to_k.",
-    "v.": "self_attn.to_v.",
-    "out.": "self_attn.to_out.",
-    "q_norm.": "self_attn.norm_q.",
-    "k_norm.": "self_attn.norm_k.",
-    "k_norm_for_gen.": "self_attn.k_norm_und_for_gen.",
-    "attention_norm.": "input_layernorm.",
-    "mlp_norm.": "post_attention_layernorm.",
-    "mlp.gate.": "mlp.gate_proj.",
-    "mlp.up.": "mlp.up_proj.",
-    "mlp.down.": "mlp.down_proj.",
+Shape = tuple[int, ...]
+HEAD_KEYS: Mapping[str, str] = {
+    "w_in": "action_proj_in.fc.weight",
+    "b_in": "action_proj_in.bias.weight",
+    "w_out": "action_proj_out.fc.weight",
+    "b_out": "action_proj_out.bias.weight",
 }
-_GENERATION_LAYER = {
-    "q.": "self_attn.add_q_proj.",
-    "k.": "self_attn.add_k_proj.",
-    "v.": "self_attn.add_v_proj.",
-    "out.": "self_attn.to_add_out.",
-    "q_norm.": "self_attn.norm_added_q.",
-    "k_norm.": "self_attn.norm_added_k.",
-    "attention_norm.": "input_layernorm_moe_gen.",
-    "mlp_norm.": "post_attention_layernorm_moe_gen.",
-    "mlp.gate.": "mlp_moe_gen.gate_proj.",
-    "mlp.up.": "mlp_moe_gen.up_proj.",
-    "mlp.down.": "mlp_moe_gen.down_proj.",
-}
-_ELSEWHERE = {"text.embed.weight": "embed_tokens.weight", "generation.norm.weight": "norm_moe_gen.weight"}
-_LAYER = re.compile(r"(text|generation)\.layers\.(\d+)\.(.+\.)(weight|bias)")
+"""Field of :class:`~strands_cosmos3.engine.transformer.ActionHead` -> key of the matrix that holds one row a domain."""
+_OPTIONAL = ("lm_head.weight", "audio_proj_in.", "audio_proj_out.", "audio_modality_embed")
 
 
 def checkpoint_key(parameter: str) -> str:
-    """What the released layout calls one of our parameters, e.g. ``generation.layers.3.q.weight``."""
-    match = _LAYER.fullmatch(parameter)
-    if match is None:
-        return _ELSEWHERE.get(parameter, parameter)
-    tower, layer, inner, leaf = match.groups()
-    names = _TEXT_LAYER if tower == "text" else _GENERATION_LAYER
-    return f"layers.{layer}.{names[inner]}{leaf}"
+    """Released name of a parameter of the transformer, e.g. ``layers.3.mlp.up_proj.weight``."""
+    return parameter.removeprefix("text.").removeprefix("generation.")
 
 
-def expected_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-    """Every key of the released layout, sound heads and ``lm_head`` included, with its shape."""
-    D, V = config.hidden_size, config.vocab_size
-    A, P, domains = config.action_dim, config.patch_dim, config.num_embodiment_domains
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (V, D),
-        "lm_head.weight": (V, D),
-        "norm.weight": (D,),
-        "norm_moe_gen.weight": (D,),
-        "proj_in.weight": (D, P),
-        "proj_in.bias": (D,),
-        "proj_out.weight": (P, D),
-        "proj_out.bias": (P,),
-        "time_embedder.linear_1.weight": (D, TIME_CHANNELS),
-        "time_embedder.linear_1.bias": (D,),
-        "time_embedder.linear_2.weight": (D, D),
-        "time_embedder.linear_2.bias": (D,),
-        "action_proj_in.fc.weight": (domains, A * D),
-        "action_proj_in.bias.weight": (domains, D),
-        "action_proj_out.fc.weight": (domains, D * A),
-        "action_proj_out.bias.weight": (domains, A),
-        "action_modality_embed": (D,),
-    }
-    if config.sound_dim:
-        S = config.sound_dim
+def in_text_tower(parameter: str) -> bool:
+    """Whether a parameter of the transformer belongs to the text tower, which can be offloaded."""
+    return parameter.startswith("text.")
+
+
+def kept_dtype(parameter: str, dtype: torch.dtype) -> torch.dtype:
+    """Dtype in which a parameter is kept: the time embedder is always float32."""
+    return torch.float32 if parameter.startswith("time_embedder.") else dtype
+
+
+def head_shapes(config: TransformerConfig) -> dict[str, Shape]:
+    """Shape of each tensor of one domain's action head."""
+    A, D = config.action_dim, config.hidden_size
+    return {"w_in": (A, D), "b_in": (D,), "w_out": (D, A), "b_out": (A,)}
+
+
+@cache
+def parameter_shapes(config: TransformerConfig) -> Mapping[str, Shape]:
+    """Every parameter of the transformer with its shape: what is loaded, apart from action heads."""
+    with torch.device("meta"):
+        return _shapes(Cosmos3Transformer(config))
+
+
+def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
+    """Every key of the released layout with its shape, including what is not loaded."""
+    shapes = {checkpoint_key(name): shape for name, shape in parameter_shapes(config).items()}
+    domains, D, vocab = config.num_embodiment_domains, config.hidden_size, config.vocab_size
+    shapes |= {HEAD_KEYS[field]: (domains, math.prod(shape)) for field, shape in head_shapes(config).items()}
+    with torch.device("meta"):
+        last = _shapes(DecoderLayer(config, TEXT_NAMES))
+    shapes |= {f"layers.{config.num_hidden_layers - 1}.{name}": shape for name, shape in last.items()}
+    shapes |= {"norm.weight": (D,), "lm_head.weight": (vocab, D)}
+    if S := config.sound_dim:
         shapes |= {"audio_proj_in.weight": (D, S), "audio_proj_in.bias": (D,), "audio_proj_out.weight": (S, D)}
         shapes |= {"audio_proj_out.bias": (S,), "audio_modality_embed": (D,)}
-    for layer in range(config.num_hidden_layers):
-        for names, text in ((_TEXT_LAYER, True), (_GENERATION_LAYER, False)):
-            for ours, shape in _layer_shapes(config, text).items():
-                shapes[f"layers.{layer}.{names[ours]}weight"] = shape
-                if config.attention_bias and ours in ("q.", "k.", "v.", "out."):
-                    shapes[f"layers.{layer}.{names[ours]}bias"] = shape[:1]
-    return shapes
-
-
-def _layer_shapes(config: TransformerConfig, text: bool) -> dict[str, tuple[int, ...]]:
-    D, inner, d = config.hidden_size, config.intermediate_size, config.head_dim
-    hd, kd = config.num_attention_heads * d, config.num_key_value_heads * d
-    shapes: dict[str, tuple[int, ...]] = {"q.": (hd, D), "k.": (kd, D), "v.": (kd, D), "out.": (D, hd)}
-    shapes |= {"attention_norm.": (D,), "mlp_norm.": (D,), "mlp.up.": (inner, D), "mlp.down.": (D, inner)}
-    if config.hidden_act == "silu":
-        shapes["mlp.gate."] = (inner, D)
-    if not text or config.qk_norm_for_text:
-        shapes |= {"q_norm.": (d,), "k_norm.": (d,)}
-    if text and config.text_k_norm_for_gen:
-        shapes["k_norm_for_gen."] = (d,)
     return shapes
 
 
 def optional(key: str) -> bool:
-    """Whether a checkpoint may lack this key, or hold it without need."""
-    return key.startswith(OPTIONAL)
+    """Whether a checkpoint may lack this key, or hold one that is not expected."""
+    return key.startswith(_OPTIONAL)
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, Shape]:
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

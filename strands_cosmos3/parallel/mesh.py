@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.parallel_context import Vae, Velocities
+from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Velocities
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_files import Cut
+from strands_cosmos3.engine.weight_files import Slices
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -124,8 +124,8 @@ class Group:
         return from_left, from_right
 
 
-class Mesh:
-    """One rank's place among all of them; what :class:`~strands_cosmos3.engine.parallel_context.ParallelContext` asks.
+class Mesh(ParallelContext):
+    """One rank's place among all ranks.
 
     Attributes:
         traffic: What this rank sent.
@@ -155,7 +155,7 @@ class Mesh:
         tensor.check(config, self.parallel.tp_size)
         self._config = config
 
-    def shard(self, key: str, shape: tuple[int, ...]) -> Cut:
+    def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
         """See :meth:`ParallelContext.shard`."""
         assert self._config is not None, "check comes first"
         return tensor.shard(key, shape, self._config, self.tp.rank, self.tp.size)

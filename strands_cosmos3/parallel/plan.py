@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION
-from strands_cosmos3.engine.weight_files import cut_shape
-from strands_cosmos3.engine.weights import expected_shapes, optional
+from strands_cosmos3.engine.weight_files import sliced_shape
+from strands_cosmos3.engine.weights import checkpoint_key, head_shapes, kept_dtype, parameter_shapes
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.parallel.sharded_vae import shard_widths
@@ -209,24 +211,15 @@ def weight_bytes(config: TransformerConfig, tp_size: int, number_bytes: int, dom
     Args:
         domains: Action heads in use.
     """
-    mine = shared = 0.0
-    for key, shape in expected_shapes(config).items():
-        if optional(key) or _unread(key, config):
-            continue
-        size = _FLOAT32 if key.startswith("time_embedder") else number_bytes
-        share = domains / config.num_embodiment_domains if key.startswith("action_proj") else 1
-        kept = math.prod(cut_shape(shape, tensor.shard(key, shape, config, 0, tp_size))) * size * share
+    heads = sum(math.prod(shape) for shape in head_shapes(config).values()) * domains * number_bytes
+    mine, shared = float(heads), heads * (1 - 1 / tp_size)
+    for name, shape in parameter_shapes(config).items():
+        size = _FLOAT32 if kept_dtype(name, torch.bfloat16) is torch.float32 else number_bytes
+        kept = math.prod(sliced_shape(shape, tensor.shard(checkpoint_key(name), shape, config, 0, tp_size))) * size
         mine += kept
         # what a rank has beyond its fair share: whole weights, and key heads that several ranks keep
-        shared += kept - math.prod(shape) * size * share / tp_size
+        shared += kept - math.prod(shape) * size / tp_size
     return int(mine), int(shared * tp_size / (tp_size - 1)) if tp_size > 1 else int(mine)
-
-
-def _unread(key: str, config: TransformerConfig) -> bool:
-    """What of the text tower's last layer, and after it, nothing reads."""
-    last = f"layers.{config.num_hidden_layers - 1}."
-    dead = ("self_attn.to_q.", "self_attn.to_out.", "self_attn.norm_q.", "post_attention_layernorm.", "mlp.")
-    return key == "norm.weight" or (key.startswith(last) and key.removeprefix(last).startswith(dead))
 
 
 def text_bytes(config: TransformerConfig, tp_size: int, tokens: int, number_bytes: int) -> int:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.transformer import Cosmos3Transformer, DecoderLayer
-from strands_cosmos3.engine.weight_files import Cut
+from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
+from strands_cosmos3.engine.weight_files import Slices
 from strands_cosmos3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
     return range(first, first + max(k // size, 1))
 
 
-def shard(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Cut:
+def shard(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Slices:
     """The part of a stored weight that a rank keeps.
 
     Args:
@@ -89,11 +89,11 @@ def parallelize(transformer: Cosmos3Transformer, group: Group) -> None:
     def put_together(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return torch.cat(group.gather(output, "embedding"), dim=-1)
 
-    transformer.text.embed.register_forward_hook(put_together)
-    for layer in transformer.modules():
-        if not isinstance(layer, DecoderLayer) or not hasattr(layer, "out"):
-            continue  # of the text tower's last layer only keys and values exist
-        if layer.out.bias is not None and group.rank > 0:
-            layer.out.register_parameter("bias", None)  # it is added once
-        layer.out.register_forward_hook(add_up)
-        layer.mlp.register_forward_hook(add_up)
+    transformer.text.embed_tokens.register_forward_hook(put_together)
+    for name, module in transformer.named_modules():
+        if isinstance(module, Mlp):
+            module.register_forward_hook(add_up)
+        elif name.endswith((".to_out", ".to_add_out")):
+            if module.bias is not None and group.rank > 0:
+                module.register_parameter("bias", None)  # it is added once
+            module.register_forward_hook(add_up)

@@ -1,4 +1,4 @@
-"""Which weights of a released checkpoint are trained: named modules, low-rank adapters beside named ones, nothing else."""
+"""Choose which weights of a released checkpoint are trained: those that patterns match, and low-rank adapters."""
 
 from __future__ import annotations
 
@@ -8,45 +8,41 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
 
-from strands_cosmos3.engine.weights import checkpoint_key
+from strands_cosmos3.engine.transformer import GENERATION_NAMES
+from strands_cosmos3.engine.weights import HEAD_KEYS, checkpoint_key
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.training.flow import TrainedPolicy
 
 HEADS = ("action_proj_*", "action_modality_embed")
-"""The action heads, as the released layout calls them: what post-training needs least."""
-_HEAD_KEYS = {
-    "w_in": "action_proj_in.fc.weight",
-    "b_in": "action_proj_in.bias.weight",
-    "w_out": "action_proj_out.fc.weight",
-    "b_out": "action_proj_out.bias.weight",
-}
+"""Patterns of the action heads and their embedding: the least that post-training needs."""
+_PROJECTIONS = {role: GENERATION_NAMES[role].rpartition(".")[2] for role in ("q", "k", "v", "out")}
+_PROJECTIONS |= {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 def released_key(parameter: str) -> str:
-    """What the released layout calls a parameter of a :class:`TrainedPolicy`."""
-    return _HEAD_KEYS.get(parameter) or checkpoint_key(parameter.removeprefix("transformer."))
+    """Released name of a parameter of a :class:`TrainedPolicy`."""
+    return HEAD_KEYS.get(parameter) or checkpoint_key(parameter.removeprefix("transformer."))
 
 
 def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
-    """Freeze everything but what some patterns name.
+    """Freeze every parameter that no pattern matches.
 
     Args:
         policy: Changed in place.
-        patterns: Shell patterns on the released layout's keys, e.g. ``layers.*.mlp_moe_gen.*``.
+        patterns: Shell patterns on released names, e.g. ``layers.*.mlp_moe_gen.*``.
 
     Returns:
-        The keys that are trained.
+        Released names of the trained weights.
 
     Raises:
-        ConfigError: A pattern matches nothing; keys that there are are named.
+        ConfigError: A pattern matches nothing; the message gives examples of names.
     """
     keys = {name: released_key(name) for name, _ in policy.named_parameters()}
     for pattern in patterns:
         if not any(fnmatchcase(key, pattern) for key in keys.values()):
             some = ", ".join(sorted(keys.values())[:: max(1, len(keys) // 8)])
-            raise ConfigError(f"--train {pattern!r} names no weight of this checkpoint; there are e.g. {some}.")
+            raise ConfigError(f"--train {pattern!r} matches no weight of this checkpoint; it has, for example, {some}.")
     trained = []
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(keys[name], pattern) for pattern in patterns))
@@ -56,11 +52,11 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
 
 
 def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out")) -> None:
-    """Low-rank adapters beside the generation tower's projections; the weights themselves stay as they are.
+    """Add low-rank adapters to projections of the generation tower and freeze the projections themselves.
 
     Args:
-        policy: Changed in place; what was trained before still is.
-        rank: Of the adapters.
+        policy: Changed in place; other trained weights stay trained.
+        rank: Rank of the adapters.
         targets: Projections of a layer: ``q``, ``k``, ``v``, ``out``, ``gate``, ``up``, ``down``.
 
     Raises:
@@ -72,18 +68,19 @@ def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k
     except ImportError as error:
         raise MissingDependencyError("--lora-rank needs peft: pip install 'strands-cosmos3[train]'.") from error
     tower = policy.transformer.generation
-    known = {name.rsplit(".", 1)[-1] for name, module in tower.named_modules() if isinstance(module, nn.Linear)}
+    made = {name.rpartition(".")[2] for name, _ in tower.named_modules()}
+    known = {role: name for role, name in _PROJECTIONS.items() if name in made}
     if unknown := [target for target in targets if target not in known]:
         raise ConfigError(f"--lora-targets {', '.join(unknown)}: a layer's projections are {', '.join(sorted(known))}.")
     before = {name for name, p in policy.named_parameters() if p.requires_grad}
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=list(targets))
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=[known[target] for target in targets])
     inject_adapter_in_model(config, tower)
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_("lora_" in name or name.replace(".base_layer.", ".") in before)
 
 
 def merged_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
-    """The policy's weights under their plain names, adapters folded in."""
+    """The policy's weights with adapters merged into them, under the names they have without adapters."""
     from_adapters: Any = deepcopy(policy)
     for module in from_adapters.modules():
         if hasattr(module, "base_layer") and hasattr(module, "merge"):

@@ -1,8 +1,11 @@
-"""Flow matching on vision tokens and action rows: what is made noisy, by how much, and what the error counts.
+"""Flow matching on vision tokens and action rows.
 
-At noise level sigma a clean number x0 becomes ``(1 - sigma) x0 + sigma eps`` and the model is to answer ``eps - x0``: the
-engine's sampler takes ``x - sigma v`` for clean data. One window has one noise level for all that is noisy in it, because the
-sampler takes video and actions through the same steps.
+At noise level sigma, clean data x0 becomes ``(1 - sigma) x0 + sigma eps`` and the model predicts the velocity ``eps - x0``; the
+engine's sampler reads ``x - sigma v`` as clean data. Video and actions of a window share one noise level, because the sampler
+takes both through the same steps.
+
+Shape suffixes as in :mod:`.flow`: B windows, V vision tokens, T action rows, N = V + T, P numbers in a vision token, A action
+width, D any width.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ TRAIN_TIMESTEPS = 1000
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """How noise is drawn and errors are weighed.
+    """Noise levels and weights of the loss.
 
     Args:
-        shift: Of the noise level: ``shift u / (1 + (shift - 1) u)`` of a uniform u.
-        pure_noise_fraction: Share of windows at pure noise, where sampling starts.
-        video: Weight of the video's error beside the actions'.
+        shift: Shift of the noise level: ``shift u / (1 + (shift - 1) u)`` of a uniform u.
+        pure_noise_fraction: Fraction of windows at pure noise, where sampling starts.
+        video: Weight of the video's error; the actions' is 1.
     """
 
     shift: float = 5.0
@@ -37,14 +40,15 @@ class FlowConfig:
 
 @dataclass(frozen=True, eq=False)
 class Noised:
-    """Windows with noise in them.
+    """Windows with added noise.
 
     Args:
-        vision, action: [B, V, P] and [B, T, A] as the model sees them.
-        vision_target, action_target: Velocities that it should answer.
-        noisy: [B, V + T, 1] which tokens are noisy. sigma: [B].
-        real: [V, P] 1 where a vision token's number is a latent and not an odd edge's padding.
-        layout: The sequence.
+        vision, action: [B, V, P] and [B, T, A], the input of the model.
+        vision_target, action_target: Target velocities.
+        noisy: [B, N, 1], 1 where a token is noisy.
+        sigma: [B] noise levels.
+        real: [V, P], 0 where a number of a vision token is padding.
+        layout: Layout of the sequence.
     """
 
     vision: torch.Tensor
@@ -58,21 +62,21 @@ class Noised:
 
 
 def sample_sigma(count: int, how: FlowConfig, noise: torch.Generator) -> torch.Tensor:
-    """[count] shares of noise, in (0, 1]."""
+    """[count] noise levels in (0, 1]."""
     u = torch.rand(count, generator=noise)
     sigma = how.shift * u / (1 + (how.shift - 1) * u)
     return torch.where(torch.rand(count, generator=noise) < how.pure_noise_fraction, torch.ones(count), sigma.clamp(min=1e-3))
 
 
 def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
-    """The whole timestep that a model is told at a noise level, as the samplers' schedules do (999 at the most)."""
+    """The integer timestep of a noise level, at most 999, rounded as the sampler's schedules do."""
     return (sigma * TRAIN_TIMESTEPS).floor().clamp(max=TRAIN_TIMESTEPS - 1)
 
 
 def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: torch.Generator) -> Noised:
-    """Corrupt what each window's mode leaves to be found.
+    """Add noise to what each window's mode predicts.
 
-    A policy's window is given frame 0 and the state row, forward dynamics the chunk too, inverse dynamics all frames.
+    Every window is given frame 0 and the state row, forward dynamics the chunk too, inverse dynamics all frames.
     """
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
@@ -96,7 +100,7 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
 
 
 def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:
-    """[B, T, A] the clean action sequence: the state row, if any, then the chunk, zeros above their widths."""
+    """[B, T, A] clean action sequences: the state row, if any, then the chunk, padded with zeros to the model's width."""
     parts = [batch.rows] if batch.state is None else [batch.state[:, None], batch.rows]
     widened = [torch.nn.functional.pad(part, (0, config.action_dim - part.shape[-1])) for part in parts]
     return torch.cat(widened, dim=1)
@@ -104,53 +108,52 @@ def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class DataShard:
-    """Which of a step's windows a process computes: every ``ranks``-th from ``rank`` on."""
+    """The windows of a step that a process computes: every ``ranks``-th from ``rank`` on."""
 
     rank: int = 0
     ranks: int = 1
 
 
-ALONE = DataShard()
+SINGLE_PROCESS = DataShard()
 
 
 def flow_loss(
-    policy: TrainedPolicy, batch: Batch, how: FlowConfig, noise: torch.Generator, share: DataShard = ALONE
+    policy: TrainedPolicy, batch: Batch, config: FlowConfig, noise: torch.Generator, share: DataShard = SINGLE_PROCESS
 ) -> tuple[torch.Tensor, LossMetrics]:
-    """Squared error of the velocities of everything that is noisy, averaged over each modality's noisy tokens.
+    """Squared error of the velocities, averaged over the noisy tokens of each modality.
 
-    Every process draws the whole step's noise and computes its share of the windows; what it returns is weighed so that the
-    average over processes is the loss that one process would have.
+    Every process draws the noise of the whole step and computes its share of the windows. Losses are scaled so that their
+    mean over processes is the loss of a single process.
 
     Returns:
-        The weighted sum, and its parts as numbers: ``action`` and, where there is a video, ``video``.
+        The weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video``.
     """
-    config, device = policy.transformer.config, policy.w_in.device
-    noised = add_noise(batch, config, how, noise)
+    model, device = policy.transformer.config, policy.w_in.device
+    noised = add_noise(batch, model, config, noise)
     layout, V = noised.layout, noised.layout.vision_tokens
-    totals = noised.noisy[:, :V].sum(), noised.noisy[:, V:].sum()
-    mine = slice(share.rank, None, share.ranks)
+    noisy_tokens = noised.noisy[:, :V].sum(), noised.noisy[:, V:].sum()
     vision, action, v_vision, v_action, noisy, sigma, prompt = (
-        whole[mine].to(device)
-        for whole in (
+        tensor[share.rank :: share.ranks].to(device)
+        for tensor in (
             *(noised.vision, noised.action, noised.vision_target, noised.action_target),
             *(noised.noisy, noised.sigma, batch.prompt),
         )
     )
-    memory = read_prompts(policy.transformer, batch.prompts).of(prompt)
-    rope = rope_of(layout, config, memory.lengths, vision)
+    prompts = read_prompts(policy.transformer, batch.prompts).select(prompt)
+    rope = rope_of(layout, model, prompts.lengths, vision)
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
-    of_vision, of_action = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, memory, first)
+    of_vision, of_action = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
     width = layout.raw_action_dim
     rows = _sum_square(of_action[..., :width] - v_action[..., :width], noisy[:, V:])
-    loss = share.ranks * rows / totals[1].clamp(min=1).to(device)
-    parts = {"action": loss.item()}
+    loss = share.ranks * rows / noisy_tokens[1].clamp(min=1).to(device)
+    metrics = {"action": loss.item()}
     if frames > 1:
-        off = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
-        video = share.ranks * _sum_square(off, noisy[:, first:V]) / totals[0].clamp(min=1).to(device)
-        parts["video"], loss = video.item(), loss + how.video * video
-    return loss, {"loss": loss.item(), **parts}
+        error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
+        video = share.ranks * _sum_square(error, noisy[:, first:V]) / noisy_tokens[0].clamp(min=1).to(device)
+        metrics["video"], loss = video.item(), loss + config.video * video
+    return loss, {"loss": loss.item(), **metrics}
 
 
-def _sum_square(off_BND: torch.Tensor, counts_BN1: torch.Tensor) -> torch.Tensor:
-    return (off_BND.square().mean(-1, keepdim=True) * counts_BN1).sum()
+def _sum_square(error_BND: torch.Tensor, noisy_BN1: torch.Tensor) -> torch.Tensor:
+    return (error_BND.square().mean(-1, keepdim=True) * noisy_BN1).sum()

@@ -20,6 +20,7 @@ from strands_cosmos3.engine.checkpoint import METADATA, Checkpoint, locate
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
+from strands_cosmos3.engine.weights import HEAD_KEYS
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
@@ -189,11 +190,10 @@ class PostTraining:
         self._describe(target)
 
     def _changed(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int | None, torch.Tensor]]:
-        """Return released name -> (row of the domain, or None; tensor) of the policy's weights."""
-        heads = ("w_in", "b_in", "w_out", "b_out")
+        """Return released key -> (row of the domain, or None; tensor) of the policy's weights."""
         found: dict[str, tuple[int | None, torch.Tensor]] = {}
         for name, tensor in state.items():
-            row = self.embodiment.domain_id if name in heads else None
+            row = self.embodiment.domain_id if name in HEAD_KEYS else None
             found[released_key(name)] = row, (tensor.reshape(-1) if row is not None else tensor)
         return found
 

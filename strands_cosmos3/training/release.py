@@ -1,7 +1,7 @@
-"""From trained modules to a checkpoint in the released layout, and the fresh ones that training starts from.
+"""Export trained modules as a checkpoint in the released layout, and create or load the modules that training starts from.
 
-What the engine never reads but the layout holds (``lm_head``, the text tower's last MLP, other domains' heads) is written as
-zeros, norms as ones.
+Weights that the layout has but inference does not use (``lm_head``, the last MLP of the text tower, heads of other domains) are
+written as zeros, norms as ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from strands_cosmos3.engine.factory import (
     MODEL_INDEX,
     SCHEDULER,
     FactorySizes,
-    transformer_config,
     write_tokenizer,
     write_weights,
 )
@@ -29,10 +28,11 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import sha256
-from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes
+from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
 from strands_cosmos3.instruction import COLOURS
 from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
 from strands_cosmos3.resources import write_folder, write_json
+from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED
 from strands_cosmos3.training.bundled.windows import Captions
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -40,34 +40,27 @@ from strands_cosmos3.training.windows import FPS, ROWS
 
 DOMAIN = "droid_lerobot"
 REPLAN_ROWS = ROWS // 2
-"""What is near is known best: executing half a chunk lifts picking from three in four to nearly all (the card has figures)."""
+"""Replanning after half a chunk raises the success rate of picking from 3 in 4 to nearly all (figures in the model card)."""
 SAMPLING = {"num_steps": 4, "guidance_scale": 1.0, "flow_shift": 5.0}
 
 
 def policy_sizes(hidden: int = 128, layers: int = 4, latent_channels: int = 48) -> FactorySizes:
-    """Sizes of a small policy: heads of 32, half as many for keys."""
+    """Sizes of a small policy: head width 32, half as many key heads as query heads."""
     heads = hidden // 32
     return FactorySizes(hidden, layers, heads, max(heads // 2, 1), 32, 3 * hidden, latent_channels, shards=1)
 
 
 def caption(instruction: str, canvas_hw: tuple[int, int]) -> str:
-    """The caption that the small checkpoints are asked with: the plain format, DROID's layout."""
-    return compose_prompt(
-        instruction,
-        prompt_format="plain",
-        view="concat",
-        num_frames=ROWS + 1,
-        fps=FPS,
-        canvas_hw=canvas_hw,
-        droid_layout=True,
-    )
+    """The caption of the small checkpoints: the plain format with DROID's layout."""
+    how: Any = {"prompt_format": "plain", "view": "concat", "num_frames": ROWS + 1, "fps": FPS, "droid_layout": True}
+    return compose_prompt(instruction, canvas_hw=canvas_hw, **how)
 
 
 def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
-    """A tokenizer that knows the trained sentences' words, each fixed sentence of the caption being one token.
+    """Write a tokenizer for the trained sentences in which each fixed sentence of the caption is one token.
 
     Returns:
-        The vocabulary's size.
+        Size of the vocabulary.
     """
     sentences = [template.format(colour) for verb in TRAINED for template in TRAINED[verb] for colour in COLOURS]
     rest = caption("x", canvas_hw).removeprefix("x.")
@@ -78,7 +71,7 @@ def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
 
 
 def read_captions(tokenizer: Path, canvas_hw: tuple[int, int]) -> Captions:
-    """Token ids of every trained sentence and of the empty caption."""
+    """Token ids of every training sentence and of the empty caption."""
     tokens = PromptTokenizer(tokenizer)
 
     def ids(text: str) -> tuple[int, ...]:
@@ -91,7 +84,7 @@ def read_captions(tokenizer: Path, canvas_hw: tuple[int, int]) -> Captions:
 
 
 def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
-    """An untrained policy: fan-in scaled matrices, small outputs into the residual stream, heads that answer zero."""
+    """An untrained policy: matrices scaled by fan-in, small residual branches, outputs of zero."""
     generator = torch.Generator().manual_seed(seed)
     transformer = Cosmos3Transformer(config)
     A, D = config.action_dim, config.hidden_size
@@ -103,11 +96,11 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
                 continue
             if parameter.ndim == 1:
                 parameter.zero_()
-            elif name.endswith("embed.weight"):
+            elif name.endswith("embed_tokens.weight"):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
             else:
                 scale = parameter.shape[1] ** -0.5
-                if name.endswith(("out.weight", "down.weight")) and name != "proj_out.weight":
+                if name.endswith(("to_out.weight", "to_add_out.weight", "down_proj.weight")):
                     scale /= (2 * config.num_hidden_layers) ** 0.5
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
         transformer.action_modality_embed.copy_(torch.randn(D, generator=generator) * 0.3)
@@ -116,30 +109,28 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
 
 
 def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
-    """A released checkpoint's transformer and one domain's head, in float32, ready to be trained."""
-    transformer = checkpoint.load_transformer(torch.device("cpu"), torch.float32)
-    A, D = checkpoint.config.action_dim, checkpoint.config.hidden_size
-    shapes = {"in.fc": (A, D), "in.bias": (D,), "out.fc": (D, A), "out.bias": (A,)}
-    made = {name: torch.empty(shape) for name, shape in shapes.items()}
-    checkpoint.weights.read_into({f"action_proj_{name}.weight#{domain}": tensor for name, tensor in made.items()})
-    return TrainedPolicy(transformer, ActionHead(*made.values()))
+    """The transformer of a checkpoint and the head of one domain, in float32, for training."""
+    device, dtype = torch.device("cpu"), torch.float32
+    head = checkpoint.load_action_head(domain, device, dtype)
+    return TrainedPolicy(checkpoint.load_transformer(device, dtype), head)
 
 
 def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
-    """A released checkpoint's VAE in float32, ready to be trained."""
+    """The VAE of a checkpoint in float32, for training."""
     return AutoencoderKLWan.from_pretrained(checkpoint.root / "vae", torch_dtype=torch.float32)
 
 
 def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
-    """Every tensor of the released layout from a :class:`TrainedPolicy`'s state."""
+    """Every tensor of the released layout, from the parameters of a :class:`TrainedPolicy`."""
     weights = {
         key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in expected_shapes(config).items()
     }
     for name, tensor in policy.items():
-        if name.startswith("transformer."):
-            weights[checkpoint_key(name.removeprefix("transformer."))] = tensor.detach().float()
-    for ours, theirs in (("w_in", "in.fc"), ("b_in", "in.bias"), ("w_out", "out.fc"), ("b_out", "out.bias")):
-        weights[f"action_proj_{theirs}.weight"][domain] = policy[ours].detach().float().reshape(-1)
+        key, tensor = released_key(name), tensor.detach().float()
+        if name in HEAD_KEYS:
+            weights[key][domain] = tensor.reshape(-1)
+        else:
+            weights[key] = tensor
     return weights
 
 
@@ -158,20 +149,16 @@ def export(
     sampling: Mapping[str, Any] | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Write a checkpoint in the released layout, whole or not at all.
+    """Write a checkpoint in the released layout, atomically.
 
     Args:
-        folder: Where; made if need be.
-        config: ``transformer/config.json``.
-        policy: State of a :class:`TrainedPolicy`; averaged weights, not the last ones.
-        vae: With ``latents_mean`` and ``latents_std`` in its config.
-        tokenizer: Folder that is copied.
-        state: Its state row. tier: Its resolution tier.
-        frames: Pixel frames of a policy's clip that it was trained with, its own first; 1 answers actions alone.
-        label: What a user reads about it.
-        dtype: Type of the weights on disk.
-        sampling: Its default sampling.
-        steps: Steps of the stage that it comes from, if it comes from one.
+        folder: Output folder.
+        config: ``transformer/config.json``. vae: VAE with latent statistics in its config.
+        policy: Parameters of a :class:`TrainedPolicy`, averaged over training.
+        tokenizer: Folder of the tokenizer. state, tier: State row and resolution tier.
+        frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
+        label: Description of the checkpoint.
+        dtype: Dtype of the stored weights. sampling: Default sampling. steps: Steps of the training stage, if any.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -184,14 +171,13 @@ def export(
         "policy_frames": list(frames),
         "replan_rows": REPLAN_ROWS,
         "label": label,
-        **({} if steps is None else {"steps": steps}),
-    }
+    } | ({} if steps is None else {"steps": steps})
     write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, tokenizer, dtype, ours))
     return folder
 
 
 def released_steps(folder: Path) -> int | None:
-    """Steps of its stage that a checkpoint was exported after; None where there is none, or it does not say."""
+    """Training steps that a checkpoint records, or None."""
     path = folder / "checkpoint.json"
     return json.loads(path.read_text(encoding="utf-8"))["strands_cosmos3"].get("steps") if path.exists() else None
 
@@ -208,8 +194,8 @@ def _fill(
     typed = TransformerConfig.from_dict(config)
     write_json(folder / "transformer/config.json", dict(config))
     weights = released_weights(policy, typed, get_embodiment(DOMAIN).domain_id)
-    kept = {key: w if key.startswith("time_embedder") else w.to(dtype) for key, w in weights.items()}
-    write_weights(folder / "transformer", {k: w.contiguous() for k, w in kept.items()}, label=ours["label"])
+    weights = {key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()}
+    write_weights(folder / "transformer", weights, label=ours["label"])
     _save_vae(vae, folder / "vae", dtype)
     (folder / "text_tokenizer").mkdir(parents=True, exist_ok=True)
     for file in tokenizer.iterdir():
@@ -222,7 +208,7 @@ def _fill(
 
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
-    """The VAE without the two-dimensional wrappers, whose weights have other names, and without the place it was read from."""
+    """Write the VAE without the two-dimensional wrappers and without the path it was read from."""
     plain: Any = AutoencoderKLWan.from_config({key: value for key, value in vae.config.items() if key != "_name_or_path"})
     plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
     for parameter in plain.parameters():
@@ -231,7 +217,7 @@ def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
 
 
 def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
-    """A VAE's weights under diffusers' own names, whether or not first frames are computed flat."""
+    """Weights of a VAE under diffusers' names, with or without the two-dimensional wrappers."""
     names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
     state = {}
     for name, tensor in vae.state_dict().items():
@@ -241,11 +227,6 @@ def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
 
 
 def with_statistics(vae: AutoencoderKLWan, mean: Sequence[float], std: Sequence[float]) -> AutoencoderKLWan:
-    """Record how latents are normalised."""
+    """Record the mean and standard deviation of latents in the VAE's config."""
     vae.register_to_config(latents_mean=[float(x) for x in mean], latents_std=[float(x) for x in std])
     return vae
-
-
-def new_config(sizes: FactorySizes, vocabulary: int) -> dict[str, Any]:
-    """``transformer/config.json`` of a new small policy."""
-    return json.loads(json.dumps(transformer_config(sizes, "silu", vocabulary)))

@@ -54,7 +54,7 @@ def predict_rows(policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None
     action[:, 0, : batch.state.shape[1]] = batch.state
     noisy = torch.zeros(B, layout.tokens, 1)
     noisy[:, layout.vision_tokens + 1 :] = 1
-    memory = read_prompts(policy.transformer, batch.prompts).of(batch.prompt)
+    memory = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
     rope = rope_of(layout, config, memory.lengths, vision)
     _, v = velocity(policy, vision, action, discretize_timestep(torch.ones(B)), noisy, rope, memory, layout.vision_tokens)
     return action[:, 1:, :width] - v[:, 1:, :width]

@@ -64,7 +64,7 @@ def share(name, config, tp):
     """Of a parameter that a rank should keep; written apart from the code that cuts."""
     if "norm" in name or name.startswith(("proj_in", "proj_out", "time_embedder", "action_modality_embed")):
         return 1
-    if ".k." in name or ".v." in name:
+    if any(part in name for part in (".to_k.", ".to_v.", ".add_k_proj.", ".add_v_proj.")):
         return max(1 / tp, 1 / config.num_key_value_heads)
     return 1 / tp
 

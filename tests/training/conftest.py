@@ -9,11 +9,11 @@ import torch
 
 from helpers.training_data import CANVAS, EPISODES, TICKS
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes
+from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import state_row_of
-from strands_cosmos3.training.release import export, fresh_policy, fresh_tokenizer, new_config, read_captions
+from strands_cosmos3.training.release import export, fresh_policy, fresh_tokenizer, read_captions
 from strands_cosmos3.training.vae import VaeSizes, flat_first_frames, make_vae
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
@@ -49,7 +49,7 @@ def captions(tokenizer):
 def config_json(tokenizer):
     from transformers import AutoTokenizer
 
-    return new_config(SIZES, len(AutoTokenizer.from_pretrained(tokenizer)))
+    return transformer_config(SIZES, "silu", len(AutoTokenizer.from_pretrained(tokenizer)))
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_the_batched_velocity_is_the_engines(kind):
     vision, action = torch.randn(4, V, config.patch_dim, generator=generator), torch.randn(4, 17, 64, generator=generator)
     noisy, told = (torch.rand(4, N, 1, generator=generator) > 0.4).float(), torch.tensor([999.0, 3.0, 500.0, 0.0])
     which = torch.tensor([1, 0, 2, 1])
-    memory = read_prompts(policy.transformer, PROMPTS).of(which)
+    memory = read_prompts(policy.transformer, PROMPTS).select(which)
     rope = rope_of(layout, config, memory.lengths, vision)
     of_vision, of_action = velocity(policy, vision, action, told, noisy, rope, memory, first)
     with torch.inference_mode():

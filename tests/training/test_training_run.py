@@ -114,7 +114,7 @@ def trained(shards, tmp_path_factory) -> Trained:
     return Trained(folder, stages, checkpoint, weights, metadata, errors, vae, again, again_weights, joint)
 
 
-KEY, NAME = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp.up.weight"
+KEY, NAME = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"
 
 
 def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):

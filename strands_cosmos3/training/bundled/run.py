@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
@@ -46,7 +47,6 @@ from strands_cosmos3.training.release import (
     fresh_policy,
     fresh_tokenizer,
     load_policy,
-    new_config,
     policy_sizes,
     read_captions,
     released_steps,
@@ -295,7 +295,8 @@ class TrainingRun:
             return json.loads((self._start.root / "transformer/config.json").read_text(encoding="utf-8"))
         tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
         size = max(len(tokenizer["model"]["vocab"]), 1 + max(int(token["id"]) for token in tokenizer["added_tokens"]))
-        return new_config(policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels), size)
+        sizes = policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels)
+        return transformer_config(sizes, "silu", size)
 
     @property
     def transformer_config(self) -> TransformerConfig:
