@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from strands_cosmos3 import Cosmos3Engine, Cosmos3PolicyProcessor
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.factory import write_checkpoint
-from strands_cosmos3.engine.inputs import Sampling
 
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else write_checkpoint(Path(tempfile.mkdtemp()) / "random")
 
@@ -28,7 +28,7 @@ with Cosmos3Engine.from_pretrained(folder, device="cpu", dtype=torch.float32, de
     # What should the robot do?
     question = processor.preprocess({"images": views, "task": "pick up the red cube"})
     print("caption:", question.prompt)
-    result = engine.step(question.request(Sampling(num_inference_steps=4, seed=0)))
+    result = engine.step(question.request(Sampling(num_steps=4)))
     actions = processor.postprocess(result, question)["action"]
     print("actions:", tuple(actions.shape), "in metres, rot6d and an opening; the first row:", actions[0, 0].numpy().round(4))
     print("milliseconds:", {part: round(ms) for part, ms in result["timing"].items()})
@@ -37,7 +37,7 @@ with Cosmos3Engine.from_pretrained(folder, device="cpu", dtype=torch.float32, de
     question = processor.preprocess(
         {"images": views, "task": "pick up the red cube", "mode": "forward_dynamics", "cond_action": actions}
     )
-    result = engine.step(question.request(Sampling(num_inference_steps=4, seed=0)))
+    result = engine.step(question.request(Sampling(num_steps=4)))
     print(
         "predicted frames:",
         tuple(result["pixels"].shape),
@@ -49,5 +49,5 @@ with Cosmos3Engine.from_pretrained(folder, device="cpu", dtype=torch.float32, de
 
     # The same prompt again: its keys and values are kept, so the text tower does not run.
     runs = engine.text_cache.prefills
-    engine.step(question.request(Sampling(num_inference_steps=1, seed=1)))
+    engine.step(question.request(Sampling(num_steps=1), seed=1))
     print("runs of the text tower for the next call:", engine.text_cache.prefills - runs)

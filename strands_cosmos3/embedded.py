@@ -1,4 +1,4 @@
-"""The checkpoint that comes with this package: what runs where nobody names another. Its card lies beside it."""
+"""The bundled policy: the checkpoint that runs when none is named. Its model card is in its folder."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ _ELSE = "name another: model= (--model) a Cosmos 3 checkpoint, or backend= (--ba
 
 
 def embedded_checkpoint(embodiment: str = EMBODIMENTS[0], robot: str | None = "panda", task: str | None = None) -> Path:
-    """Folder of the embedded checkpoint, in the released layout.
+    """Return the folder of the bundled policy, in the released layout.
 
-    It was trained on one simulated table, for one arm and two tasks, and is not offered for anything else.
+    It was trained on one simulated table, for one arm and two tasks; anything else raises an error.
 
     Args:
-        embodiment: Whose actions are asked for. robot: Which arm follows them. task: What is to be done, where that is known.
+        embodiment: Name of the embodiment.
+        robot: Name of the arm.
+        task: Name of the task, if known.
 
     Raises:
-        ConfigError: It knows no such embodiment, robot or task.
+        ConfigError: It was not trained for that embodiment, robot or task; the message lists what it knows.
         ResourceNotFoundError: The installation lacks it.
     """
     asked = (("embodiment", embodiment, EMBODIMENTS), ("robot", robot, ROBOTS), ("task", task or TASKS[0], TASKS))
     for name, value, known in asked:
         if value not in known:
             raise ConfigError(
-                f"the embedded checkpoint knows {name} {' or '.join(map(repr, known))} on its own simulated table, not "
+                f"the bundled policy knows {name} {' or '.join(map(repr, known))} on its own simulated table, not "
                 f"{value!r}; {_ELSE}."
             )
     return resource(FOLDER)

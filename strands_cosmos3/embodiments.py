@@ -11,7 +11,7 @@ could not be confirmed against recorded data by us; DROID's was, on a recorded e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import instance_of, whole_number
-from strands_cosmos3.errors import ActionSpaceError, NonFiniteError, UnknownNameError
+from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, UnknownNameError
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat"]
@@ -149,24 +149,36 @@ _BRIDGE_DEFAULT_ROTATION = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.
 
 
 @dataclass(frozen=True)
-class SamplerPreset:
-    """Sampling of the reference implementation for one kind of checkpoint.
+class Sampling:
+    """How to denoise. A field that is None is not set: :meth:`over` fills it from a preset.
 
     Args:
         num_steps: Denoising steps.
         guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
         flow_shift: Shift of the native flow schedule.
         guidance_interval: Guidance applies where lo < t < hi only; None is everywhere.
+
+    Raises:
+        InputError: There are no steps.
     """
 
-    num_steps: int
-    guidance_scale: float
-    flow_shift: float
+    num_steps: int | None = None
+    guidance_scale: float | None = None
+    flow_shift: float | None = None
     guidance_interval: tuple[float, float] | None = None
 
+    def __post_init__(self) -> None:
+        if self.num_steps is not None and self.num_steps < 1:
+            raise InputError(f"num_steps must be at least 1, got {self.num_steps}.")
 
-MIDTRAIN_PRESET = SamplerPreset(num_steps=30, guidance_scale=1.0, flow_shift=10.0)
-POLICY_PRESET = SamplerPreset(num_steps=4, guidance_scale=3.0, flow_shift=5.0)
+    def over(self, preset: Sampling) -> Sampling:
+        """Return the preset with what is set here in its place."""
+        given = {field.name: getattr(self, field.name) for field in fields(Sampling)}
+        return replace(preset, **{name: value for name, value in given.items() if value is not None})
+
+
+MIDTRAIN_PRESET = Sampling(num_steps=30, guidance_scale=1.0, flow_shift=10.0)
+POLICY_PRESET = Sampling(num_steps=4, guidance_scale=3.0, flow_shift=5.0)
 EDGE_POLICY_PRESET = replace(POLICY_PRESET, guidance_interval=(960.0, 1001.0))
 
 
@@ -220,7 +232,7 @@ class Embodiment:
     view_point: ViewPoint | None
     gripper: GripperConvention | None
     tool_frame: ToolFrame
-    presets: Mapping[str, SamplerPreset] = field(default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET}))
+    presets: Mapping[str, Sampling] = field(default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET}))
     stats: str | None = None
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
@@ -238,7 +250,7 @@ class Embodiment:
             raise ActionSpaceError(f"embodiment {self.name!r} has no action space {name!r}; it has: {have}.")
         return self.spaces[name]
 
-    def preset(self, action_space: str | None = None) -> SamplerPreset:
+    def preset(self, action_space: str | None = None) -> Sampling:
         """The reference sampling for an action space of this embodiment."""
         return self.presets.get(self.action_space(action_space).name, MIDTRAIN_PRESET)
 

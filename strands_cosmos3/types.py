@@ -40,7 +40,7 @@ class Mode(StrEnum):
 
     @classmethod
     def parse(cls, name: str) -> Mode:
-        """The mode of that name.
+        """Return the mode of that name.
 
         Raises:
             UnknownNameError: No such mode.
@@ -114,10 +114,10 @@ class Observation:
         images: View name -> [H, W, 3] uint8.
         qd_rad_s: [n] joint velocities; zeros when not given.
         t_capture_s: When it was taken, on the caller's monotonic (or simulated) clock.
-        t_motion_s: The same moment on the motion's own clock, which stands still where execution fell behind the chunks'
-            rates (time stretched, braking, holding); None is ``t_capture_s``.
-        privileged: What only a simulator knows (poses of objects, [4, 4] or vectors, by name). It is handed only to
-            backends that ask for it and never leaves the process.
+        t_motion_s: The same moment on the motion's own clock, which stops while execution falls behind the chunk's rate (time
+            stretched, braking, holding); None is ``t_capture_s``.
+        privileged: State that only a simulator knows (poses of objects, [4, 4] or vectors, by name). Only backends
+            that declare ``needs_privileged`` receive it, and it never leaves the process.
 
     Raises:
         ShapeError, NonFiniteError, InputError: A field is malformed.
@@ -133,7 +133,7 @@ class Observation:
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None,))
-        qd = finite_array(np.zeros_like(q) if self.qd_rad_s is None else self.qd_rad_s, "qd_rad_s", q.shape)
+        qd = _constant(len(q), 0.0) if self.qd_rad_s is None else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
         instance_of(self.images, Mapping, "images")
         images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
         _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper, "gripper"), images=MappingProxyType(images))
@@ -141,24 +141,24 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One question to a backend, in the model's terms.
+    """One inference asked of a backend.
 
     Args:
-        embodiment: Whose domain is asked.
-        action_space: What the answer's rows must mean.
+        embodiment: The domain.
+        action_space: Action space of the answer's rows.
         instruction: What the user said.
-        n_rows: Rows wanted.
-        q_rad: [n] joint angles, or None where whoever asks gave a pose only.
+        n_rows: Rows of the answer.
+        q_rad: [n] joint angles, or None if only a pose is known.
         gripper: Open fraction.
-        T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None where no arm model is known.
+        T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None without an arm model.
         mode: What is asked.
-        prompt: The exact text for the model, composed from the instruction.
-        composite: [H, W, 3] uint8 picture composed from the views, or None for a backend without eyes.
-        images: The views themselves, by name, for whoever composes elsewhere.
-        conditioning_actions: [rows, D] what is done, in the model's own scale; for ``forward_dynamics``, and there only.
-        action_prefix: [rows, D] what the arm is bound to do while this is inferred, from the observation on, in the model's own
+        prompt: The exact caption for the model, or empty to compose it from the instruction.
+        composite: [H, W, 3] uint8 picture composed from the views, or None for a backend that needs no pictures.
+        images: The separate views by name, for a backend that takes them.
+        conditioning_actions: [rows, D] the known actions in the model's scale; for ``forward_dynamics`` only.
+        action_prefix: [rows, D] rows that the arm executes during this inference, from the observation on, in the model's
             scale; fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
-        clip: [F, H, W, 3] uint8 what was seen, or the path of a film; for ``inverse_dynamics``, and there only.
+        clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics`` only.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -233,11 +233,11 @@ class ActionChunk:
     Args:
         action: [T, D] rows.
         action_space: What the columns mean.
-        embodiment: Whose domain spoke.
+        embodiment: The domain.
         fps: Rows a second; None is the embodiment's own rate.
-        seed: Noise seed it was drawn with.
+        seed: Noise seed.
         timing: Milliseconds by part.
-        video: [F, H, W, 3] uint8, the world the model predicted, where it was decoded.
+        video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
 
     Raises:
         ActionSpaceError: The width is not the action space's.
@@ -287,7 +287,7 @@ def _others_of_width(embodiment: Embodiment, width: int) -> str:
     names = [repr(name) for name, space in embodiment.spaces.items() if space.width == width]
     if not names:
         return ""
-    return f" {' and '.join(names)} are {width} wide: name the action space that the checkpoint speaks; width does not tell."
+    return f" {' and '.join(names)} are {width} wide: name the checkpoint's action space; the width does not."
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,15 +349,21 @@ class JointTrajectory:
         q = finite_array(self.q_rad, "q_rad", (None, None))
         n = len(q)
         residuals = {
-            name: finite_array(np.zeros(n) if value is None else value, name, (n,))
+            name: _constant(n, 0.0) if value is None else finite_array(value, name, (n,))
             for name, value in (("residual_m", self.residual_m), ("residual_rad", self.residual_rad))
         }
         masks = {
-            name: _mask(np.full(n, default) if value is None else value, name, n)
+            name: _constant(n, default) if value is None else _mask(value, name, n)
             for name, value, default in (("converged", self.converged, True), ("clamped", self.clamped, False))
         }
         gripper = None if self.gripper is None else _fractions(self.gripper, n)
         _set(self, q_rad=q, t_s=_times(self.t_s, n), gripper=gripper, **residuals, **masks)
+
+
+def _constant(n: int, value: float | bool) -> NDArray[Any]:
+    array = np.full(n, value)
+    array.setflags(write=False)
+    return array
 
 
 def _mask(value: Any, name: str, n: int) -> NDArray[np.bool_]:

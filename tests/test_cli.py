@@ -148,7 +148,7 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--backend", "replay", "--trajectory", "/no/such.json"], "/no/such.json"),
         (["rollout", "--trajectory", "x.json"], "--backend replay"),
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
-        (["rollout", "--task", "place"], "the embedded checkpoint knows task 'reach' or 'pick'"),
+        (["rollout", "--task", "place"], "the bundled policy knows task 'reach' or 'pick'"),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),
         (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),

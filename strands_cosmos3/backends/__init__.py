@@ -1,4 +1,4 @@
-"""Backends: one protocol, several places where inference may happen."""
+"""Backends: one contract, several places where inference may happen."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.base import AdaptedBackend, Backend
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import InferenceOptions, require_backend
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
 BACKENDS = ("scripted", "replay", "native", "distributed", "diffusers", "service")
-"""Backends that this version has, by name."""
+"""Names of all backends."""
 _WITHOUT_PICTURES = ("scripted", "replay")
 _WITHOUT_MODEL = ("scripted", "service")
 _PRIVILEGED = ("scripted",)
 
 
 def needs_pictures(backend: str | Backend | None) -> bool:
-    """Whether a backend wants pictures, asked before it is made (its class may need torch to be looked at)."""
+    """Whether a backend needs pictures; a name is answered without importing its module, which may need torch."""
     return backend not in _WITHOUT_PICTURES if backend is None or isinstance(backend, str) else backend.requires_images
 
 
 def needs_privileged(backend: str | Backend | None) -> bool:
-    """Whether a backend wants what only our own simulation knows, likewise."""
+    """Whether a backend needs state that only our own simulation knows; likewise."""
     return backend in _PRIVILEGED if backend is None or isinstance(backend, str) else backend.needs_privileged
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Where ``service`` finds its server. See :class:`~strands_cosmos3.serving.client.ClientConfig`.
+    """Address of the server for ``service``. See :class:`~strands_cosmos3.serving.client.ClientConfig`.
 
     Args:
         host: None is localhost.
         port: None is 8000.
         api_key: The server's token, or None.
-        client: A :class:`~strands_cosmos3.serving.client.PolicyClient` of your own, instead of the three above.
+        client: A :class:`~strands_cosmos3.serving.client.PolicyClient`, instead of the three above.
         dialect: None is ``robolab``.
     """
 
@@ -58,19 +58,19 @@ def make_backend(
     action_space: str | None = None,
     service: ServiceOptions | None = None,
 ) -> Backend:
-    """A backend by name, or the one given.
+    """Return a backend by name, or the given one.
 
     Args:
-        backend: A name from :data:`BACKENDS`, or an object that keeps the protocol. None is ``native`` where a model is
-            given (``distributed`` where the options say ``parallel``), ``service`` where one of its own options is.
+        backend: A name from :data:`BACKENDS`, or a :class:`Backend`; other objects with its members are adapted. None is
+            ``native`` with a model (``distributed`` if the options have ``parallel``), ``service`` with one of its options.
         model: For ``replay``, a path or a ``Recording``; for ``native``, ``distributed`` and ``diffusers``, a checkpoint's
             folder or hub repository.
-        options: How a model is loaded and sampled.
-        action_space: What a model's actions mean, where its checkpoint does not say.
-        service: Where ``service`` finds its server.
+        options: How to load and sample a model.
+        action_space: Action space of a model whose checkpoint does not state it.
+        service: Address of the server, for ``service``.
 
     Raises:
-        ConfigError: No backend was chosen, or it lacks its model, or has no use for one.
+        ConfigError: No backend was chosen, an option belongs to another one, or the object is no backend.
         CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
@@ -79,22 +79,20 @@ def make_backend(
         backend = "native" if options is None or options.parallel is None else "distributed"
     if backend is None and service.given:
         backend = "service"
-    if backend != "service" and service.given:
-        raise ConfigError(f"{', '.join(service.given)} belong to backend 'service', not to {backend!r}.")
     if backend is None:
+        raise ConfigError(f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of your own.")
+    made = None if isinstance(backend, str) else backend if isinstance(backend, Backend) else AdaptedBackend(backend)
+    name = backend if isinstance(backend, str) else type(backend).__name__
+    require_backend(name, {**vars(service), "parallel": None if options is None else options.parallel})
+    if model is not None and name in _WITHOUT_MODEL:
         raise ConfigError(
-            f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or an object with infer(), reset() and "
-            "close()."
-        )
-    if options is not None and options.parallel is not None and backend != "distributed":
-        raise ConfigError(f"parallel= belongs to backend 'distributed', not to {backend!r}.")
-    if model is not None and backend in _WITHOUT_MODEL:
-        raise ConfigError(
-            f"backend {backend!r} runs no model, and model={str(model)!r} was given; leave one of them out: a model alone is "
+            f"backend {name!r} runs no model, and model={str(model)!r} was given; leave one of them out: a model alone is "
             "run by 'native'."
         )
-    if not isinstance(backend, str):
-        return backend if isinstance(backend, Backend) else AdaptedBackend(backend)
+    return _by_name(name, model, options or InferenceOptions(), action_space, service) if made is None else made
+
+
+def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: str | None, service: ServiceOptions) -> Backend:
     if backend == "scripted":
         from strands_cosmos3.backends.scripted import ScriptedBackend
 

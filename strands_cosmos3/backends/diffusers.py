@@ -1,8 +1,8 @@
-"""diffusers' stock pipeline as a backend, driven so that it sees what the model was trained on.
+"""The stock diffusers pipeline as a backend, with the inputs that the model was trained on.
 
-Left to itself it would squeeze 540 rows to 528, send a caption without DROID's layout sentence, and sample on the
-checkpoint's Karras schedule. Here pictures enter once scaled and never resized, the caption is this package's, the schedule
-is the preset's, and each call has a generator of its own. It cannot take a state row, so it speaks ``midtrain`` only.
+By default the pipeline squeezes 540 rows to 528, uses a caption without DROID's layout sentence, and samples on the
+checkpoint's Karras schedule. Here pictures are scaled once, the caption is this package's, the schedule is the preset's, and
+each call has its own generator. It cannot take a state row, so it answers ``midtrain`` only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from PIL import Image
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import DEFAULT_TIER
@@ -36,7 +36,7 @@ class DiffusersBackend(Backend):
         options: How to load and sample. A guidance interval is not supported by the pipeline.
 
     Raises:
-        CheckpointError: The checkpoint cannot be loaded, or speaks ``joint_pos``.
+        CheckpointError: The checkpoint cannot be loaded, or its action space is ``joint_pos``.
         MissingDependencyError: accelerate, without which diffusers cannot load this model, is not installed.
     """
 
@@ -48,8 +48,8 @@ class DiffusersBackend(Backend):
         checkpoint = Checkpoint.open(root)
         if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
             raise VariantError(
-                f"{root} speaks {checkpoint.action_space!r} with a sequence that starts with a state row; diffusers' pipeline "
-                "cannot express it. Use backend='native'."
+                f"{root} has action space {checkpoint.action_space!r} and starts from a state row, which diffusers' pipeline "
+                "cannot take. Use backend='native'."
             )
         self.model_sha256 = checkpoint.digest
         self.action_space = checkpoint.action_space
@@ -59,20 +59,20 @@ class DiffusersBackend(Backend):
         self._pipe: Any = _load(root, dtype).to(self._device)
 
     def infer(self, request: Request) -> ActionChunk:
-        """The chunk for a request, in the model's own scale.
+        """Return the chunk for a request.
 
         Raises:
             BackendError: The request has no picture, is not of mode ``policy``, or asks for guidance on some steps only.
         """
         if request.mode is not Mode.POLICY:
             raise BackendError(f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs backend='native'.")
-        processed, preset = self._input(request, self.name), self._input.preset(request)
-        if preset.guidance_interval is not None:
+        processed, sampling = self._input(request, self.name), self._input.sampling(request)
+        if sampling.guidance_interval is not None:
             raise BackendError("diffusers' pipeline guides every step; a guidance interval needs backend='native'.")
         if request.action_space.name != "midtrain":
-            raise BackendError(f"diffusers' pipeline speaks 'midtrain', not {request.action_space.name!r}.")
+            raise BackendError(f"diffusers' pipeline answers 'midtrain', not {request.action_space.name!r}.")
         started = time.perf_counter()
-        out = self._run(request, processed, preset)
+        out = self._run(request, processed, sampling)
         return ActionChunk(
             self._input.own_scale.outward(out.action[0].double().numpy(), request.embodiment),
             request.action_space,
@@ -83,12 +83,12 @@ class DiffusersBackend(Backend):
             video=_pictures(out.video) if self._options.decode_video else None,
         )
 
-    def _run(self, request: Request, processed: ProcessedInput, preset: SamplerPreset) -> Any:
+    def _run(self, request: Request, processed: ProcessedInput, sampling: Sampling) -> Any:
         from diffusers import UniPCMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
         from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
         pipe = self._pipe
-        flow = {"use_karras_sigmas": False, "flow_shift": preset.flow_shift}
+        flow = {"use_karras_sigmas": False, "flow_shift": sampling.flow_shift}
         pipe.scheduler = UniPCMultistepScheduler.from_config({**pipe.scheduler.config, **flow})
         ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
         pipe.tokenize_prompt = lambda *_, **__: ids
@@ -103,14 +103,14 @@ class DiffusersBackend(Backend):
             prompt=processed.prompt,
             action=condition,
             fps=processed.fps,
-            num_inference_steps=preset.num_steps,
-            guidance_scale=preset.guidance_scale,
+            num_inference_steps=sampling.num_steps,
+            guidance_scale=sampling.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
             output_type="np" if self._options.decode_video else "latent",
         )
 
     def close(self) -> None:
-        """Let go of the weights; calling it twice is harmless."""
+        """Free the weights; calling it twice is harmless."""
         self._pipe = None
 
 

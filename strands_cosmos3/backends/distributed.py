@@ -1,4 +1,4 @@
-"""The engine of this package on several processes, which this backend starts, feeds and ends."""
+"""This package's engine on several processes, which this backend starts and stops."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from strands_cosmos3.parallel.gang import GangLimits
 class DistributedBackend(EngineBackend):
     """Answers with a :class:`~strands_cosmos3.parallel.engine.GangEngine`: one process for each rank, on this machine.
 
-    Where a rank dies or hangs, every process is ended within seconds and the call raises a ``RanksError``; the next call
-    starts new ones.
+    If a rank dies or hangs, all processes end within seconds and the call raises a ``RanksError``; the next call starts new
+    ones.
 
     Args:
         model: A checkpoint's folder, or a hub repository.
-        options: How to load and sample; ``parallel`` says over how many processes.
-        action_space: What the checkpoint's actions mean, where neither its name nor its metadata says so.
+        options: How to load and sample; ``parallel`` sets the number of processes.
+        action_space: The checkpoint's action space, if neither its name nor its metadata states it.
         limits: How long to wait for ranks.
 
     Raises:

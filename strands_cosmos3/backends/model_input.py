@@ -1,4 +1,4 @@
-"""From a request to a model's input, for every backend that runs a model in this process."""
+"""Make a model's input from a request, for every backend that runs a model in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.backends.own_scale import OwnScale
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
@@ -22,18 +22,18 @@ from strands_cosmos3.types import Mode, Request
 
 
 def resolve_device(options: InferenceOptions) -> tuple[torch.device, torch.dtype]:
-    """Device and type: CUDA and bfloat16 where torch sees a GPU, else the CPU and float32, unless something else is set."""
+    """Return device and type: CUDA and bfloat16 if torch sees a GPU, else the CPU and float32; options win."""
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     return device, getattr(torch, name)
 
 
 class ModelInput:
-    """Makes processed inputs of requests, one processor for each embodiment and action space.
+    """Makes processed inputs of requests, with one processor for each embodiment and action space.
 
     Args:
-        checkpoint: Whose tokenizer, prompt format and presets.
-        options: What overrides them.
+        checkpoint: Source of tokenizer, prompt format and presets.
+        options: Options that override them.
 
     Attributes:
         own_scale: Between the checkpoint's scale of rows and the packaged one.
@@ -46,10 +46,10 @@ class ModelInput:
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
     def __call__(self, request: Request, backend: str) -> ProcessedInput:
-        """The input for a request.
+        """Return the input for a request.
 
         Raises:
-            BackendError: It lacks a picture, or asks for what needs more than a request holds.
+            BackendError: The request lacks a picture, joint angles or the measured pose.
             InputError: Picture, state or instruction cannot be used.
         """
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
@@ -80,13 +80,9 @@ class ModelInput:
             raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
         return np.array(request.composite)
 
-    def preset(self, request: Request) -> SamplerPreset:
-        """The checkpoint's sampling where it has one of its own, else the embodiment's, with what the options set."""
-        if self._checkpoint.sampling is not None:
-            return self._options.sampler(self._checkpoint.sampling)
-        variant, space = self._checkpoint.variant, request.action_space.name
-        known = variant.preset if variant.action_space == space else request.embodiment.preset(space)
-        return self._options.sampler(known)
+    def sampling(self, request: Request) -> Sampling:
+        """Return how to sample for a request."""
+        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, self._options)
 
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows

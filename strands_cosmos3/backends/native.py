@@ -1,4 +1,4 @@
-"""The engine of this package as a backend: Cosmos 3 in this process, on one device; or any engine that answers like it."""
+"""This package's engine as a backend: Cosmos 3 in this process on one device, or any engine with the same interface."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, as_picture
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
 class Engine(Protocol):
-    """What a backend uses of :class:`Cosmos3Engine`, and what ``parallel.engine.GangEngine`` has too."""
+    """The part that a backend uses of :class:`Cosmos3Engine` and of ``parallel``'s engine on several ranks."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -52,28 +51,25 @@ class EngineBackend(Backend):
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
 
     def infer(self, request: Request) -> ActionChunk:
-        """The chunk for a request, in the model's own scale.
+        """Return the chunk for a request.
 
         Raises:
             BackendError: The request has no picture, or a longer action prefix than the checkpoint was trained with.
-            ActionSpaceError: It asks for another action space than the checkpoint's.
+            ActionSpaceError: The request is for another action space than the checkpoint's.
         """
         if request.action_prefix is not None and len(request.action_prefix) > self.prefix_rows:
             raise BackendError(
                 f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint declares "
                 f"{self.prefix_rows or 'no'} prefix_rows; leave the rest out."
             )
-        processed, preset = self._input(request, self.name), self._input.preset(request)
-        sampling = Sampling(
-            num_inference_steps=preset.num_steps,
-            guidance_scale=preset.guidance_scale,
-            guidance_interval=preset.guidance_interval,
-            flow_shift=preset.flow_shift,
-            use_karras_sigmas=False,
+        processed = self._input(request, self.name)
+        asked = processed.request(
+            self._input.sampling(request),
             seed=request.seed,
+            use_karras_sigmas=False,
             return_video=self.engine.decodes_video,
         )
-        result = self.engine.step(processed.request(sampling))
+        result = self.engine.step(asked)
         return ActionChunk(
             self._input.own_scale.outward(result["action"][0].double().numpy(), request.embodiment),
             request.action_space,
@@ -85,7 +81,7 @@ class EngineBackend(Backend):
         )
 
     def close(self) -> None:
-        """Let go of the weights; calling it twice is harmless."""
+        """Free the weights; calling it twice is harmless."""
         self.engine.close()
 
 
@@ -93,13 +89,13 @@ class NativeBackend(EngineBackend):
     """Answers with a :class:`Cosmos3Engine` in this process.
 
     Args:
-        model: A checkpoint's folder, a hub repository, or an engine that is already loaded.
+        model: A checkpoint's folder, a hub repository, or a loaded engine.
         options: How to load and sample.
-        action_space: What the checkpoint's actions mean, where neither its name nor its metadata says so.
+        action_space: The checkpoint's action space, if neither its name nor its metadata states it.
 
     Raises:
         CheckpointError: The checkpoint cannot be loaded; see its children.
-        BackendError: ``model`` is none of those.
+        BackendError: ``model`` is something else.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""A recorded end-effector trajectory, spoken as genuine ``midtrain`` chunks: real input without a model.
+"""A recorded end-effector trajectory as ``midtrain`` chunks: real motion without a model.
 
-Each chunk leads from where the arm was measured to where the recording is at the rows' times, so a replay corrects its
-own drift as a policy would.
+Each chunk leads from the measured pose to the recording's poses at the rows' times, so a replay corrects its own drift as
+a policy would.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Recording:
         gripper: [N] open fractions.
         fps: Poses a second.
         q_start_rad: [7] joint angles of the first pose.
-        source: Where it comes from.
+        source: Its origin, in words.
     """
 
     T_base_cosmos: F64
@@ -129,10 +129,10 @@ def _from_droid(episode: dict[str, Any]) -> Recording:
 
 
 class ReplayBackend(Backend):
-    """Speaks a recording. The request's motion clock says where in the recording the arm should be.
+    """Replays a recording. The request's motion time says where in the recording the arm should be.
 
     Args:
-        recording: What to replay.
+        recording: The recording.
     """
 
     name = "replay"
@@ -143,14 +143,14 @@ class ReplayBackend(Backend):
         self.recording = recording
 
     def infer(self, request: Request) -> ActionChunk:
-        """Rows from the measured pose along the recording.
+        """Return rows from the measured pose along the recording.
 
         Raises:
             BackendError: The request has no measured pose, or asks for another action space than ``midtrain``.
-            ActionOutOfRangeError: The arm is so far from the recording that a row would be a fault.
+            ActionOutOfRangeError: The arm is so far from the recording that a row would be out of range.
         """
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
-            raise BackendError("replay speaks 'midtrain' chunks from a measured pose; give the policy robot='panda'.")
+            raise BackendError("replay answers 'midtrain' chunks from a measured pose; give the policy robot='panda'.")
         fps = self.recording.fps
         due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
         poses, gripper = self.recording.at(due_s)

@@ -1,8 +1,8 @@
-"""A scripted expert: it sees the simulator's state and speaks genuine normalised ``midtrain`` chunks.
+"""A scripted expert: it reads the simulator's state and answers normalised ``midtrain`` chunks.
 
-It stands in for a model in the same place, with the same rows, so that everything after inference can be tested without
-weights. It keeps no memory: each chunk is planned from what was measured, by playing a small idealised world forward
-(:class:`_World`), so it recovers after a miss and can label any state.
+It takes a model's place with the same kind of rows, so that everything after inference can be tested without weights. It
+keeps no memory: each chunk is planned from the measured state by simulating a small idealised world (:class:`_World`), so
+it recovers after a miss and can label any state.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SQUEEZE_ROWS = 3
 _LET_GO = 0.75  # fingers this far open have let go
 
 STATE_KEYS = ("tcp", "tcp_twist", "edge_m", "bin")
-"""What the expert reads from ``Observation.privileged`` beside the cubes' poses [4, 4]: the tool centre point's pose [4, 4]
-and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]."""
+"""Keys that the expert reads from ``Observation.privileged`` beside the cubes' poses [4, 4]: the tool centre point's pose
+[4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]."""
 
 
 @dataclass
 class _World:
-    """What the expert believes, row by row: perfect tracking, and fingers that either hold a cube or do not."""
+    """The expert's predicted world, row by row: perfect tracking, and fingers that either hold a cube or do not."""
 
     p: F64
     R: F64
@@ -111,17 +111,17 @@ def _hand_yaw(R: F64) -> float:
 
 
 class ScriptedBackend(Backend):
-    """The expert behind the backend protocol: reach, pick up, place in the bin, stack; it obeys the instruction's colours."""
+    """The scripted expert as a backend: it reaches, picks, places in the bin and stacks the cubes that are named."""
 
     name = "scripted"
     needs_privileged = True
     requires_images = False
 
     def infer(self, request: Request) -> ActionChunk:
-        """Rows that go on from the measured state towards the instruction's goal.
+        """Return rows from the measured state towards the instruction's goal.
 
         Raises:
-            BackendError: The request carries no simulator state, no measured pose, or wants another action space.
+            BackendError: The request lacks simulator state or a measured pose, or is for another action space.
             InputError: The instruction names no verb or no colour.
         """
         goal = parse_instruction(request.instruction)
@@ -148,7 +148,7 @@ class ScriptedBackend(Backend):
                 "our Robot, or through plan() with Observation.privileged; for a real arm choose a model backend."
             )
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
-            raise BackendError("the scripted expert speaks 'midtrain' rows from a measured pose; use robot='panda'.")
+            raise BackendError("the scripted expert answers 'midtrain' rows from a measured pose; use robot='panda'.")
         return state
 
 

@@ -1,4 +1,4 @@
-"""Inference behind a socket: a policy server of ours or of somebody else who speaks openpi's protocol."""
+"""Inference on a policy server: ours, or another one with openpi's protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Exchange(Protocol):
-    """What this backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
+    """The part that this backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
 
     @property
     def counters(self) -> Mapping[str, int]: ...
@@ -24,10 +24,10 @@ class Exchange(Protocol):
 
 
 class ServiceBackend(Backend):
-    """Asks a policy server. It connects on the first inference.
+    """Sends requests to a policy server. It connects on the first inference.
 
-    ``joint_pos`` comes back as joint angles. ``midtrain`` and ``pose_abs`` are asked with the measured pose and come back as
-    absolute poses, so those chunks are ``pose_abs``. The simulator's state is never sent.
+    ``joint_pos`` returns joint angles. ``midtrain`` and ``pose_abs`` send the measured pose and return absolute poses, so those
+    chunks are ``pose_abs``. The simulator's state is never sent.
 
     Args:
         client: The connection.
@@ -40,7 +40,7 @@ class ServiceBackend(Backend):
 
     name = "service"
     takes_views = True
-    action_space = "joint_pos"  # what the released policy servers speak, unless the user says otherwise
+    action_space = "joint_pos"  # that of the released policy servers
 
     def __init__(self, client: Exchange, dialect: str = "robolab", requires_images: bool = True):
         self.requires_images = requires_images
@@ -51,10 +51,10 @@ class ServiceBackend(Backend):
         self._asked = False
 
     def infer(self, request: Request) -> ActionChunk:
-        """The server's chunk.
+        """Return the server's chunk.
 
         Raises:
-            ServiceError: One of its kinds: absent, silent, closed, unreadable, refused, or a chunk not to be executed.
+            ServiceError: The server is unavailable, timed out, closed, unreadable, refused, or sent an unusable chunk.
             BackendError: The request lacks what its action space needs.
         """
         self._calls += 1
@@ -64,10 +64,10 @@ class ServiceBackend(Backend):
         return self._client.exchange(message, lambda reply: decode_reply(reply, request, number))
 
     def reset(self, seed: int | None = None) -> None:
-        """Start another session; a server whose dialect has an endpoint for it is told, if it was asked anything yet.
+        """Start another session, and tell a server whose dialect has a reset endpoint if it has had a request.
 
         Raises:
-            ServiceError: It could not be told.
+            ServiceError: The reset failed.
         """
         old, self._session = self._session, _new_session()
         if self._dialect.endpoint and self._asked:
@@ -76,7 +76,7 @@ class ServiceBackend(Backend):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """The connection's events by name, ``reconnects`` among them."""
+        """The connection's events by name, including ``reconnects``."""
         return self._client.counters
 
     def cancel(self) -> bool:

@@ -1,4 +1,4 @@
-"""``strands-cosmos3 infer``: one question to a checkpoint, its answer in files."""
+"""``strands-cosmos3 infer``: one inference of a checkpoint, written to files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.commands.files import require_writable, write_json
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
 from strands_cosmos3.parallel.config import ParallelConfig
 
@@ -24,19 +24,19 @@ _DEFAULT_DOMAIN = "droid_lerobot"
 
 @dataclass(frozen=True)
 class Infer:
-    """Ask a Cosmos 3 checkpoint once: what to do (policy), what would happen (forward_dynamics), what was done
+    """Run a Cosmos 3 checkpoint once: actions (policy), video from actions (forward_dynamics), or actions from video
     (inverse_dynamics).
 
     On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --checkpoint ...
 
-    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. What is not set follows the
-    checkpoint and the domain. A policy's answer can be given back as --action-file of forward_dynamics.
+    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. Options that
+    are not set follow the checkpoint, then the domain. A policy's answer is a valid --action-file for forward_dynamics.
     """
 
     checkpoint: str
     """Folder in the released layout, or hub repository (owner/name)."""
     prompt: str = ""
-    """What is to be done."""
+    """The task in words."""
     image: tuple[Path, ...] = ()
     """One picture, or DROID's three views: wrist, exterior_1, exterior_2."""
     video: Path | None = None
@@ -58,13 +58,13 @@ class Infer:
     action_chunk_size: int | None = None
     """Rows of the answer."""
     action_space: Literal["midtrain", "joint_pos"] | None = None
-    """What the checkpoint's actions mean, where it does not say so itself."""
+    """The checkpoint's action space, if it does not state one."""
     action_stats_path: str | None = None
     """Statistics for actions in their own units: a domain's name or a .json file. Without, they stay normalised."""
     action_normalization: Literal["quantile", "quantile_rot", "meanstd", "minmax"] = "quantile"
-    """How those statistics are meant."""
+    """Normalisation that those statistics belong to."""
     steps: int | None = None
-    """Denoising steps."""
+    """Denoising steps. Steps, guidance and shift default to the checkpoint's own sampling, else to its preset."""
     guidance_scale: float | None = None
     """Guidance; 1 is none."""
     flow_shift: float | None = None
@@ -82,9 +82,9 @@ class Infer:
     seed: int = 0
     """Seed of the noise; the same on every device."""
     prompt_format: Literal["plain", "json"] | None = None
-    """How the caption is written."""
+    """Format of the caption."""
     view_point: Literal["ego_view", "third_person_view", "wrist_view", "concat_view"] | None = None
-    """Which camera sentence the caption carries."""
+    """Camera sentence of the caption."""
     decode_video: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Decode the predicted video; forward_dynamics always does."""
     device: str | None = None
@@ -101,7 +101,7 @@ class Infer:
     """Beginning of the output files' names."""
 
     def run(self) -> int:
-        """Ask, write, and say what was written."""
+        """Run the inference, write the files, and list them."""
         decode = self.decode_video or self.mode == "forward_dynamics"
         action_path, video_path = self.out.with_name(f"{self.out.name}_action.json"), self.out.with_name(f"{self.out.name}.mp4")
         require_writable(action_path, (".json",), "--out")
@@ -112,10 +112,10 @@ class Infer:
         with _engine(self, decode, console) as engine:
             processor = self._processor(engine)
             processed = processor.preprocess(self._raw_input(processor, given))
-            sampling = self._sampling(engine, processed)
+            request = self._request(engine, processed)
             with _bar(console) as bar:
-                row = bar.add_task(f"{self.mode}, {engine.device}", total=sampling.num_inference_steps)
-                result = engine.step(processed.request(sampling), on_step=lambda done, _: bar.update(row, completed=done))
+                row = bar.add_task(f"{self.mode}, {engine.device}", total=request.num_inference_steps)
+                result = engine.step(request, on_step=lambda done, _: bar.update(row, completed=done))
             engine.parallel_context.barrier()
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
@@ -142,7 +142,7 @@ class Infer:
         if (self.mode == "forward_dynamics") != (self.action_file is not None):
             raise ConfigError("--action-file belongs to --mode forward_dynamics, which needs it.")
         if not self.prompt.strip():
-            raise ConfigError("--prompt is missing: say what is to be done, e.g. --prompt 'pick up the red cube'.")
+            raise ConfigError("--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'.")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
 
@@ -182,21 +182,11 @@ class Infer:
         state = list(self.state) or None
         return {"images": images, "task": self.prompt, "cond_action": given, "state": state}
 
-    def _sampling(self, engine: Any, processed: Any) -> Any:
-        from strands_cosmos3.engine.inputs import Sampling
-
-        variant = engine.checkpoint.variant
-        own = variant.preset if variant.action_space else processed.embodiment.preset(processed.space.name)
-        preset: SamplerPreset = own
-        choice = {"true": True, "false": False, "checkpoint": None}
-        return Sampling(
-            num_inference_steps=preset.num_steps if self.steps is None else self.steps,
-            guidance_scale=preset.guidance_scale if self.guidance_scale is None else self.guidance_scale,
-            guidance_interval=preset.guidance_interval,
-            flow_shift=preset.flow_shift if self.flow_shift is None else self.flow_shift,
-            use_karras_sigmas=False if self.use_karras_sigmas is None else choice[self.use_karras_sigmas],
-            seed=self.seed,
-        )
+    def _request(self, engine: Any, processed: Any) -> Any:
+        given = Sampling(self.steps, self.guidance_scale, self.flow_shift)
+        sampling = engine.checkpoint.resolve_sampling(processed.embodiment, processed.space.name, given)
+        karras = {"true": True, "checkpoint": None}.get(self.use_karras_sigmas or "false", False)
+        return processed.request(sampling, seed=self.seed, use_karras_sigmas=karras)
 
 
 def read_actions(path: Path) -> np.ndarray:

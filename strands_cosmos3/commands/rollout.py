@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from strands_cosmos3.backends.options import MODEL_BACKENDS, refuse_model_options
+from strands_cosmos3.backends.options import MODEL_BACKENDS, require_backend
 from strands_cosmos3.commands.files import numbered, require_writable, versions, write_json, write_whole
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
@@ -218,8 +218,9 @@ class Rollout:
     def _check_options(self) -> None:
         if self.backend == "replay" and self.trajectory is None:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
-        if self.backend != "replay" and self.trajectory is not None:
-            raise ConfigError(f"--trajectory belongs to --backend replay, not to {self.backend}.")
+        parallel = {name: None if degree == 1 else degree for name, degree in (("tp", self.tp), ("cfg", self.cfg))}
+        served = {"host": self.host, "port": self.port, "dialect": self.dialect}
+        require_backend(self.backend, {"trajectory": self.trajectory, **self._model_options, **parallel, **served}, flags=True)
         if self.backend in MODEL_BACKENDS and self.model is None:
             raise ConfigError(
                 f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released layout, or a hub name."
@@ -229,14 +230,9 @@ class Rollout:
                 f"--model {self.model} belongs to --backend native, distributed or diffusers, not to {self.backend}; leave it "
                 "out."
             )
-        refuse_model_options(str(self.backend), **self._model_options)
-        if self.backend != "distributed" and (self.tp, self.cfg) != (1, 1):
-            raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {self.backend}.")
+        if self.backend != "service" and self.action_space is not None:
+            raise ConfigError(f"--action-space belongs to --backend service, not to {self.backend}; leave it out.")
         ParallelConfig(self.tp, self.cfg)
-        served = {"host": self.host, "port": self.port, "action-space": self.action_space, "dialect": self.dialect}
-        given = [f"--{name}" for name, value in served.items() if value is not None]
-        if self.backend != "service" and given:
-            raise ConfigError(f"{', '.join(given)} belong to --backend service, not to {self.backend}.")
         if self.backend == "replay" and self.task is not None:
             raise ConfigError("a replay is not judged by a task; leave --task out.")
         require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -14,20 +14,23 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, ResourceNotFoundError
 from strands_cosmos3.parallel.config import ParallelConfig
 
+if TYPE_CHECKING:
+    from strands_cosmos3.backends.base import Backend
+
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve a policy on the openpi / RoboLab wire (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and ends.
+    """Serve a policy on the openpi / RoboLab wire (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops.
 
-    Whoever reaches the port moves the robot: it listens on this machine only, unless you set a token.
+    Anyone who reaches the port can move the robot, so it listens on this machine only unless you set a token.
     """
 
     backend: Literal["native", "distributed", "diffusers", "replay", "scripted"] | None = None
-    """Who infers. The default is native (distributed with --tp or --cfg), and replay with --trajectory. scripted needs the
-    simulator's state, which never leaves its process, and is refused."""
+    """Where inference runs. The default is native (distributed with --tp or --cfg), and replay with --trajectory. scripted is
+    refused: it needs the simulator's state, which never leaves its process."""
     model: Annotated[str | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default is the small policy that
-    comes with this package, which knows one simulated table."""
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default is the bundled
+    policy, which knows one simulated table."""
     num_steps: int | None = None
     """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
@@ -44,9 +47,9 @@ class Serve:
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     embodiment: str = "droid"
-    """Whose policy it is."""
+    """Name of the embodiment."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
-    """What travels: joint angles, or poses (midtrain, answered as absolute poses). The default is what the checkpoint speaks,
+    """Action space on the wire: joint_pos, or midtrain (answered as absolute poses). The default is the checkpoint's,
     and midtrain for replay."""
     host: str = "127.0.0.1"
     """Interface. Any but this machine's own wants a token."""
@@ -67,36 +70,19 @@ class Serve:
     )
 
     def run(self) -> int:
-        """Serve until told to stop; returns 0."""
+        """Serve until stopped; return 0."""
         try:
             from strands_cosmos3.serving.served import ServedPolicy
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
-        from strands_cosmos3.backends import make_backend
-        from strands_cosmos3.backends.options import InferenceOptions, refuse_model_options
-
         config = ServerConfig(self.host, self.port, self._token(), self.grace, self.max_clients)
-        if self.model is not None and self.trajectory is not None:
-            raise ConfigError("--model and --trajectory are two different things to serve; give one.")
-        parallel = ParallelConfig(self.tp, self.cfg)
-        one = "native" if parallel.world_size == 1 else "distributed"
-        name = self.backend or (one if self.trajectory is None else "replay")
-        if name != "distributed" and parallel.world_size > 1:
-            raise ConfigError(f"--tp and --cfg belong to --backend distributed, not to {name}.")
-        if self.trajectory is not None and name != "replay":
-            raise ConfigError(f"--trajectory belongs to --backend replay, not to {name}.")
-        heeded = {"num_steps": self.num_steps, "guidance_scale": self.guidance_scale, "policy_frames": self.policy_frames}
-        refuse_model_options(name, **heeded, device=self.device)
+        backend = self._backend()
+        name = backend.name
+        space = self.action_space or backend.action_space or ("midtrain" if name == "replay" else None)
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
-        options = InferenceOptions(**heeded, device=self.device, parallel=parallel if name == "distributed" else None)
-        model = self.trajectory or self.model
-        if model is None and name in ("native", "distributed"):
-            model = embedded_checkpoint(self.embodiment)
-        backend = make_backend(name, model, options, self.action_space)
-        space = self.action_space or backend.action_space or ("midtrain" if name == "replay" else None)
         try:
             policy = ServedPolicy(backend, self.embodiment, space, self.seed, warm_up_message=_warm_up_message(backend))
             server = PolicyServer(policy, config)
@@ -106,6 +92,24 @@ class Serve:
             backend.close()
         console.print("stopped")
         return 0
+
+    def _backend(self) -> Backend:
+        from strands_cosmos3.backends import make_backend
+        from strands_cosmos3.backends.options import InferenceOptions, require_backend
+
+        if self.model is not None and self.trajectory is not None:
+            raise ConfigError("--model and --trajectory are two different things to serve; give one.")
+        parallel = ParallelConfig(self.tp, self.cfg) if (self.tp, self.cfg) != (1, 1) else None
+        default = "native" if parallel is None else "distributed"
+        name = self.backend or (default if self.trajectory is None else "replay")
+        degrees = {} if parallel is None else {"tp": self.tp, "cfg": self.cfg}
+        given = {"num_steps": self.num_steps, "guidance_scale": self.guidance_scale, "policy_frames": self.policy_frames}
+        require_backend(name, {**given, "device": self.device, "trajectory": self.trajectory, **degrees}, flags=True)
+        model = self.trajectory or self.model
+        if model is None and name in ("native", "distributed"):
+            model = embedded_checkpoint(self.embodiment)
+        options = InferenceOptions(**given, device=self.device, parallel=parallel)  # pyright: ignore[reportArgumentType]
+        return make_backend(name, model, options, self.action_space)
 
     def _says(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

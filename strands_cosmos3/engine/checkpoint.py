@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from strands_cosmos3.embodiments import SamplerPreset
+from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
@@ -72,7 +72,7 @@ class Checkpoint:
     action_space: str | None
     metadata: Mapping[str, Any]
     state_row: StateRow | None = None
-    sampling: SamplerPreset | None = None
+    sampling: Sampling | None = None
     policy_frames: tuple[int, ...] = ()
     replan_rows: int | None = None
     prefix_rows: int = 0
@@ -125,6 +125,13 @@ class Checkpoint:
         recorded = self.metadata.get("sha256") or {}
         headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in (self.weights, self.vae_weights)]
         return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
+
+    def resolve_sampling(self, embodiment: Embodiment, action_space: str, given: Sampling) -> Sampling:
+        """Return how to sample: what is given, else what the checkpoint records, else its variant's or embodiment's preset."""
+        if self.sampling is not None:
+            return given.over(self.sampling)
+        of_variant = self.variant.action_space == action_space
+        return given.over(self.variant.preset if of_variant else embodiment.preset(action_space))
 
     def verify(self) -> None:
         """Compare every file with its digest, if one is recorded.
@@ -221,17 +228,18 @@ def _metadata(root: Path) -> Mapping[str, Any]:
     return ours
 
 
-def _sampling(metadata: Mapping[str, Any]) -> SamplerPreset | None:
+def _sampling(metadata: Mapping[str, Any]) -> Sampling | None:
     found = metadata.get("sampling")
     if found is None:
         return None
     try:
-        preset = SamplerPreset(int(found["num_steps"]), float(found["guidance_scale"]), float(found["flow_shift"]))
+        steps, shift = int(found["num_steps"]), float(found["flow_shift"])
+        preset = Sampling(max(steps, 1), float(found["guidance_scale"]), shift)
     except (KeyError, TypeError, ValueError):
         raise LayoutError(
             f"checkpoint.json: sampling must have num_steps, guidance_scale and flow_shift, got {found!r}."
         ) from None
-    if preset.num_steps < 1 or not preset.flow_shift > 0:
+    if steps < 1 or not shift > 0:
         raise LayoutError(f"checkpoint.json: sampling needs at least one step and a shift above zero, got {found!r}.")
     return preset
 

@@ -17,11 +17,10 @@ import torch
 from strands_cosmos3.embodiments import NUM_DOMAINS
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.given import starting_noise, token_ids, widened
 from strands_cosmos3.engine.graphs import VelocityRunner
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae
 from strands_cosmos3.engine.preflight import preflight
-from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise, token_ids, widened
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
     TEMPORAL_COMPRESSION,

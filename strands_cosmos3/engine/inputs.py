@@ -1,4 +1,4 @@
-"""What a processor hands to the engine: one call's tensors, and how to sample."""
+"""What a processor hands to the engine: one call's settings and tensors."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ from dataclasses import dataclass
 
 import torch
 
-from strands_cosmos3.embodiments import ActionSpace, Embodiment
+from strands_cosmos3.embodiments import ActionSpace, Embodiment, Sampling
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.types import Mode
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How to denoise; None follows the checkpoint.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CallSettings:
+    """What one call asks for, resolved from the call itself, the processor's options and the domain.
 
     Args:
-        num_inference_steps, guidance_scale, guidance_interval, flow_shift, use_karras_sigmas, seed: As in
-            :class:`Cosmos3ActionRequest`.
-        return_video: Whether video latents are wanted.
+        mode: What is asked.
+        embodiment, space: The domain and its action space.
+        raw_action_dim: Action channels that mean something.
+        action_chunk: Rows of the answer.
+        fps: Rows and frames a second.
+        view: View point that the caption names.
     """
 
-    num_inference_steps: int = 30
-    guidance_scale: float = 1.0
-    guidance_interval: tuple[float, float] | None = None
-    flow_shift: float | None = None
-    use_karras_sigmas: bool | None = None
-    seed: int = 0
-    return_video: bool = True
+    mode: Mode
+    embodiment: Embodiment
+    space: ActionSpace
+    raw_action_dim: int
+    action_chunk: int
+    fps: float
+    view: str
+
+    @property
+    def domain_id(self) -> int:
+        """Slot of the domain-aware heads."""
+        return self.embodiment.domain_id
 
 
-@dataclass(frozen=True, eq=False)
-class ProcessedInput:
-    """What :meth:`Cosmos3PolicyProcessor.preprocess` makes of a call.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProcessedInput(CallSettings):
+    """A call's settings and its tensors, from :meth:`Cosmos3PolicyProcessor.preprocess`.
 
     Args:
         text_ids, text_mask, neg_text_ids, neg_text_mask: [1, S] ids and ones.
@@ -41,8 +49,8 @@ class ProcessedInput:
             :func:`pixel_to_latent_shape`.
         cond_action: [1, chunk, action_dim] given actions in the model's scale, or None.
         action_prefix: [rows, action_dim] the state row, if any, and rows bound to be executed; or None.
+        cond_frame_indexes: Latent frames that are given; None is the mode's own.
         prompt: The caption that was tokenised.
-        embodiment, space: What was resolved.
     """
 
     text_ids: torch.Tensor
@@ -51,20 +59,26 @@ class ProcessedInput:
     neg_text_mask: torch.Tensor
     pixel_values: torch.Tensor
     video_shape: tuple[int, int, int]
-    mode: Mode
-    domain_id: int
-    action_chunk: int
-    raw_action_dim: int
     cond_action: torch.Tensor | None
     action_prefix: torch.Tensor | None
     cond_frame_indexes: tuple[int, ...] | None
-    fps: float
     prompt: str
-    embodiment: Embodiment
-    space: ActionSpace
 
-    def request(self, sampling: Sampling | None = None) -> Cosmos3ActionRequest:
-        """The engine's request for this input."""
+    def request(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        seed: int = 0,
+        use_karras_sigmas: bool | None = None,
+        return_video: bool = True,
+    ) -> Cosmos3ActionRequest:
+        """Return the engine's request for this input.
+
+        Args:
+            sampling: How to denoise; what is not set is 30 steps without guidance on the checkpoint's schedule.
+            seed, use_karras_sigmas, return_video: As in :class:`Cosmos3ActionRequest`.
+        """
+        sampling = sampling or Sampling()
         return Cosmos3ActionRequest(
             text_ids=self.text_ids,
             text_mask=self.text_mask,
@@ -81,5 +95,11 @@ class ProcessedInput:
             action_prefix=self.action_prefix,
             cond_frame_indexes=self.cond_frame_indexes,
             fps=self.fps,
-            **vars(sampling or Sampling()),
+            num_inference_steps=sampling.num_steps or 30,
+            guidance_scale=1.0 if sampling.guidance_scale is None else sampling.guidance_scale,
+            guidance_interval=sampling.guidance_interval,
+            flow_shift=sampling.flow_shift,
+            use_karras_sigmas=use_karras_sigmas,
+            seed=seed,
+            return_video=return_video,
         )

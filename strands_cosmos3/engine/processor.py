@@ -7,7 +7,6 @@ domain anew, with everything that follows from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from strands_cosmos3.actions.normalization import Affine, Method
 from strands_cosmos3.actions.stats import ActionStats, load_action_stats
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
-    ActionSpace,
     Embodiment,
     GripperConvention,
     get_embodiment,
@@ -26,7 +24,7 @@ from strands_cosmos3.embodiments import (
 )
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_frames
-from strands_cosmos3.engine.inputs import ProcessedInput
+from strands_cosmos3.engine.inputs import CallSettings, ProcessedInput
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
@@ -43,19 +41,6 @@ from strands_cosmos3.observe.views import canvas_hw, to_canvas
 from strands_cosmos3.types import Mode
 
 DEFAULT_TIER = 480
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What one call resolved to."""
-
-    mode: Mode
-    embodiment: Embodiment
-    space: ActionSpace
-    width: int
-    chunk: int
-    fps: float
-    view: str
 
 
 class Cosmos3PolicyProcessor:
@@ -117,11 +102,9 @@ class Cosmos3PolicyProcessor:
         state_row: StateRow | None = None,
         policy_frames: int | None = None,
     ):
-        if (height is None) != (width is None):
-            raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+        self._canvas = _canvas(height, width)
         if domain_name is not None and domain_id is not None and domain_name != domain_id:
             _require_same_domain(domain_name, domain_id)
-        self._canvas = None if height is None or width is None else (height, width)
         self._tier = DEFAULT_TIER if image_size is None else image_size
         self._options = (action_chunk_size, num_frames, fps, view_point)
         self._domain = (domain_name if domain_name is not None else domain_id, raw_action_dim)
@@ -135,7 +118,7 @@ class Cosmos3PolicyProcessor:
         self._method: Method = action_normalization
         self._stats = load_action_stats(action_stats_path) if isinstance(action_stats_path, str | Path) else action_stats_path
         self._tokens = PromptTokenizer(tokenizer_name_or_path)
-        self._last: _Choice | None = None
+        self._last: CallSettings | None = None
         if self._domain[0] is not None:
             self._affine(self._resolve({}))
 
@@ -169,7 +152,7 @@ class Cosmos3PolicyProcessor:
     @property
     def num_frames(self) -> int:
         """Frames of a clip: rows + 1."""
-        return self._resolve({}).chunk + 1
+        return self._resolve({}).action_chunk + 1
 
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
         """Tensors for one call.
@@ -187,35 +170,29 @@ class Cosmos3PolicyProcessor:
             ShapeError, NonFiniteError, ResourceNotFoundError, ObservationError: Images or actions cannot be used.
         """
         _require_known(raw_input)
-        choice = self._resolve(raw_input)
-        frames = read_frames(_needed(raw_input, ("images",)), choice.embodiment.rig)
-        if choice.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
+        call = self._resolve(raw_input)
+        frames = read_frames(_needed(raw_input, ("images",)), call.embodiment.rig)
+        if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
             raise InputError("inverse_dynamics explains a motion: images must hold more than one frame.")
-        indexes = self._checked_indexes(choice, len(frames))
+        indexes = self._checked_indexes(call, len(frames))
         height, width = frames.shape[1:3]
-        canvas = to_canvas(frames[: self._frames_needed(choice, indexes)], self._canvas or canvas_hw(height, width, self._tier))
-        prompt = raw_input.get("caption") or self._caption(raw_input, choice, canvas.frames.shape[1:3])
+        canvas = to_canvas(frames[: self._frames_needed(call, indexes)], self._canvas or canvas_hw(height, width, self._tier))
+        prompt = raw_input.get("caption") or self._caption(raw_input, call, canvas.frames.shape[1:3])
         ids, negative = self._tokens.ids(prompt), self._tokens.ids(self._negative)
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
-        self._last = choice
+        self._last = call
         return ProcessedInput(
+            **vars(call),
             text_ids=ids.to(self._device),
             text_mask=torch.ones_like(ids, device=self._device),
             neg_text_ids=negative.to(self._device),
             neg_text_mask=torch.ones_like(negative, device=self._device),
             pixel_values=pixels.to(self._device, self._dtype),
-            video_shape=(self._clip_frames(choice), *canvas.content_hw),
-            mode=choice.mode,
-            domain_id=choice.embodiment.domain_id,
-            action_chunk=choice.chunk,
-            raw_action_dim=choice.width,
-            cond_action=self._given_action(raw_input, choice),
-            action_prefix=self._prefix(raw_input, choice),
+            video_shape=(self._clip_frames(call), *canvas.content_hw),
+            cond_action=self._given_action(raw_input, call),
+            action_prefix=self._prefix(raw_input, call),
             cond_frame_indexes=indexes,
-            fps=choice.fps,
             prompt=prompt,
-            embodiment=choice.embodiment,
-            space=choice.space,
         )
 
     def postprocess(self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None) -> dict[str, Any]:
@@ -235,30 +212,25 @@ class Cosmos3PolicyProcessor:
             ShapeError: The action is narrower than the domain's.
             ActionOutOfRangeError: A normalised value lies beyond |z| = 10.
         """
-        choice = self._last
-        if processed is not None:
-            known = (processed.mode, processed.embodiment, processed.space, processed.raw_action_dim)
-            choice = _Choice(*known, processed.action_chunk, processed.fps, "ego")
-        if choice is None:
-            choice = self._resolve({})
+        call = processed or self._last or self._resolve({})
         answer = {"action": result} if isinstance(result, torch.Tensor) else dict(result)
         if not isinstance(answer.get("action"), torch.Tensor):
             raise InputError(f"the result holds no tensor `action`; it has: {', '.join(answer) or 'nothing'}.")
         action = answer["action"].detach().float().cpu()
         if action.ndim == 2:
             action = action[None]
-        if action.ndim != 3 or action.shape[-1] < choice.width:
-            raise ShapeError(f"action must be [1, T, >= {choice.width}], got {list(action.shape)}.")
-        rows = action[..., : choice.width].numpy().astype(np.float64)
-        affine = self._affine(choice)
+        if action.ndim != 3 or action.shape[-1] < call.raw_action_dim:
+            raise ShapeError(f"action must be [1, T, >= {call.raw_action_dim}], got {list(action.shape)}.")
+        rows = action[..., : call.raw_action_dim].numpy().astype(np.float64)
+        affine = self._affine(call)
         if affine is not None:
             rows = affine.inverse(rows)
-        elif choice.space.state_row:
+        elif call.space.state_row:
             rows = rows.copy()
             rows[..., -1] = self._gripper.from_fraction(rows[..., -1])
         return {**answer, "action": torch.from_numpy(np.ascontiguousarray(rows))}
 
-    def _resolve(self, raw: Mapping[str, Any]) -> _Choice:
+    def _resolve(self, raw: Mapping[str, Any]) -> CallSettings:
         domain, width = self._domain
         named = [raw[key] for key in ("domain_name", "domain_id") if raw.get(key) is not None]
         if len(named) == 2 and named[0] != named[1]:
@@ -281,25 +253,33 @@ class Cosmos3PolicyProcessor:
         width = space.width if width is None else width
         if not 1 <= width <= self._action_dim:
             raise ConfigError(f"raw_action_dim is {width}; it must be 1..{self._action_dim}, the model's width.")
-        return _Choice(mode, embodiment, space, width, chunk, fps, view_point(view or embodiment.view_point or "ego"))
+        return CallSettings(
+            mode=mode,
+            embodiment=embodiment,
+            space=space,
+            raw_action_dim=width,
+            action_chunk=chunk,
+            fps=fps,
+            view=view_point(view or embodiment.view_point or "ego"),
+        )
 
-    def _affine(self, choice: _Choice) -> Affine | None:
+    def _affine(self, call: CallSettings) -> Affine | None:
         if self._stats is None:
             return None
-        if choice.space.state_row or not choice.space.normalized:
+        if call.space.state_row or not call.space.normalized:
             raise ActionSpaceError(
-                f"{choice.space.name!r} rows of {choice.embodiment.name!r} are raw; they must not be de-normalised. "
+                f"{call.space.name!r} rows of {call.embodiment.name!r} are raw; they must not be de-normalised. "
                 "Statistics belong to 'midtrain' rows: leave action_stats_path unset."
             )
-        if choice.embodiment.stats != self._stats.domain or choice.width != self._stats.width:
+        if call.embodiment.stats != self._stats.domain or call.raw_action_dim != self._stats.width:
             raise StatisticsError(
-                f"statistics of {self._stats.domain!r} ({self._stats.width} columns) do not fit {choice.embodiment.name!r} "
-                f"({choice.width} columns, statistics {choice.embodiment.stats!r})."
+                f"statistics of {self._stats.domain!r} ({self._stats.width} columns) do not fit {call.embodiment.name!r} "
+                f"({call.raw_action_dim} columns, statistics {call.embodiment.stats!r})."
             )
         return self._stats.normalizer(self._method)
 
-    def _checked_indexes(self, choice: _Choice, frames: int) -> tuple[int, ...] | None:
-        indexes, latent_frames = self._frame_indexes, choice.chunk // TEMPORAL_COMPRESSION + 1
+    def _checked_indexes(self, call: CallSettings, frames: int) -> tuple[int, ...] | None:
+        indexes, latent_frames = self._frame_indexes, call.action_chunk // TEMPORAL_COMPRESSION + 1
         for i in indexes or ():
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < latent_frames:
                 raise InputError(f"cond_frame_indexes {indexes}: {i!r} is not a latent frame 0..{latent_frames - 1}.")
@@ -312,17 +292,17 @@ class Cosmos3PolicyProcessor:
         return indexes
 
     @staticmethod
-    def _frames_needed(choice: _Choice, indexes: tuple[int, ...] | None) -> int:
+    def _frames_needed(call: CallSettings, indexes: tuple[int, ...] | None) -> int:
         if indexes is None:
-            return choice.chunk + 1 if choice.mode is Mode.INVERSE_DYNAMICS else 1
+            return call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
         return max(indexes) * TEMPORAL_COMPRESSION + 1
 
-    def _clip_frames(self, choice: _Choice) -> int:
-        if choice.mode is Mode.POLICY and self._policy_frames is not None:
+    def _clip_frames(self, call: CallSettings) -> int:
+        if call.mode is Mode.POLICY and self._policy_frames is not None:
             return self._policy_frames
-        return choice.chunk + 1
+        return call.action_chunk + 1
 
-    def _caption(self, raw: Mapping[str, Any], choice: _Choice, hw: Sequence[int]) -> str:
+    def _caption(self, raw: Mapping[str, Any], call: CallSettings, hw: Sequence[int]) -> str:
         task = _needed(raw, ("task", "prompt"))
         task = task[0] if isinstance(task, list | tuple) and task else task
         if not isinstance(task, str):
@@ -330,63 +310,63 @@ class Cosmos3PolicyProcessor:
         return compose_prompt(
             task,
             prompt_format=self._prompt_format,
-            view=choice.view,
-            num_frames=choice.chunk + 1,
-            fps=choice.fps,
+            view=call.view,
+            num_frames=call.action_chunk + 1,
+            fps=call.fps,
             canvas_hw=(hw[0], hw[1]),
-            droid_layout=choice.embodiment.rig is not None and choice.view == "concat",
+            droid_layout=call.embodiment.rig is not None and call.view == "concat",
         )
 
-    def _given_action(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
+    def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
         given = next((raw[key] for key in ("cond_action", "action") if raw.get(key) is not None), None)
-        if choice.mode is not Mode.FORWARD_DYNAMICS:
+        if call.mode is not Mode.FORWARD_DYNAMICS:
             if given is not None:
-                raise InputError(f"cond_action is for forward_dynamics; the mode is {choice.mode}.")
+                raise InputError(f"cond_action is for forward_dynamics; the mode is {call.mode}.")
             return None
         if given is None:
             raise InputError("forward_dynamics predicts what known actions do: cond_action is missing.")
         rows = _rows(given, "cond_action")
-        if rows.shape[1] == self._action_dim > choice.width and not rows[:, choice.width :].any():
-            rows = rows[:, : choice.width]
-        if rows.shape[1] != choice.width:
-            raise ShapeError(f"cond_action has {rows.shape[1]} columns, {choice.embodiment.name!r} has {choice.width}.")
-        rows = self._in_model_units(rows, choice)
-        repeated = np.concatenate([rows, np.repeat(rows[-1:], max(0, choice.chunk - len(rows)), axis=0)])
-        return self._padded(repeated[: choice.chunk])[None]
+        if rows.shape[1] == self._action_dim > call.raw_action_dim and not rows[:, call.raw_action_dim :].any():
+            rows = rows[:, : call.raw_action_dim]
+        if rows.shape[1] != call.raw_action_dim:
+            raise ShapeError(f"cond_action has {rows.shape[1]} columns, {call.embodiment.name!r} has {call.raw_action_dim}.")
+        rows = self._in_model_units(rows, call)
+        repeated = np.concatenate([rows, np.repeat(rows[-1:], max(0, call.action_chunk - len(rows)), axis=0)])
+        return self._padded(repeated[: call.action_chunk])[None]
 
-    def _in_model_units(self, rows: np.ndarray, choice: _Choice) -> np.ndarray:
-        affine = self._affine(choice)
+    def _in_model_units(self, rows: np.ndarray, call: CallSettings) -> np.ndarray:
+        affine = self._affine(call)
         if affine is not None:
             return affine(rows)
-        if choice.space.state_row:
+        if call.space.state_row:
             return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
         return rows
 
-    def _prefix(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
+    def _prefix(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
         """The rows of the action sequence that are given: the state, if any, and what is bound to be executed."""
-        state = self._state(raw, choice)
+        state = self._state(raw, call)
         if raw.get("action_prefix") is None:
             return state
         rows = _rows(raw["action_prefix"], "action_prefix")
-        if choice.mode is not Mode.POLICY or len(rows) >= choice.chunk or rows.shape[1] != choice.width:
+        if call.mode is not Mode.POLICY or len(rows) >= call.action_chunk or rows.shape[1] != call.raw_action_dim:
             raise InputError(
-                f"action_prefix must be fewer than {choice.chunk} rows of {choice.width} columns, in mode 'policy'; got "
-                f"{list(rows.shape)} in mode {str(choice.mode)!r}."
+                f"action_prefix must be fewer than {call.action_chunk} rows of {call.raw_action_dim} columns, in mode "
+                f"'policy'; got {list(rows.shape)} in mode {str(call.mode)!r}."
             )
-        action_prefix = self._padded(self._in_model_units(rows, choice))
+        action_prefix = self._padded(self._in_model_units(rows, call))
         return action_prefix if state is None else torch.cat([state, action_prefix])
 
-    def _state(self, raw: Mapping[str, Any], choice: _Choice) -> torch.Tensor | None:
-        if self._state_row is not None and not choice.space.state_row:
+    def _state(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
+        if self._state_row is not None and not call.space.state_row:
             measured = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
             return self._padded(self._state_row.scaled(measured))
-        if not choice.space.state_row:
+        if not call.space.state_row:
             if raw.get("state") is not None:
-                raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {choice.space.name!r}.")
+                raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {call.space.name!r}.")
             return None
         state = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
-        if state.shape[1] != choice.width:
-            raise ShapeError(f"state must have {choice.width} values ({', '.join(choice.space.columns)}).")
+        if state.shape[1] != call.raw_action_dim:
+            raise ShapeError(f"state must have {call.raw_action_dim} values ({', '.join(call.space.columns)}).")
         state[:, -1] = self._gripper.to_fraction(state[:, -1])
         return self._padded(state)
 
@@ -426,6 +406,14 @@ def _require_same_domain(name: str | int, number: str | int) -> None:
     ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
     if ids[0] != ids[1]:
         raise ConfigError(f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, {ids[1]}).")
+
+
+def _canvas(height: int | None, width: int | None) -> tuple[int, int] | None:
+    if height is None and width is None:
+        return None
+    if height is None or width is None:
+        raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+    return height, width
 
 
 def _rows(value: Any, name: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from strands_cosmos3.embodiments import EDGE_POLICY_PRESET, MIDTRAIN_PRESET, POLICY_PRESET, SamplerPreset
+from strands_cosmos3.embodiments import EDGE_POLICY_PRESET, MIDTRAIN_PRESET, POLICY_PRESET, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.errors import UnknownNameError, VariantError
 
@@ -45,7 +45,7 @@ class Variant:
     repo_id: str | None
     sizes: Mapping[str, object]
     action_space: str | None
-    preset: SamplerPreset
+    preset: Sampling
     prompt_format: PromptFormat = "json"
 
     def check(self, config: TransformerConfig) -> None:

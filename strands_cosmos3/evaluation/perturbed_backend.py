@@ -1,4 +1,4 @@
-"""Where a condition touches a request: between the policy and its backend, so that scene and judge know nothing of it."""
+"""Apply a condition to requests between the policy and its backend, so that scene and judge know nothing of it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from strands_cosmos3.types import ActionChunk, Request
 
 
 class PerturbedBackend(Backend):
-    """A backend that is shown and told what the condition says, and whose answers are timed.
+    """A backend whose pictures and instruction follow a condition, and whose answers are timed.
 
     Args:
-        inner: The backend; it is not closed with this.
-        condition: What it is shown.
-        told: What it is told.
+        inner: The backend; it is not closed with this one.
+        condition: The perturbation.
+        told: The instruction for the policy.
 
     Attributes:
-        answer_ms: Wall time of every answer so far; where a replica is shared, waiting for it is included.
-        lost: What broke while it was asked, where that was not the policy's own doing: a server or a replica that is gone.
+        answer_ms: Wall time of every answer so far, including the wait for a shared replica.
+        lost: Error of a lost server or replica, which is not the policy's failure; else None.
     """
 
     def __init__(self, inner: Backend, condition: Perturbation, told: str):
@@ -44,7 +44,7 @@ class PerturbedBackend(Backend):
         self.lost: BackendError | EvaluationError | None = None
 
     def infer(self, request: Request) -> ActionChunk:
-        """The inner backend's answer to the request that the condition makes of this one."""
+        """Return the inner backend's answer to the perturbed request."""
         request = self.shown(request)
         started = time.perf_counter()
         try:
@@ -58,7 +58,7 @@ class PerturbedBackend(Backend):
         return chunk
 
     def shown(self, request: Request) -> Request:
-        """The request as the policy gets it."""
+        """Return the perturbed request."""
         request = replace(request, instruction=self._told)
         if self._condition.images == "seen":
             return request

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import Assignment, asked_instruction, make_plan
@@ -59,13 +60,9 @@ class PolicySettings:
                 f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or hub repository belongs to "
                 f"{' and '.join(MODEL_BACKENDS)}, which need one."
             )
-        self._refuse(("num_steps", "guidance_scale", "policy_frames", "device", "dtype"), MODEL_BACKENDS)
-        self._refuse(("host", "port", "action_space", "dialect"), ("service",))
-
-    def _refuse(self, names: tuple[str, ...], backends: tuple[str, ...]) -> None:
-        given = [name for name in names if getattr(self, name) is not None]
-        if given and self.backend not in backends:
-            raise ConfigError(f"{', '.join(given)} belong to backend {' or '.join(backends)}, not to {self.backend!r}.")
+        require_backend(self.backend, {name: value for name, value in vars(self).items() if name in OPTION_BACKENDS})
+        if self.action_space is not None and self.backend != "service":
+            raise ConfigError(f"action_space belongs to backend service, not to {self.backend}; leave it out.")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which key of a flat observation holds each view that the model was trained on.
+"""Find each view that the model was trained on in a flat observation.
 
 A view is found under its own name (``wrist``), under its key on the openpi wire (``observation/wrist_image_left``, with or
 without ``observation/``), under LeRobot's (``observation.images.wrist``), or under the name that the user maps to it.
@@ -19,11 +19,11 @@ ONE_VIEW = "image"
 
 @dataclass(frozen=True)
 class CameraMapping:
-    """Views and where to find them.
+    """The views of a rig and the names under which they are found.
 
     Args:
         views: View -> the names under which it is looked for, in this order.
-        mapped: Views that the user mapped; those are looked for under that name only.
+        mapped: View -> key, for views that the user mapped; they are looked for under that key only.
     """
 
     views: Mapping[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ class CameraMapping:
         return CameraMapping(self.views, {**self.mapped, **given})
 
     def unmapped(self) -> tuple[str, ...]:
-        """Views that a mapping of the user's leaves out, where there is such a mapping at all."""
+        """Views that the user's mapping leaves out; none if there is no such mapping."""
         return tuple(view for view in self.views if view not in self.mapped) if self.mapped else ()
 
     def key_of(self, view: str, names: Iterable[str]) -> str | None:

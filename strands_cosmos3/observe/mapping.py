@@ -47,9 +47,9 @@ class RobotMapping:
     Args:
         observed: Canonical name -> key of the observation.
         commanded: Canonical name -> key of the action.
-        cameras: Where the views are.
-        observed_gripper: What the observation's gripper counts.
-        commanded_gripper: What the action's gripper counts.
+        cameras: Where to find the views.
+        observed_gripper: Unit of the observation's gripper.
+        commanded_gripper: Unit of the action's gripper.
     """
 
     observed: Mapping[str, str]
@@ -58,13 +58,16 @@ class RobotMapping:
     observed_gripper: GripperConvention = MODEL_GRIPPER
     commanded_gripper: GripperConvention = MODEL_GRIPPER
 
-    def read(self, flat: Mapping[str, Any], t_capture_s: float, images: bool = False) -> Observation:
-        """The observation behind a flat dictionary.
+    def read(
+        self, flat: Mapping[str, Any], t_capture_s: float, images: bool = False, t_motion_s: float | None = None
+    ) -> Observation:
+        """Return the observation in a flat dictionary.
 
         Args:
             flat: Joint angles [rad] and a gripper by key, ``<joint>.vel`` [rad/s] where known, cameras as uint8 [H, W, 3].
             t_capture_s: Its time stamp.
-            images: Whether the cameras must be there.
+            images: Whether to read the cameras.
+            t_motion_s: Its time on the motion's own clock.
 
         Raises:
             ObservationError: A key is missing or holds something else; the message lists what there is.
@@ -74,7 +77,8 @@ class RobotMapping:
         q = [self._number(flat, self.observed[name]) for name in _JOINTS]
         qd = [self._number(flat, f"{self.observed[name]}.vel", default=0.0) for name in _JOINTS]
         gripper = float(self.observed_gripper.to_fraction(self._number(flat, self.observed[_GRIPPER])))
-        return Observation(np.array(q), gripper, self.cameras.read(flat) if images else {}, np.array(qd), t_capture_s)
+        views = self.cameras.read(flat) if images else {}
+        return Observation(np.array(q), gripper, views, np.array(qd), t_capture_s, t_motion_s)
 
     def write(self, q_rad: NDArray[np.float64], gripper: float | None) -> dict[str, float]:
         """One step of actions, as Python floats: joint angles [rad] and the gripper in the robot's own unit."""
@@ -123,7 +127,7 @@ def resolve_mapping(
     observed_gripper: str | GripperConvention | None = None,
     commanded_gripper: str | GripperConvention | None = None,
 ) -> RobotMapping:
-    """The mapping for a robot: its built-in one, or the user's state keys in order, with explicit entries winning.
+    """Return the mapping for a robot: its built-in one, or the user's state keys in order; explicit entries win.
 
     Args:
         robot: ``"panda"``, ``"franka"`` or None.
@@ -132,29 +136,15 @@ def resolve_mapping(
             strands-robots writes it: camera -> ``observation/wrist_image_left``.
         action_mapping: Canonical name -> key of the action.
         rig: The cameras of the embodiment.
-        observed_gripper: One of :data:`GRIPPER_UNITS` or a convention of your own. None is metres where the key is one of a
-            Panda's fingers, else the open fraction.
+        observed_gripper: One of :data:`GRIPPER_UNITS`, or a convention. None is metres for a Panda's finger, else the fraction.
         commanded_gripper: Likewise.
 
     Raises:
-        ConfigError: The robot has no built-in mapping; the message lists those that have. An entry of a mapping stands for
-            nothing, or two stand for the same key.
+        ConfigError: No built-in mapping for the robot, an unknown name in a mapping, or two names for one key.
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
-    if robot is not None and robot not in _ROBOTS:
-        raise ConfigError(f"robot {robot!r} has no built-in mapping; valid: {', '.join(_ROBOTS)}, or None with state keys.")
-    if state_keys is not None:
-        _require_keys(state_keys)
-    keys = dict(zip(CANONICAL, CANONICAL, strict=True))
-    if robot is not None:
-        keys = dict(_ROBOTS[robot])
-    elif state_keys is not None:
-        if len(state_keys) != len(CANONICAL):
-            raise InputError(
-                f"{len(state_keys)} state keys; without robot='panda' they must be eight, seven joints and a gripper, in order."
-            )
-        keys = dict(zip(CANONICAL, state_keys, strict=True))
+    keys = _keys_of(robot, state_keys)
     states, views = split_observation_mapping(observation_mapping, cameras_of(rig))
     observed = {**keys, **states}
     commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in CANONICAL}}
@@ -167,6 +157,22 @@ def resolve_mapping(
         _gripper(observed_gripper, observed[_GRIPPER]),
         _gripper(commanded_gripper, commanded[_GRIPPER]),
     )
+
+
+def _keys_of(robot: str | None, state_keys: Sequence[str] | None) -> dict[str, str]:
+    """Canonical name -> the robot's key."""
+    if robot is not None and robot not in _ROBOTS:
+        raise ConfigError(f"robot {robot!r} has no built-in mapping; valid: {', '.join(_ROBOTS)}, or None with state keys.")
+    if state_keys is not None:
+        _require_keys(state_keys)
+    if robot is not None:
+        return dict(_ROBOTS[robot])
+    keys = CANONICAL if state_keys is None else state_keys
+    if len(keys) != len(CANONICAL):
+        raise InputError(
+            f"{len(keys)} state keys; without robot='panda' they must be eight, seven joints and a gripper, in order."
+        )
+    return dict(zip(CANONICAL, keys, strict=True))
 
 
 def split_observation_mapping(given: Mapping[str, str] | None, cameras: CameraMapping) -> tuple[dict[str, str], dict[str, str]]:

@@ -85,6 +85,10 @@ def compose_prompt(
         )
     if prompt_format != "json":
         raise UnknownNameError("prompt format", prompt_format, ("plain", "json"))
+    return _json_caption(description, framing, seconds, fps, height, width)
+
+
+def _json_caption(description: str, framing: str, seconds: float, fps: float, height: int, width: int) -> str:
     minutes, rest = divmod(round(seconds), 60)
     caption: dict[str, Any] = {
         "cinematography": {"framing": framing},

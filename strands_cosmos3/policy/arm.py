@@ -1,4 +1,4 @@
-"""The arm behind a policy: where it is measured, targets for it, and what a foreign simulator shows of it."""
+"""The arm of a policy: measured poses, joint targets, and the model of a simulator that drives it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PolicyArm:
     """Inverse kinematics and limits of the arm that a policy answers targets for.
 
     Args:
-        arm_model: Its MuJoCo model, path or name; None is the embedded one.
-        limits: What its joints may do; None is the Panda's table.
-        servo_lead: Whether targets for position servos that a simulator shows lead the motion by those servos' lag.
+        arm_model: Its MuJoCo model, path or name; None is the packaged one.
+        limits: Joint limits; None is the Panda's table.
+        servo_lead: Whether targets for a bound simulator's position servos lead the motion by those servos' lag.
 
     Raises:
         ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
@@ -39,7 +39,7 @@ class PolicyArm:
         self._foreign: ConfigError | None = None
 
     def T_base_cosmos(self, observation: Observation, embodiment: Embodiment) -> F64:
-        """[4, 4] measured pose of the frame whose deltas the model speaks."""
+        """Return the measured pose [4, 4] of the frame whose deltas the model predicts."""
         from strands_cosmos3.control.targets import tool_frame_in_ee
 
         q = self._configuration(observation)
@@ -55,11 +55,11 @@ class PolicyArm:
         """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
         return (plan, plan.t_s) if hz is None else resample(plan, observation, hz, self._bridge.limits, self._lead_s)
 
-    def see(self, model: Any, namespace: str, joints: Sequence[str], gripper: str) -> GripperConvention | None:
-        """Look at the arm that a simulator will drive: what its gripper counts (None: no other than thought).
+    def bind_model(self, model: Any, namespace: str, joints: Sequence[str], gripper: str) -> GripperConvention | None:
+        """Bind the arm that a simulator drives; return its gripper's unit, or None to keep the present one.
 
         Raises:
-            ConfigError: It lacks a joint, or is no Franka; :meth:`require_known` says so again.
+            ConfigError: It lacks a joint, or is no Franka; :meth:`require_known` raises it again.
         """
         from strands_cosmos3.robots.hosted import driven_gripper, require_franka, servo_lead_of
 
@@ -73,7 +73,7 @@ class PolicyArm:
         return driven_gripper(model, namespace, gripper)
 
     def require_known(self) -> None:
-        """Refuse to go on where :meth:`see` refused the simulator's arm."""
+        """Raise the error with which :meth:`bind_model` refused the simulator's arm, if it did."""
         if self._foreign is not None:
             raise self._foreign
 

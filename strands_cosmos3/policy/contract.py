@@ -1,4 +1,4 @@
-"""The contract of strands-robots' ``Policy``, held without strands-robots being there.
+"""The contract of strands-robots' ``Policy``, without a dependency on strands-robots.
 
 Members, meanings and defaults are those of strands-robots 0.5.3 (``policies/base.py``, and what its ``PolicyRunner`` and
 MuJoCo engine call); ``get_actions``, ``set_robot_state_keys`` and ``provider_name`` are all that 0.3.8 has. The order of a
@@ -23,20 +23,20 @@ Step = dict[str, float | list[float]]
 
 
 class Policy(ABC):
-    """What a runner may read and call.
+    """Everything that a runner may read and call.
 
     Attributes:
         requires_images: Whether observations must hold camera frames; a simulator need not draw them otherwise.
-        actions_per_step: Steps of a chunk to execute before the next call; None is left to the policy.
-        supports_rtc: Whether a chunk asked for while the last one still runs continues it without a jump. A runner overlaps
-            inference and motion on its own only then.
-        reads_instruction: Whether the words shape the actions.
-        instruction_free_actions: What the actions are where they do not.
+        actions_per_step: Steps of a chunk to execute before the next call; None leaves it to the policy.
+        supports_rtc: Whether a chunk requested while the last one still runs continues it without a jump. Only then may a
+            runner overlap inference and motion.
+        reads_instruction: Whether the instruction shapes the actions.
+        instruction_free_actions: Description of the actions if it does not.
         requires_action_controller: Why the robot's own actuators are not enough, or None.
         required_bodies: Bodies whose world poses every observation must hold (``body.<name>.pos`` and so on).
         children: Policies that this one delegates to.
-        control_frequency: Steps a second of whoever executes them, once told.
-        rtc_observed_delay_steps: Steps executed between an observation and the first action that answers it, once told.
+        control_frequency: The executor's steps a second, once set.
+        rtc_observed_delay_steps: Steps executed between an observation and the first action that answers it, once set.
         model_sha256: Digest of the checkpoint behind the policy, or None.
     """
 
@@ -95,7 +95,7 @@ class Policy(ABC):
             return worker.submit(call).result()
 
     def set_control_frequency(self, hz: float) -> None:
-        """Say how often the caller applies a step.
+        """Set how often the caller applies a step.
 
         Raises:
             InputError: Not a finite number above zero.
@@ -105,10 +105,10 @@ class Policy(ABC):
         self.control_frequency = positive(hz, "control frequency")
 
     def set_rtc_observed_delay(self, steps: int | None) -> None:
-        """Say how many steps will be executed between the next observation and the first action that answers it.
+        """Set how many steps are executed between the next observation and the first action that answers it.
 
         Args:
-            steps: 0 where the world waits for the answer; None for not known.
+            steps: 0 if the world waits for the answer; None if unknown.
 
         Raises:
             InputError: Not a whole number of at least 0.
@@ -117,15 +117,15 @@ class Policy(ABC):
 
     @property
     def execution_horizon(self) -> int:
-        """Steps of a chunk that are to be executed before the next call."""
+        """Steps of a chunk to execute before the next call."""
         return max(1, self.actions_per_step or 1)
 
     def is_chunk_emitting(self) -> bool:
-        """Whether a call answers more than one step."""
+        """Whether a call returns more than one step."""
         return self.execution_horizon > 1
 
     def set_sim_context(self, model: Any, namespace: str) -> None:  # noqa: B027 - optional for implementers
-        """See the simulator's compiled model, and the prefix that the robot's names have in it."""
+        """Take the simulator's compiled model and the prefix of the robot's names in it."""
 
     def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
         """Start a new episode."""
@@ -139,7 +139,7 @@ class Policy(ABC):
         """Break off an inference that runs in another thread, where the policy can; that call raises."""
 
     def close(self) -> None:  # noqa: B027 - optional for implementers
-        """Free whatever the policy holds; calling it twice is harmless."""
+        """Free all resources; calling it twice is harmless."""
 
     def __enter__(self) -> Self:
         return self

@@ -36,40 +36,40 @@ class Cosmos3Policy(Policy):
     """Cosmos 3 as a robot policy.
 
     Args:
-        embodiment: Whose domain speaks, e.g. ``"droid"``.
+        embodiment: Name of the embodiment, e.g. ``"droid"``.
         robot: ``"panda"`` (or ``"franka"``) turns chunks into joint targets for that arm; None passes raw columns through.
         backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"distributed"`` (the same on several
             processes, which it starts), ``"diffusers"`` (the stock pipeline), ``"service"`` (a policy server), or a
             :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
             ``parallel``), and ``"service"`` where its host, port, api_key or client is given.
-        model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the embedded
-            one (:mod:`strands_cosmos3.embedded`), a small policy that knows one simulated table. For ``replay``, the
+        model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the bundled
+            policy (:mod:`strands_cosmos3.embedded`), which knows one simulated table. For ``replay``, the
             recording: a path or a :class:`~strands_cosmos3.backends.replay.Recording`.
-        mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (what would happen: give
-            ``raw_actions=`` to a call, which answers no actions and leaves the world in ``last_rollout["video"]``) and
-            ``"inverse_dynamics"`` (what was done: give ``video=``).
-        action_space: Which of the embodiment's action spaces the backend speaks; None is its checkpoint's, ``joint_pos`` for
-            a service, else the default.
+        mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict the video: give
+            ``raw_actions=`` to a call, which returns no actions and leaves the video in ``last_rollout["video"]``) and
+            ``"inverse_dynamics"`` (recover the actions: give ``video=``).
+        action_space: Name of the backend's action space; None is its checkpoint's, ``joint_pos`` for a service, else the
+            embodiment's default.
         observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping. It maps no
             camera or all that the embodiment's rig has. strands-robots' direction, camera -> ``observation/<view>``, is
             understood too.
         action_mapping: Canonical name -> key of the action, likewise; without a robot, column -> key.
-        cameras: Names of the cameras that the robot has, where they are known: a view that is not among them is named here
-            and not in the middle of an episode.
-        observed_gripper: What the observation's gripper counts: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
+        cameras: Names of the robot's cameras, if known: a missing view is then an error here and not in the middle of an
+            episode.
+        observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
             (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or a
             :class:`~strands_cosmos3.embodiments.GripperConvention`; None is metres for a Panda's finger joint, else the
             open fraction.
-        commanded_gripper: What the action's gripper counts, likewise; None is also what a simulator that shows its model
-            takes it for (:meth:`set_sim_context`).
+        commanded_gripper: Unit of the action's gripper, likewise; None also follows a simulator's model
+            (:meth:`set_sim_context`).
         servo_lead: Whether targets for a simulator that shows its position servos lead the motion by those servos' lag
             (0.1 s for a Panda's), so that the arm is where the motion is. False gives the bare joint angles there too.
         prompt: Used where a call gives an empty instruction.
         seed: Noise seed; each call of an episode uses the next one.
-        actions_per_step: Steps a call returns at most; None returns what the checkpoint says is best (``replan_rows``), or the
-            whole chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
+        actions_per_step: Steps a call returns at most; None returns the checkpoint's ``replan_rows``, or the whole
+            chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
         chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
-        arm_model: The arm's MuJoCo model, path or name; None is the embedded one.
+        arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
         limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
         num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
         guidance_scale: ``v = u + g (c - u)``.
@@ -77,7 +77,7 @@ class Cosmos3Policy(Policy):
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: ``float32`` or ``bfloat16``.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
-        decode_video: Whether ``last_rollout["video"]`` holds the world that the model predicted, [F, H, W, 3] uint8.
+        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8.
         policy_frames: 1 answers actions without a future, several times faster, where the checkpoint was trained to; None is
             its own way.
         host, port: For ``service``: where its server is; None is localhost and 8000. It is connected to on the first call.
@@ -96,7 +96,7 @@ class Cosmos3Policy(Policy):
     """
 
     default_backend: ClassVar[str | None] = None
-    """What None means where no option tells: the embedded checkpoint, or ``service`` where a host makes policies by name."""
+    """Backend when no option names one: the bundled policy (None), or ``service`` for policies that a host makes by name."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Cosmos3Policy(Policy):
             num_steps=num_steps,
             guidance_scale=guidance_scale,
             guidance_interval=guidance_interval,
-            decode_video=decode_video or self.mode is Mode.FORWARD_DYNAMICS,  # the world is all that it answers
+            decode_video=decode_video or self.mode is Mode.FORWARD_DYNAMICS,  # the video is its only answer
             policy_frames=policy_frames,
             parallel=parallel,
         )
@@ -170,12 +170,12 @@ class Cosmos3Policy(Policy):
         self.backend = make_backend(backend, model, options, action_space, service)
         with ExitStack() as unmade:
             unmade.callback(self.backend.close)
-            self._settle(action_space, cameras)
+            self._configure_from_backend(action_space, cameras)
             unmade.pop_all()
         self._start_over()
 
-    def _settle(self, action_space: str | None, cameras: Sequence[str] | None) -> None:
-        """What follows from the backend that was made."""
+    def _configure_from_backend(self, action_space: str | None, cameras: Sequence[str] | None) -> None:
+        """Take over what the backend declares."""
         if self.mode not in self.backend.modes:
             raise ConfigError(
                 f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only {', '.join(self.backend.modes)}; "
@@ -194,7 +194,7 @@ class Cosmos3Policy(Policy):
     def _start_over(self) -> None:
         self._calls = 0
         self._first_call_s: float | None = None
-        self._marks = StepTimeline(0.0, np.zeros(0))
+        self._timeline = StepTimeline(0.0, np.zeros(0))
         self.last_rollout = {}
 
     @property
@@ -204,7 +204,7 @@ class Cosmos3Policy(Policy):
 
     @property
     def mapping(self) -> RobotMapping:
-        """Which keys of the robot stand behind the canonical names."""
+        """The robot's keys for the canonical names."""
         return self._mapping
 
     @property
@@ -216,8 +216,8 @@ class Cosmos3Policy(Policy):
         """
         if self.actions_per_step is not None:
             return self.actions_per_step
-        if len(self._marks.ends_s):
-            return len(self._marks.ends_s)
+        if len(self._timeline.ends_s):
+            return len(self._timeline.ends_s)
         whole = self._steps_of(self._rows_asked, self.action_space.row_lead)
         return whole if self.replan_rows is None else min(whole, self._steps_of(self.replan_rows))
 
@@ -260,10 +260,9 @@ class Cosmos3Policy(Policy):
         self.robot_state_keys = list(robot_state_keys)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
-        """See the arm that a simulator will drive: its gripper's unit and its servos' lag are taken from it; it must be a
-        Franka.
+        """Bind the simulator's arm: take its gripper's unit and its servos' lag. It must be a Franka.
 
-        Called by strands-robots' MuJoCo engine, which drops what is raised here; so it is raised by the next call too.
+        strands-robots' MuJoCo engine calls this and drops errors, so the next call raises them again.
 
         Args:
             model: The compiled ``mujoco.MjModel``.
@@ -275,12 +274,12 @@ class Cosmos3Policy(Policy):
         if self._arm is None:
             return
         observed, commanded = self._mapping.observed, self._mapping.commanded
-        unit = self._arm.see(model, namespace, [observed[name] for name in CANONICAL[:-1]], commanded[CANONICAL[-1]])
+        unit = self._arm.bind_model(model, namespace, [observed[name] for name in CANONICAL[:-1]], commanded[CANONICAL[-1]])
         if unit is not None and not self._gripper_is_given:
             self._mapping = replace(self._mapping, commanded_gripper=unit)
 
     def _keep_unit(self, mapping: RobotMapping) -> RobotMapping:
-        """A mapping with the gripper's unit that a simulator's model told, if one did."""
+        """Return the mapping with the gripper unit of the simulator's model, if one was bound."""
         same = mapping.commanded[CANONICAL[-1]] == self._mapping.commanded[CANONICAL[-1]]
         return replace(mapping, commanded_gripper=self._mapping.commanded_gripper) if same else mapping
 
@@ -293,9 +292,9 @@ class Cosmos3Policy(Policy):
             self.backend.reset(seed)
 
     def close(self) -> None:
-        """Free the backend: its sockets, threads and memory. A closed policy answers no more.
+        """Free the backend: its sockets, threads and memory. A closed policy raises an error when asked.
 
-        A call under way in another thread is broken off where the backend can; it would dial anew otherwise.
+        A call under way in another thread is cancelled first, if the backend can do so; it would connect again otherwise.
         """
         self._closed = True
         until_s = time.monotonic() + _CLOSE_S
@@ -324,17 +323,17 @@ class Cosmos3Policy(Policy):
 
         With a robot: joint angles [rad] and the gripper in the robot's unit, at the control frequency once one was set,
         else at the chunk's rate. Without: the model's raw columns, one dictionary a row; joint angles come at the control
-        frequency, deltas at the chunk's rate. In forward dynamics: nothing, the predicted world being in
+        frequency, deltas at the chunk's rate. In forward dynamics: nothing; the predicted video is in
         ``last_rollout["video"]``.
 
-        Steps that :meth:`set_rtc_observed_delay` says will be over by then are left out. The motion goes on where the steps
-        that were answered before leave it, so whoever calls executes :attr:`execution_horizon` of them, or resets.
+        Steps that will have passed by then (:meth:`set_rtc_observed_delay`) are left out. The motion continues from the end
+        of the previous steps, so execute :attr:`execution_horizon` of them before the next call, or reset.
 
         Args:
             observation_dict: Joint angles, gripper and views by the robot's own names.
-            instruction: What is to be done.
+            instruction: The task in words.
             raw_actions: [rows, D] known actions in the model's scale, for forward dynamics.
-            video: [F, H, W, 3] uint8 composed frames, or the path of a film, for inverse dynamics.
+            video: [F, H, W, 3] uint8 composed frames, or the path of a video, for inverse dynamics.
             kwargs: Ignored, as strands-robots' contract wants it.
 
         Raises:
@@ -343,20 +342,24 @@ class Cosmos3Policy(Policy):
         """
         with self._planning:
             delay = self.rtc_observed_delay_steps or 0
-            observation = self._observation(observation_dict, self._marks.before_the_last(delay))
+            observation = self._observation(observation_dict, self._timeline.before_the_last(delay))
             plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
-            steps, motion_s = self._steps(plan, observation)
-            start_s = observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
-            over = min(delay, len(steps) - 1)  # something is always left to do
-            most = self.actions_per_step or (None if self.replan_rows is None else self._steps_of(self.replan_rows))
-            steps = steps[over:][:most]
-            self._marks = StepTimeline(start_s, motion_s).skip(over).first(len(steps))
-            return steps
+            return self._next_steps(plan, observation, delay)
+
+    def _next_steps(self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int) -> list[Step]:
+        """The plan's steps that a call returns, which become the timeline of the next call."""
+        steps, motion_s = self._steps(plan, observation)
+        start_s = observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
+        over = min(delay, len(steps) - 1)  # always leave a step
+        most = self.actions_per_step or (None if self.replan_rows is None else self._steps_of(self.replan_rows))
+        steps = steps[over:][:most]
+        self._timeline = StepTimeline(start_s, motion_s).skip(over).first(len(steps))
+        return steps
 
     def _steps(self, plan: JointTrajectory | ActionChunk, observation: Observation) -> tuple[list[Step], F64]:
-        """A plan as action dictionaries, and where on the motion's clock each leads [K]."""
+        """Return a plan as action dictionaries, and the motion time at the end of each [K]."""
         hz = self.control_frequency
         if isinstance(plan, ActionChunk) or self._arm is None:
             assert isinstance(plan, ActionChunk)  # without an arm there is nothing else
@@ -401,12 +404,12 @@ class Cosmos3Policy(Policy):
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
         The trajectory is anchored on the observation's measured pose and keeps the chunk's own row times. Arguments as
-        :meth:`get_actions_sync`'s; in forward dynamics the chunk is what was given. For a flat observation, which tells no
-        time, the motion is as far as the clock on the wall since the episode's first call.
+        :meth:`get_actions_sync`'s; in forward dynamics the chunk is what was given. A flat observation carries no
+        time, so its motion time is the wall-clock time since the episode's first call.
 
         Args:
             observation: What the robot senses.
-            instruction: What is to be done.
+            instruction: The task in words.
             raw_actions, video: As :meth:`get_actions_sync`'s.
             action_prefix: [rows, D] rows that the arm executes during this inference, counted from the observation, in the
                 model's scale (rows of the last ``last_rollout["action"]``), at most :attr:`prefix_rows`. The chunk begins
@@ -422,15 +425,12 @@ class Cosmos3Policy(Policy):
             )
         with self._planning:
             if self._closed:
-                raise ConfigError("this policy was closed; make another.")
+                raise ConfigError("this policy is closed; make another.")
             if self._arm is not None:
                 self._arm.require_known()
             observation = self._observation(observation)
-            request = self._request(observation, instruction or self.prompt)
-            return self._plan(
-                observation,
-                replace(request, mode=self.mode, conditioning_actions=raw_actions, clip=video, action_prefix=action_prefix),
-            )
+            request = self._request(observation, instruction or self.prompt, raw_actions, video, action_prefix)
+            return self._plan(observation, request)
 
     def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:
         started = time.perf_counter()
@@ -454,13 +454,14 @@ class Cosmos3Policy(Policy):
     def _observation(self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None) -> Observation:
         if isinstance(given, Observation):
             return given
-        observation = self._mapping.read(given, time.monotonic(), self.requires_images)
-        if self._first_call_s is None:
-            self._first_call_s = observation.t_capture_s
-        elapsed_s = observation.t_capture_s - self._first_call_s
-        return replace(observation, t_motion_s=elapsed_s if t_motion_s is None else t_motion_s)
+        now_s = time.monotonic()
+        first_s = now_s if self._first_call_s is None else self._first_call_s
+        elapsed_s = now_s - first_s if t_motion_s is None else t_motion_s
+        observation = self._mapping.read(given, now_s, self.requires_images, elapsed_s)
+        self._first_call_s = first_s
+        return observation
 
-    def _request(self, observation: Observation, instruction: str) -> Request:
+    def _request(self, observation: Observation, instruction: str, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
         if not isinstance(instruction, str):
             raise InputError(f"an instruction is a string, got {type(instruction).__name__}.")
         return Request(
@@ -476,6 +477,10 @@ class Cosmos3Policy(Policy):
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
             images=observation.images if self.backend.takes_views else {},
+            mode=self.mode,
+            conditioning_actions=raw_actions,
+            clip=video,
+            action_prefix=action_prefix,
         )
 
     def _composite(self, observation: Observation) -> Any:

@@ -12,7 +12,7 @@ from strands_cosmos3.policy.preflight import require_options
 
 
 def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
-    """A policy by name, as strands-robots makes them: ``create_policy("cosmos3", embodiment="droid", backend="scripted")``.
+    """Make a policy by name, as strands-robots does: ``create_policy("cosmos3", embodiment="droid", backend="scripted")``.
 
     Without a backend, model or parallel it is ``service`` on localhost:8000, as strands-robots' own ``cosmos3``;
     ``"cosmos3://host:port"`` says where that server is.

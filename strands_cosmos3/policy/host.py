@@ -1,4 +1,4 @@
-"""At home in strands-robots: its registry, its type checks, and what its name for a policy means."""
+"""Register this package's policies with strands-robots: by name in its registry, and for its type checks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REMEDY = "pip install 'strands-robots>=0.5.3' 'mujoco<4' (it wants Python 3.12 
 
 
 class HostedCosmos3Policy(Cosmos3Policy):
-    """What strands-robots makes by name: without a backend it is ``service`` on localhost:8000, as its own ``cosmos3``."""
+    """The policy that strands-robots makes by name: its default backend is ``service`` on localhost:8000."""
 
     default_backend = "service"
 
 
 def register(overwrite: bool = False) -> tuple[str, ...]:
-    """Make this package's policies strands-robots' own: by type for ``policy_object=``, by name for ``policy_provider=``.
+    """Register this package's policies with strands-robots: by type for ``policy_object=``, by name for ``policy_provider=``.
 
     Calling it again changes nothing. ``create_policy("cosmos3://host:port")`` there goes on to mean its own provider, whatever
     is registered: it looks addresses up in its own table; write ``create_policy("strands_cosmos3", host=..., port=...)``.

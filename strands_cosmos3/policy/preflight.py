@@ -1,4 +1,4 @@
-"""What can be known to be missing before a checkpoint is loaded, a server dialled or an arm moved."""
+"""Checks of options and observations before a checkpoint is loaded, a server dialled or an arm moved."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_inputs(
     action_mapping: Mapping[str, str] | None = None,
     **other: Any,
 ) -> None:
-    """Whether a policy of these options can read such observations and move the robot that they come from.
+    """Check that a policy with these options can read such observations and move the robot they come from.
 
     Args:
         observation_keys: Names of states and cameras.
@@ -67,16 +67,10 @@ def check_inputs(
 
     Raises:
         ObservationError: A state or camera is missing.
-        ConfigError: Actions would reach no joint, or the backend sees what another simulator cannot show.
-        InputError: A value is out of range, or names what there is not.
+        ConfigError: Actions would reach no joint, or the backend needs state that another simulator does not provide.
+        InputError: A value is out of range or an unknown name.
     """
-    if isinstance(backend, str) and backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
-    if needs_privileged(backend):
-        raise ConfigError(
-            "backend 'scripted' sees the state of this package's own simulation (strands_cosmos3.Robot), which another one "
-            "does not show; use 'replay', 'native' or 'service'."
-        )
+    _require_hostable(backend)
     chosen = get_embodiment(embodiment)
     chosen.action_space(action_space)
     _check_values(other)
@@ -94,8 +88,18 @@ def check_inputs(
         _require_some(space.columns, observation_keys)
 
 
+def _require_hostable(backend: Any) -> None:
+    if isinstance(backend, str) and backend not in BACKENDS:
+        raise UnknownNameError("backend", backend, BACKENDS)
+    if needs_privileged(backend):
+        raise ConfigError(
+            "backend 'scripted' sees the state of this package's own simulation (strands_cosmos3.Robot), which another one "
+            "does not show; use 'replay', 'native' or 'service'."
+        )
+
+
 def _check_values(options: Mapping[str, Any]) -> None:
-    """Refuse what the constructor would, of options that no observation bears on."""
+    """Refuse values that the constructor would refuse."""
     InferenceOptions(num_steps=options.get("num_steps"), dtype=options.get("dtype"))
     Mode.parse(options.get("mode", "policy"))
     for name in ("actions_per_step", "chunk_rows"):

@@ -1,4 +1,4 @@
-"""What a caller gets of a chunk: steps at its own control frequency, by time and not by row, and how far they lead.
+"""Resample a chunk into steps at the caller's control frequency, by time and not by row.
 
 A step's time is when its target is due: the k-th of a run of steps at ``hz`` is due ``(k + 1) / hz`` after the observation.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class StepTimeline:
-    """Where the motion is, on its own clock, at the end of each step of a chunk.
+    """Motion time at the end of each step of a chunk.
 
     Args:
         start_s: Motion time of the observation.
@@ -52,7 +52,7 @@ def resample(
         plan: Rows of joint angles.
         observation: Where the arm is, and how fast.
         hz: Steps a second.
-        limits: What the joints may do.
+        limits: Joint limits.
         lead_s: [n] lag of the position servos that each step is for. Such a servo is ``lead_s`` behind a target that moves, so
             it is given ``q + lead_s qd``, in the middle of the period for which it is given it.
 

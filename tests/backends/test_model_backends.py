@@ -183,11 +183,11 @@ def test_presets_and_overrides(folder):
 
     checkpoint = Checkpoint.open(folder)
     asked = question()
-    preset = ModelInput(checkpoint, InferenceOptions()).preset(asked)
+    preset = ModelInput(checkpoint, InferenceOptions()).sampling(asked)
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (30, 1.0, 10.0)
-    preset = ModelInput(checkpoint, InferenceOptions()).preset(question(action_space=DROID.action_space("joint_pos")))
+    preset = ModelInput(checkpoint, InferenceOptions()).sampling(question(action_space=DROID.action_space("joint_pos")))
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (4, 3.0, 5.0)
-    assert ModelInput(checkpoint, QUICK).preset(asked).num_steps == 2
+    assert ModelInput(checkpoint, QUICK).sampling(asked).num_steps == 2
 
 
 def test_refusals(native, folder, tmp_path):

@@ -7,6 +7,10 @@ import pytest
 from PIL import Image
 
 from strands_cosmos3.cli import main
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.embodiments import Sampling, get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
 
 
 @pytest.fixture
@@ -126,3 +130,23 @@ def test_bad_action_files(infer, tmp_path, capsys, content):
 def test_a_damaged_checkpoint_is_a_failure_and_not_bad_usage(tmp_path, picture):
     (tmp_path / "c").mkdir()
     assert main(["infer", "--checkpoint", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"]) == 1
+
+
+@pytest.mark.parametrize(("extra", "wanted"), [((), (4, 1.0, 5.0)), (("--steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))])
+def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypatch, extra, wanted):
+    """The bundled checkpoint records 4 steps and a shift of 5; a backend samples it the same way."""
+    asked, step = [], Cosmos3Engine.step
+
+    def noted(engine, request, *arguments, **options):
+        asked.append(request)
+        return step(engine, request, *arguments, **options)
+
+    monkeypatch.setattr(Cosmos3Engine, "step", noted)
+    options = ["--image", str(picture), "--prompt", "reach the red cube", "--device", "cpu", "--out", str(tmp_path / "o")]
+    state = ["--state", "0.5", "0", "0.4", "1", "0", "0", "0", "1", "0", "1"]
+    assert main(["infer", "--checkpoint", str(embedded_checkpoint()), *options, *state, *extra]) == 0
+    (request,) = asked
+    assert (request.num_inference_steps, request.guidance_scale, request.flow_shift) == wanted
+    assert request.use_karras_sigmas is False
+    found = Checkpoint.open(embedded_checkpoint()).resolve_sampling(get_embodiment("droid"), "midtrain", Sampling())
+    assert found == Sampling(4, 1.0, 5.0)

@@ -9,8 +9,7 @@ from PIL import Image
 
 from helpers.cosmos3_oracle import engine, pipeline
 from strands_cosmos3.actions.stats import load_action_stats
-from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER
-from strands_cosmos3.engine.inputs import Sampling
+from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER, Sampling
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
@@ -230,12 +229,12 @@ def test_end_to_end(checkpoints, make):
     model = engine(checkpoints["silu"], torch.float32)
     processor = Cosmos3PolicyProcessor.for_checkpoint(model.checkpoint, domain_name="droid", image_size=256)
     made = processor.preprocess(call(picture()))
-    result = model.step(made.request(Sampling(num_inference_steps=2, guidance_scale=3.0, seed=1)))
+    result = model.step(made.request(Sampling(2, 3.0), seed=1))
     assert processor.postprocess(result, made)["action"].shape == (1, 16, 10)
     clip = [picture(seed=i) for i in range(17)]
     made = processor.preprocess(call(clip, mode="inverse_dynamics"))
     assert made.pixel_values.shape[2] == 17
-    assert model.step(made.request(Sampling(num_inference_steps=1)))["action"].shape == (1, 16, 10)
+    assert model.step(made.request(Sampling(1)))["action"].shape == (1, 16, 10)
     two = Cosmos3PolicyProcessor.for_checkpoint(
         model.checkpoint, domain_name="droid", image_size=256, cond_frame_indexes=(0, 1)
     ).preprocess(call(clip, mode="inverse_dynamics"))

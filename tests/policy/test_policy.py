@@ -162,7 +162,7 @@ def test_what_is_wrong_is_said(policy, spy):
 
 
 def test_choices_are_named():
-    with pytest.raises(ConfigError, match=r"embedded checkpoint.*'panda'.*scripted, replay or service"):
+    with pytest.raises(ConfigError, match=r"bundled policy.*'panda'.*scripted, replay or service"):
         Cosmos3Policy()
     with pytest.raises(Cosmos3Error, match=r"scripted"):
         Cosmos3Policy(robot="panda", backend="oracle")
@@ -192,13 +192,13 @@ def test_create_policy_and_close(spy):
 def test_a_model_that_is_given_is_run_or_refused(spy):
     with pytest.raises(Cosmos3Error, match="/no/such/checkpoint"):  # it is looked for: no server is meant
         create_policy("cosmos3", robot="panda", model="/no/such/checkpoint")
-    with pytest.raises(ConfigError, match="host belong to backend 'service'"):
+    with pytest.raises(ConfigError, match="host belongs to backend service"):
         create_policy("cosmos3://gpu-box:8000", robot="panda", model="/no/such/checkpoint")
     for backend in ("service", "scripted"):
         with pytest.raises(ConfigError, match=f"{backend}.*/no/such/checkpoint.*leave one of them out"):
             Cosmos3Policy(robot="panda", backend=backend, model="/no/such/checkpoint")
     for make in (lambda **config: create_policy("cosmos3", **config), HostedCosmos3Policy):
-        with pytest.raises(ConfigError, match="embedded checkpoint"):  # for distributed, and for a Panda
+        with pytest.raises(ConfigError, match="bundled policy"):  # for distributed, and for a Panda
             make(parallel=ParallelConfig(2))
 
 

@@ -75,7 +75,7 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         (["--backend", "scripted"], "never leaves its process"),
         (["--backend", "scripted", "--trajectory", "MOTION"], "--backend replay"),
         (["--backend", "diffusers"], "checkpoint"),
-        (["--embodiment", "umi"], "the embedded checkpoint knows embodiment 'droid'"),
+        (["--embodiment", "umi"], "the bundled policy knows embodiment 'droid'"),
         (["--model", "/no/such", "--trajectory", "MOTION"], "give one"),
         (["--backend", "replay"], "recording"),
         (["--trajectory", "/no/such.npz"], "/no/such.npz"),

@@ -195,7 +195,7 @@ def test_create_policy_takes_the_server_s_address(serve):
     ("config", "says"),
     [
         ({"transport": "zmq"}, "raw"),
-        ({"backend": "replay", "port": 8000}, "belong to backend 'service'"),
+        ({"backend": "replay", "port": 8000}, "port belongs to backend service"),
         ({"backend": "service", "client": PolicyClient(), "port": 3}, "leave host, port"),
         ({"host": "http://x"}, "no address"),
         ({"host": "x:y:z/"}, "no address"),

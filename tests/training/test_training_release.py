@@ -12,10 +12,9 @@ from helpers.training_data import CANVAS
 from strands_cosmos3.actions.rotations import matrix_to_rot6d
 from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.inputs import Sampling
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
 from strands_cosmos3.resources import write_folder
@@ -37,7 +36,7 @@ def ask(folder, request: Request, frame) -> torch.Tensor:
         assert tuple(processed.pixel_values.shape) == (1, 3, 1, *CANVAS)
         pixels = to_pixels(frame[None]).contiguous()  # the demonstration's own canvas, not one composed anew
         processed = type(processed)(**{**vars(processed), "pixel_values": pixels})
-        result = engine.step(processed.request(Sampling(1, 1.0, None, 5.0, False, seed=5)))
+        result = engine.step(processed.request(Sampling(1, 1.0, 5.0), seed=5, use_karras_sigmas=False))
     return result["action"][0]
 
 
@@ -124,7 +123,7 @@ def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(policy, vae, token
     request = request_at(demos, 0, "reach the red cube")
     for asked, latent_frames in ((None, 5), (17, 5), (1, 1)):
         processed = ModelInput(found, InferenceOptions(policy_frames=asked))(request, "native")
-        assert processed.request(Sampling(1, 1.0, None, 5.0, False)).video_shape[0] == latent_frames
+        assert processed.request(Sampling(1, 1.0, 5.0), use_karras_sigmas=False).video_shape[0] == latent_frames
     with pytest.raises(ConfigError, match=r"policy_frames 9: .* 17 or 1"):
         ModelInput(found, InferenceOptions(policy_frames=9))(request, "native")
     metadata = tmp_path / "both/checkpoint.json"
