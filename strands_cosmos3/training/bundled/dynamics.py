@@ -131,7 +131,7 @@ def judge_on_expert(
         ticks = demos.clips(ROWS)
         ticks = ticks[undisturbed(demos, ticks)]
         chosen = ticks[np.linspace(0, len(ticks) - 1, clips).round().astype(int)]
-        preset = steps or (4 if opened.sampling is None else opened.sampling.num_steps)
+        preset = steps or (opened.sampling and opened.sampling.num_steps) or 4
         return judge_dynamics(checkpoint, demos, chosen, preset, lambda done, total: report("dynamics", done, total))
 
 
