@@ -96,10 +96,10 @@ class Group:
         received: list[torch.Tensor | None] = []
         operations: list[dist.P2POp] = []
         for step, out in ((-1, to_right), (1, to_left)):  # what moves right arrives from the left
-            present = out is not None and 0 <= self.rank + step < self.size
-            received.append(torch.empty_like(out) if present else None)
-            if present:
-                operations.append(dist.P2POp(dist.irecv, received[-1], group=self._group, group_peer=self.rank + step))
+            buffer = torch.empty_like(out) if out is not None and 0 <= self.rank + step < self.size else None
+            received.append(buffer)
+            if buffer is not None:
+                operations.append(dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=self.rank + step))
         for step, out in ((-1, to_left), (1, to_right)):
             if out is not None and 0 <= self.rank + step < self.size:
                 self._traffic.add(kind, out)
