@@ -61,8 +61,8 @@ def evaluate(
         started_s = time.monotonic()
         try:
             _run(driver, address, workers)
-            wanted = settings.clips and dynamics is not None and not driver.progress.interrupted
-            if wanted and folder.read_dynamics() is None:
+            wanted = settings.clips and not driver.progress.interrupted
+            if dynamics is not None and wanted and folder.read_dynamics() is None:
                 folder.write_dynamics(dynamics())
         finally:
             facts = {**(about or {}), **_facts(driver, address, workers, time.monotonic() - started_s)}
