@@ -33,7 +33,7 @@ def evaluate(
 ) -> tuple[Report, Progress]:
     """Run the missing episodes and report on all of them.
 
-    Once workers have started, the report is always written; after an interruption or a failure it says what is missing.
+    Once workers have started, the report is written even after an interruption or a failure.
 
     Args:
         settings: What to evaluate.
@@ -42,33 +42,39 @@ def evaluate(
         address: Address of a running Ray cluster; None starts Ray here.
         progress: Called several times a second.
         about: Further facts for the report, e.g. versions.
-        dynamics: Computes the figures of forward and inverse dynamics. It is called after the episodes, if the settings ask
-            for clips and the folder has no such figures.
+        dynamics: Computes figures of forward and inverse dynamics, if the settings have clips and the folder has no figures.
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    if settings.topology.replicas:
-        from strands_cosmos3.evaluation.replica import check_model
-
-        check_model(settings)
+    _check_model(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
-        run = {"settings": settings.to_dict(), **(about or {}), "started": _now()}
-        write_json(folder.path / "run.json", run)
+        write_json(folder.path / "run.json", {"settings": settings.to_dict(), **(about or {}), "started": _now()})
         started_s = time.monotonic()
         try:
             _run(driver, address, workers)
-            wanted = settings.clips and not driver.progress.interrupted
-            if dynamics is not None and wanted and folder.read_dynamics() is None:
-                folder.write_dynamics(dynamics())
+            _evaluate_dynamics(driver, dynamics)
         finally:
             facts = {**(about or {}), **_facts(driver, address, workers, time.monotonic() - started_s)}
             report = make_report(folder, driver.records, facts, driver.progress.lost)
             write_report(folder, report)
     return report, driver.progress
+
+
+def _check_model(settings: Settings) -> None:
+    if settings.topology.replicas:
+        from strands_cosmos3.evaluation.replica import check_model
+
+        check_model(settings)
+
+
+def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:
+    folder, wanted = driver.folder, driver.settings.clips and not driver.progress.interrupted
+    if dynamics is not None and wanted and folder.read_dynamics() is None:
+        folder.write_dynamics(dynamics())
 
 
 def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> dict[str, Any]:
