@@ -165,7 +165,7 @@ def test_nothing_is_started_for_what_cannot_work(checkpoints, tmp_path, monkeypa
         make_backend("distributed", checkpoints["nano"], options(ParallelConfig(tp_size=3)))
     with pytest.raises(LayoutError):
         make_backend("distributed", tmp_path, options(ParallelConfig(tp_size=2)))
-    with pytest.raises(ConfigError, match="'native'"):
+    with pytest.raises(ConfigError, match="belongs to backend distributed, not to native"):
         make_backend("native", checkpoints["nano"], options(ParallelConfig(tp_size=2)))
     with pytest.raises(ConfigError, match="one each"):
         make_backend("distributed", checkpoints["nano"], InferenceOptions(device="cuda:0", parallel=ParallelConfig(2)))
