@@ -125,13 +125,6 @@ def test_rooms_form_no_cycle():
         seen |= set(ready)
 
 
-FILE_CIRCLES = {
-    frozenset(f"parallel.{name}" for name in ("config", "mesh", "sharded_vae", "tensor")),
-    frozenset(f"evaluation.{name}" for name in ("ranks", "replica", "worker")),
-}
-"""Known circles between files, to be opened; none may be added."""
-
-
 def circles(root: Path) -> set[frozenset[str]]:
     """Groups of a package's files that import each other, in functions and under TYPE_CHECKING too."""
     files = {".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")}
@@ -147,7 +140,7 @@ def circles(root: Path) -> set[frozenset[str]]:
 
 def test_files_form_no_circle():
     found = circles(PACKAGE)
-    assert found <= FILE_CIRCLES, f"files import each other: {sorted(map(sorted, found - FILE_CIRCLES))}"
+    assert not found, f"files import each other: {sorted(map(sorted, found))}"
 
 
 def test_the_check_sees_a_circle(tmp_path: Path):
