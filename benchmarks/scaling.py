@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import scaling_model as model
+
 from strands_cosmos3.parallel.process_exit import exit_rank
 
 ARRANGEMENTS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (1, 8), (2, 4))
@@ -110,7 +112,6 @@ def measure(folder: str, cfg: int, tp: int, quick: bool) -> None:
     from strands_cosmos3.engine.engine import Cosmos3Engine
     from strands_cosmos3.engine.request import Cosmos3ActionRequest
     from strands_cosmos3.parallel.config import ParallelConfig
-    from strands_cosmos3.parallel.plan import sent_bytes
 
     torch.set_num_threads(1)
     engine = Cosmos3Engine.from_pretrained(
@@ -145,7 +146,11 @@ def measure(folder: str, cfg: int, tp: int, quick: bool) -> None:
         cpu = time.process_time() - cpu
     kinds = {"layer": tp, "guidance": cfg}
     messages = sum(traffic.messages[kind] for kind in kinds) / STEPS if traffic else 0
-    sent = sum(sent_bytes(kind, traffic.payload[kind], ranks) for kind, ranks in kinds.items() if ranks > 1) if traffic else 0
+    sent = (
+        sum(model.sent_bytes(kind, traffic.payload[kind], ranks) for kind, ranks in kinds.items() if ranks > 1)
+        if traffic
+        else 0
+    )
     decode_ms = None
     if not quick:
         with torch.inference_mode():
@@ -194,11 +199,10 @@ NODE = 8
 def print_model() -> None:
     """Memory and the modelled step for 1 to 64 GPUs, eight to a node."""
     from strands_cosmos3.engine.config import TransformerConfig
-    from strands_cosmos3.parallel import plan
     from strands_cosmos3.parallel.config import ParallelConfig
 
-    inside, across = plan.Machine(790e12, 300e9, 12e-6), plan.Machine(790e12, 40e9, 25e-6)
-    work = plan.Work(3093, 33, 2720, 32, 1, 1)
+    inside, across = model.Machine(790e12, 300e9, 12e-6), model.Machine(790e12, 40e9, 25e-6)
+    work = model.Work(3093, 33, 2720, 32, 1, 1)
     head = (
         "GPUs",
         "cfg x tp",
@@ -212,16 +216,16 @@ def print_model() -> None:
     for name, sizes in (("Nano", NANO), ("Super", SUPER)):
         config = TransformerConfig(*sizes)
         print(f"\n{name}\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
-        one = plan.step_seconds(config, ParallelConfig(), work, inside)
+        one = model.step_seconds(config, ParallelConfig(), work, inside)
         for gpus, cfg in [(1, 1), *((2**i, cfg) for i in range(1, 7) for cfg in (2, 1))]:
             parallel = ParallelConfig(tp := gpus // cfg, cfg)
             if tp > config.num_attention_heads:
                 continue
-            made = plan.transformer_exchanges(config, parallel, 0, work, 2)
+            made = model.transformer_exchanges(config, parallel, 0, work, 2)
             groups = {"layer": tp, "guidance": cfg}
-            sent = sum(plan.sent_bytes(kind, nbytes, groups[kind]) for kind, nbytes in made.payload.items())
-            seconds = plan.step_seconds(config, parallel, work, inside if tp <= NODE else across)
-            weights, text = plan.weight_bytes(config, tp, 2)[0] / 1e9, plan.text_bytes(config, tp, 200, 2) / 1e6
+            sent = sum(model.sent_bytes(kind, nbytes, groups[kind]) for kind, nbytes in made.payload.items())
+            seconds = model.step_seconds(config, parallel, work, inside if tp <= NODE else across)
+            weights, text = model.weight_bytes(config, tp, 2)[0] / 1e9, model.text_bytes(config, tp, 200, 2) / 1e6
             cells = [str(gpus), f"{cfg} x {tp}", f"{weights:.2f}", f"{text:.1f}", str(sum(made.messages.values()))]
             cells += [f"{sent / 1e6:.0f}", f"{seconds * 1e3:.1f}", f"{one / seconds:.2f}"]
             print(f"| {' | '.join(cells)} |")

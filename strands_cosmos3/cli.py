@@ -1,4 +1,4 @@
-"""``strands-cosmos3``: the command line. Each subcommand is a dataclass in ``commands``; this file only chooses one."""
+"""``strands-cosmos3``: the command line. Each subcommand is a dataclass in ``commands``; this file selects one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
@@ -29,21 +30,21 @@ COMMANDS = {
 }
 """Subcommand -> (module in ``commands``, class)."""
 
-_SPEAKING_S = 20.0
+_RANK_0_REPORT_S = 20.0
 
 _DESCRIPTION = f"""strands-cosmos3 {__version__}: run NVIDIA Cosmos 3 as a robot policy.
 
 Start here:
 
-  strands-cosmos3 rollout --task pick --video out.mp4    a simulated Franka does a task, filmed
-  strands-cosmos3 doctor                                 what works on this machine, and the remedy for what does not
+  strands-cosmos3 rollout --task pick --video out.mp4    run a task on a simulated Franka and film it
+  strands-cosmos3 doctor                                 check this machine, with remedies for what does not work
 
 Exit status: 0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, run, and turn our own errors into one line on standard error.
+    """Parse and run a command line; print this package's errors as one line on standard error.
 
     Returns:
         0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
@@ -56,13 +57,16 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
+    arguments = _with_new_flags(arguments)
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
-        with redirect_stdout(io.StringIO()) if _follows() else nullcontext():
+        with redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext():
             return int(_with_environment(command).run())
     except Cosmos3Error as error:
-        if _follows() and isinstance(error, InputError | ConfigError | CheckpointError):  # all ranks found it; rank 0 says it
-            time.sleep(_SPEAKING_S)  # torchrun ends all ranks when the first one ends, and rank 0 may come later
+        if _is_other_rank() and isinstance(
+            error, InputError | ConfigError | CheckpointError
+        ):  # every rank raised it; rank 0 reports it
+            time.sleep(_RANK_0_REPORT_S)  # torchrun ends all ranks when the first one ends, and rank 0 may come later
         else:
             print(f"strands-cosmos3: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
@@ -72,32 +76,32 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """What ``strands-cosmos3`` and ``python -m strands_cosmos3`` are: :func:`main`, and the end of the process."""
+    """Run :func:`main` and exit; the entry point of ``strands-cosmos3`` and ``python -m strands_cosmos3``."""
     if not _launched():
         sys.exit(main())
     status = 1
     try:
         status = main()
-    except SystemExit as end:  # usage and help, which were printed
+    except SystemExit as end:  # usage or help, already printed
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # the seam: a rank that failed ends with its error's status, not with an abort on the way out
+    except BaseException:  # a failed rank exits with a status instead of aborting
         traceback.print_exc()
-    finally:  # even where nobody reads what is printed any more
+    finally:  # also if standard error is closed
         exit_rank(status)
 
 
 def _launched() -> bool:
-    """Whether torchrun started this process, as ``dist.is_torchelastic_launched`` says, without torch."""
+    """Return whether torchrun started this process, as ``dist.is_torchelastic_launched`` does, without torch."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def _follows() -> bool:
-    """Whether torchrun started this process, and another one is rank 0, which alone speaks."""
+def _is_other_rank() -> bool:
+    """Return whether torchrun started this process as a rank other than 0, which alone prints."""
     return _launched() and os.environ.get("RANK", "0") != "0"
 
 
 def _union(arguments: list[str]) -> Any:
-    """The subcommands as a tyro union; only the chosen one's module is loaded."""
+    """Return the subcommands as a tyro union, with only the selected one's module loaded."""
     import tyro
 
     named = [argument for argument in arguments if argument in COMMANDS]
@@ -107,13 +111,30 @@ def _union(arguments: list[str]) -> Any:
         kind = getattr(import_module(f"strands_cosmos3.commands.{module}"), cls)
         member = Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
         union = member if union is None else union | member
-    if named:  # a union of one would lose its subcommand's name
+    if named:  # a union of one member would lose the subcommand's name
         union = union | Annotated[_Nothing, tyro.conf.subcommand("help", prefix_name=False)]
     return union
 
 
+def _with_new_flags(arguments: list[str]) -> list[str]:
+    """Replace flags of 0.1 that a command has renamed, with a warning. Remove in 0.3."""
+    chosen = next((COMMANDS[argument] for argument in arguments if argument in COMMANDS), None)
+    if chosen is None:
+        return arguments
+    command = getattr(import_module(f"strands_cosmos3.commands.{chosen[0]}"), chosen[1])
+    renamed: dict[str, str] = vars(command).get("RENAMED_FLAGS", {})
+    replaced = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag in renamed:
+            print(f"strands-cosmos3: {flag} is deprecated; use {renamed[flag]}.", file=sys.stderr)
+            warnings.warn(f"{flag} is renamed to {renamed[flag]}.", DeprecationWarning, stacklevel=2)
+        replaced.append(f"{renamed.get(flag, flag)}{equals}{value}")
+    return replaced
+
+
 def _with_environment(command: Any) -> Any:
-    """The command with those of its fields that were left open filled from the environment variables that they name."""
+    """Return the command with unset fields filled from the environment variables that they name."""
     if not is_dataclass(command) or isinstance(command, type):
         return command
     named = {f.name: os.environ.get(f.metadata["environment"]) for f in fields(command) if "environment" in f.metadata}

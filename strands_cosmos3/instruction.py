@@ -1,6 +1,6 @@
-"""What an instruction asks of a table with coloured cubes and a bin: a verb, a cube, and for stacking another.
+"""Parser of instructions about coloured cubes and a bin: a verb, a cube, and for stacking another cube.
 
-The scripted expert obeys it and the tasks judge by it, so both read it here. A learned policy reads the words itself.
+The scripted expert and the tasks' judges use it. A learned policy reads the words itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Goal:
 
     Args:
         verb: What to do.
-        cube: Name of the cube's body, e.g. ``"cube_red"``.
+        cube: Name of the cube to move, e.g. ``"cube_red"``.
         onto: The cube to stack it on, or None.
     """
 
@@ -53,11 +53,11 @@ TEMPLATES = {
     Verb.PLACE: "place the {a} cube in the bin",
     Verb.STACK: "stack the {a} cube on the {b} cube",
 }
-"""The usual wording of each task: ``{a}`` is the colour of the cube that moves, ``{b}`` of the one below it."""
+"""Default wording of each task: ``{a}`` is the colour of the cube to move, ``{b}`` of the one below it."""
 
 
 def parse_instruction(text: str) -> Goal:
-    """The goal an instruction names: a verb and a colour, and for stacking the colour after "on" for the cube below.
+    """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below.
 
     Raises:
         InputError: No known verb or colour, or a stack that names only one cube.

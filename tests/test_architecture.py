@@ -125,6 +125,37 @@ def test_rooms_form_no_cycle():
         seen |= set(ready)
 
 
+def circles(root: Path) -> set[frozenset[str]]:
+    """Groups of a package's files that import each other, in functions and under TYPE_CHECKING too."""
+    files = {".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")}
+    reached = {name: {other for full in imported(path) for other in (full, full.rpartition(".")[0]) if other in files}
+               for name, path in files.items()}  # fmt: skip
+    for via in files:
+        for name in files:
+            if via in reached[name]:
+                reached[name] |= reached[via]
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in files}
+    return {frozenset(name.removeprefix(f"{root.name}.") for name in group) for group in groups if group}
+
+
+def test_files_form_no_circle():
+    found = circles(PACKAGE)
+    assert not found, f"files import each other: {sorted(map(sorted, found))}"
+
+
+def test_the_check_sees_a_circle(tmp_path: Path):
+    for name, text in {
+        "a": "from house import b",
+        "b": "def f():\n    from house.c import x",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import house.a",
+        "d": "import house.a",
+    }.items():
+        path = tmp_path / "house" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert circles(tmp_path / "house") == {frozenset("abc")}
+
+
 def test_the_check_sees_a_forbidden_import(tmp_path: Path):
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    import torch\n    from strands_cosmos3.sim import scene\n")
@@ -155,13 +186,13 @@ def test_no_broad_except_but_at_the_seams():
                 node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"))
             ):
                 broad.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    # Fetching a model fails in its own ways; a served backend and a policy on the worker may raise anything; a rank's leader
+    # Fetching a model fails in its own ways; a served backend and a policy on the worker may raise anything; a rank's group
     # decides for all ranks; Ray fails to start in its own ways; under torchrun a rank ends with a status, whatever was raised.
     seams = {
         "robots/model.py",
         "serving/served.py",
         "control/prefetch.py",
-        "parallel/worker.py",
+        "parallel/rank.py",
         "evaluation/cluster.py",
         "cli.py",
     }
@@ -169,13 +200,14 @@ def test_no_broad_except_but_at_the_seams():
     assert len(broad) <= len(seams), broad
 
 
-PROBED = ("backends", "policy", "evaluation", "view", "commands")
+PROBED = ("backends", "policy", "sim", "evaluation", "view", "commands")
 PROBES = {
     "backends/base.py": "AdaptedBackend, the one place that adapts a backend of another make",
     "backends/replay.py": "a recording's file is anything at all",
     "commands/doctor.py": "a library of any version",
     "evaluation/report.py": "a checkpoint.json is anything at all",
     "policy/host.py": "strands-robots' module, of whatever version",
+    "sim/render.py": "PyOpenGL fails with an AttributeError where a library is missing",
 }
 
 

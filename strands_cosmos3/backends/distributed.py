@@ -1,4 +1,4 @@
-"""This package's engine on several processes, which this backend starts and stops."""
+"""The native engine on several processes, which this backend starts and ends."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.engine import GangEngine
-from strands_cosmos3.parallel.gang import GangLimits
+from strands_cosmos3.parallel.engine import RankGroupEngine
+from strands_cosmos3.parallel.group import RankTimeouts
 
 
 class DistributedBackend(EngineBackend):
-    """Answers with a :class:`~strands_cosmos3.parallel.engine.GangEngine`: one process for each rank, on this machine.
+    """Answers with a :class:`~strands_cosmos3.parallel.engine.RankGroupEngine`: one process for each rank, on this machine.
 
-    If a rank dies or hangs, all processes end within seconds and the call raises a ``RanksError``; the next call starts new
-    ones.
+    If a rank dies or hangs, every process is ended within seconds and the call raises a ``RanksError``; the next call starts
+    new processes.
 
     Args:
         model: A checkpoint's folder, or a hub repository.
-        options: How to load and sample; ``parallel`` sets the number of processes.
-        action_space: The checkpoint's action space, if neither its name nor its metadata states it.
-        limits: How long to wait for ranks.
+        options: How to load and sample; ``parallel`` gives the number of processes.
+        action_space: Action space of a checkpoint whose name and metadata do not state it.
+        timeouts: How long to wait for ranks.
 
     Raises:
-        ConfigError: The degrees do not fit the transformer, or the GPUs that there are. Nothing was started.
-        CheckpointError: The checkpoint cannot be loaded; see its children.
+        ConfigError: The degrees do not fit the transformer or the available GPUs. Nothing was started.
+        CheckpointError: The checkpoint cannot be loaded; see its subclasses.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class DistributedBackend(EngineBackend):
         model: str | Path,
         options: InferenceOptions | None = None,
         action_space: str | None = None,
-        limits: GangLimits | None = None,
+        timeouts: RankTimeouts | None = None,
     ):
         options = options or InferenceOptions()
         parallel = options.parallel or ParallelConfig()
@@ -46,7 +46,7 @@ class DistributedBackend(EngineBackend):
         _check_gpus(device.type, parallel)
         name: Literal["float32", "bfloat16"] = "bfloat16" if str(dtype) == "torch.bfloat16" else "float32"
         rank = RankOptions(device.type, name, options.decode_video, action_space)
-        engine = GangEngine.from_pretrained(as_path(model, "distributed"), parallel, rank, limits)
+        engine = RankGroupEngine.from_pretrained(as_path(model, "distributed"), parallel, rank, timeouts)
         super().__init__(engine, options, "distributed")
 
 

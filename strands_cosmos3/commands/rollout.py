@@ -1,4 +1,4 @@
-"""``strands-cosmos3 rollout``: a simulated Franka follows a policy, and you can look at it."""
+"""``strands-cosmos3 rollout``: run a policy on a simulated Franka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
-_TROUBLES = (
+_WARNED = (
     "deadline_misses",
     "idle_ticks",
     "expired",
@@ -37,14 +37,14 @@ _TROUBLES = (
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Who looks on while episodes run.
+class Listeners:
+    """Callbacks of a viewer while episodes run.
 
     Args:
         begin: Called with each episode's instruction before it starts.
-        on_tick: Called with the robot after every tick, or None.
-        audience: Is shown plans and predictions, or None.
-        end: Called with what came of the episode.
+        on_tick: Called with the robot after every tick; True ends the episode.
+        audience: A :class:`~strands_cosmos3.sim.film.RolloutListener`, or None.
+        end: Called with the finished episode.
     """
 
     begin: Callable[[str], None] = field(default=lambda instruction: None)
@@ -55,34 +55,33 @@ class Watch:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Run a policy in simulation: a Franka with real dynamics, in a closed loop, filmed if you like.
+    """Run a policy in simulation: a Franka with real dynamics, in a closed loop, with a film if you want one.
 
-    native is a Cosmos 3 checkpoint that sees what the cameras see; without --model it is the small one that comes with this
-    package, which knows reach and pick on this table and nothing else. scripted is an expert that sees the simulator's state,
-    knows all four tasks and speaks the model's own action rows; replay follows a recorded end-effector trajectory; service
-    asks a policy server. Ctrl-C brings the arm to rest and keeps
-    everything; a second one stops at once.
+    native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled policy, which can only reach and
+    pick on this table. scripted is an expert that reads the simulator's state, can do all four tasks and returns the model's
+    action rows. replay follows a recorded end-effector trajectory. service calls a policy server. Ctrl-C brings the arm to
+    rest and keeps all files; a second one stops at once.
     """
 
     task: Literal["reach", "pick", "place", "stack"] | None = None
-    """What to judge success by. The default is pick, or nothing for replay."""
+    """Task to judge success by. The default is pick, or none for replay."""
     instruction: str = ""
-    """What the policy is told, e.g. "pick up the blue cube". The default is the task's own."""
+    """Instruction for the policy, e.g. "pick up the blue cube". The default is the task's."""
     backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None = None
-    """Where actions come from: an expert, a recording, or a Cosmos 3 checkpoint run by this package in this process (native)
-    or on several (distributed), by diffusers, or by a policy server. The default is native."""
+    """Source of actions: an expert, a recording, or a Cosmos 3 checkpoint that runs in this process (native), in several
+    (distributed), in diffusers, or on a policy server (service). The default is native."""
     model: str | None = None
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two is the small
-    policy that comes with this package; it knows reach and pick on this table, and nothing else."""
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two
+    is the bundled policy, which can only reach and pick on this table."""
     num_steps: int | None = None
     """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
     """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
-    """For native and distributed: frames of the clip that a policy denoises. 1 answers actions without a future, several times
-    faster, where the checkpoint was trained to. The default is the checkpoint's own."""
+    """For native and distributed: frames of the clip that a policy denoises. 1 returns actions without a video, several
+    times faster, if the checkpoint was trained for it. The default is the checkpoint's."""
     device: str | None = None
-    """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda if there is one."""
     tp: int = 1
     """For distributed: ranks that split every layer."""
     cfg: int = 1
@@ -90,62 +89,62 @@ class Rollout:
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     host: str | None = None
-    """For service: where the policy server is; the default is localhost. Its token is read from the environment's
+    """For service: host of the policy server; the default is localhost. Its token is read from the environment variable
     STRANDS_COSMOS3_TOKEN."""
     port: int | None = None
     """For service: its port; the default is 8000."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
-    """For service: what it serves; the default is joint_pos."""
+    """For service: its action space; the default is joint_pos."""
     dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
-    """For service: how it differs from openpi's; the default is robolab."""
+    """For service: its variant of openpi's protocol; the default is robolab."""
     seed: int = 0
-    """Seed of the first episode; the next ones count up."""
+    """Seed of the first episode; each next one adds 1."""
     episodes: int = 1
-    """How many episodes to run."""
+    """Number of episodes."""
     duration: float = 20.0
     """Longest duration of an episode in simulated seconds."""
     control_frequency: float = 50.0
     """Rate of observation and state machine in Hz; it must divide 600."""
     replan_rows: int | None = None
-    """Ask for a new chunk after this many rows; the default is what the checkpoint says is best (8 for the
-    embedded one), else whole chunks."""
+    """Request a new chunk after this many rows. The default is the checkpoint's (8 for the bundled policy), else whole
+    chunks."""
     chunk_rows: int | None = None
-    """Rows that a chunk is asked to have; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15 Hz."""
+    """Rows of a chunk; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15 Hz."""
     latency: float = 0.0
-    """Simulated seconds that an inference takes: the arm goes on meanwhile, and the answer is joined that much later.
+    """Simulate slow inference: the arm follows its present chunk for this many simulated seconds before the next arrives.
     Chunks must last more than twice as long, or the arm has to wait. 0 stops the simulation for each inference."""
     realtime: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Run no faster than the clock on the wall and take each answer when it is there, as on a real arm."""
+    """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real arm."""
     feed_forward: Literal["velocity", "computed_torque", "none"] = "velocity"
-    """What is added to the reference before it reaches the joint servos."""
+    """Feed-forward of the joint servos."""
     limits: Literal["fer", "fr3"] = "fer"
-    """Whose velocity, acceleration and jerk limits hold: the Panda's (fer) or the Research 3's."""
+    """Velocity, acceleration and jerk limits: those of the Panda (fer) or of the Research 3 (fr3)."""
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
     arm_model: str = "panda"
-    """The arm: panda is the embedded model; else an .xml with the Franka's names, or menagerie (fetched over the network)."""
+    """The arm's model: panda (embedded), an .xml with the Franka's names, or menagerie (fetched over the network)."""
     video: Path | None = None
-    """Write a film (.mp4): the scene, the commanded path, and what the cameras see."""
+    """Write a film (.mp4): the scene, the commanded path and the cameras."""
     film: Literal["full", "views"] = "full"
-    """What the film shows: the scene and the cameras, or the cameras alone (ten times quicker)."""
+    """Layout of the film: the scene and the cameras, or the cameras alone (ten times faster)."""
     json: Path | None = None
-    """Write every figure of every episode (.json), anew after each."""
+    """Write the figures of all episodes (.json), after each one."""
     plot: Path | None = None
-    """Write a plot of commanded against achieved (.png, .pdf or .svg)."""
+    """Write a plot of the commanded and the achieved motion (.png, .pdf or .svg)."""
     npz: Path | None = None
     """Write the trajectories (.npz)."""
     dataset: Path | None = None
     """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at 15 Hz."""
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Watch it live, where there is a display."""
+    """Show a live window; it needs a display."""
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
-        if (settled := self._settled()) != self:
-            return settled.run()
+        if (complete := self._with_defaults()) != self:
+            return complete.run()
         self._check()
         from strands_cosmos3.control.loop import LoopConfig
         from strands_cosmos3.instruction import parse_instruction
@@ -156,22 +155,22 @@ class Rollout:
         physics_steps_per_tick(self.control_frequency)
         LoopConfig(self.control_frequency, self.replan_rows, self.latency)
         if self.latency and self.realtime:
-            raise ConfigError("--latency is simulated and --realtime takes inference's own; leave one out.")
+            raise ConfigError("--latency is simulated and --realtime measures the real one; leave one out.")
         if self.instruction and self._task is not None:
-            parse_instruction(self.instruction)  # it is judged by
+            parse_instruction(self.instruction)  # success is judged by it
         robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
         console = Console()
         episodes: list[Episode] = []
         with (
             create_policy("cosmos3", robot="panda", limits=robot.limits, **self._policy_config()) as policy,
             recorder_for(self.dataset) as recorder,
-            self._watched(robot, console) as watch,
+            self._listeners(robot, console) as listeners,
             _bar(console) as bar,
         ):
             for seed in self._seeds():
-                episode = self._episode(robot, policy, seed, bar, watch, recorder)
+                episode = self._episode(robot, policy, seed, bar, listeners, recorder)
                 episodes.append(episode)
-                self._keep(episodes)
+                self._save(episodes)
                 if episode.outcome is Outcome.INTERRUPTED:
                     break
         files = [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
@@ -179,8 +178,8 @@ class Rollout:
         failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
         return int(failed)
 
-    def _settled(self) -> Rollout:
-        """The same with the backend named, and the embedded checkpoint where no other is."""
+    def _with_defaults(self) -> Rollout:
+        """Return the same with the backend filled in, and the bundled checkpoint if there is no other."""
         backend = self.backend or "native"
         embedded = backend in ("native", "distributed") and self.model is None and self.trajectory is None
         model = str(embedded_checkpoint(task=self.task)) if embedded else self.model
@@ -190,23 +189,23 @@ class Rollout:
         return range(self.seed, self.seed + self.episodes)
 
     @contextmanager
-    def _watched(self, robot: Any, console: Console) -> Iterator[Watch]:
-        """Whoever looks on, for as long as the episodes last."""
+    def _listeners(self, robot: Any, console: Console) -> Iterator[Listeners]:
+        """Open the viewers for the duration of the episodes."""
         with _viewer(robot, self.view) as on_tick:
-            yield Watch(on_tick=on_tick)
+            yield Listeners(on_tick=on_tick)
 
     @property
     def _task(self) -> str | None:
         return self.task if self.task is not None or self.backend == "replay" else "pick"
 
     @property
-    def _wants_world(self) -> bool:
-        """Whether somebody looks at the world that a model predicts."""
+    def _wants_prediction(self) -> bool:
+        """Whether the predicted video is shown."""
         return self.video is not None
 
     @property
-    def _told(self) -> str:
-        """What the policy is told."""
+    def _policy_instruction(self) -> str:
+        """The policy's instruction."""
         from strands_cosmos3.sim.tasks import get_task
 
         return self.instruction or ("" if self._task is None else get_task(self._task).instruction)
@@ -235,7 +234,7 @@ class Rollout:
             raise ConfigError(f"--action-space belongs to --backend service, not to {self.backend}; leave it out.")
         ParallelConfig(self.tp, self.cfg)
         if self.backend == "replay" and self.task is not None:
-            raise ConfigError("a replay has no task to judge; leave --task out.")
+            raise ConfigError("a replay is not judged by a task; leave --task out.")
         require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")
         require_writable(self.json, (".json",), "--json")
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
@@ -252,7 +251,7 @@ class Rollout:
             config["model"] = self.trajectory
         if self.backend in MODEL_BACKENDS:
             config |= {"model": self.model, **self._model_options}
-            config["decode_video"] = self._wants_world and self.policy_frames != 1
+            config["decode_video"] = self._wants_prediction and self.policy_frames != 1
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
         if self.backend == "service":
@@ -261,10 +260,10 @@ class Rollout:
         config["chunk_rows"] = self.chunk_rows
         return config
 
-    def _episode(self, robot: Any, policy: Any, seed: int, bar: Progress, watch: Watch, recorder: Any) -> Episode:
+    def _episode(self, robot: Any, policy: Any, seed: int, bar: Progress, listeners: Listeners, recorder: Any) -> Episode:
         label = f"{self._task or self.backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
-        watch.begin(self._told)
+        listeners.begin(self._policy_instruction)
         episode = robot.run_policy(
             instruction=self.instruction,
             policy=policy,
@@ -277,16 +276,16 @@ class Rollout:
             latency=self.latency,
             realtime=self.realtime,
             progress=lambda now, total: bar.update(row, completed=now, total=total),
-            on_tick=watch.on_tick,
-            audience=watch.audience,
+            on_tick=listeners.on_tick,
+            audience=listeners.audience,
             recorder=recorder,
         )
-        watch.end(episode)
+        listeners.end(episode)
         bar.update(row, description=f"{label}: {episode.outcome}", completed=episode.duration_s, total=episode.duration_s)
         return episode
 
-    def _keep(self, episodes: list[Episode]) -> None:
-        """Write the latest episode's files, and the figures of all so far: a later one that fails takes nothing with it."""
+    def _save(self, episodes: list[Episode]) -> None:
+        """Write the latest episode's files and the figures of all so far, so that a later failure loses nothing."""
         episode, many = episodes[-1], self.episodes != 1
         if self.json is not None:
             report = {"episodes": [e.to_dict() for e in episodes], "summary": self._summary(episodes), "versions": versions()}
@@ -320,13 +319,13 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
 def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], files: list[Path], many: bool) -> None:
     last = episodes[-1]
     table = Table(title=f"“{last.instruction}”" if last.instruction else "replay", title_justify="left")
-    for name in ("error", "mean mm", "max mm", "mean deg", "max deg", "of what against what"):
-        table.add_column(name, justify="left" if name in ("error", "of what against what") else "right")
+    for name in ("error", "mean mm", "max mm", "mean deg", "max deg", "difference between"):
+        table.add_column(name, justify="left" if name in ("error", "difference between") else "right")
     meanings = {
-        "ik": "joint solution against the commanded poses",
-        "path": "commanded motion against the intended path",
-        "tracking": "arm against the commanded motion, every physics step",
-        "drift": "arm against the recording, at the same time",
+        "ik": "joint solution and commanded poses",
+        "path": "commanded motion and intended path",
+        "tracking": "arm and commanded motion, at every physics step",
+        "drift": "arm and recording, at the same time",
     }
     for name, meaning in meanings.items():
         error = getattr(last, name)
@@ -339,12 +338,12 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
     console.print(
         f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched {steps['stretched']}, unconverged "
         f"{steps['unconverged']}); {felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 "
-        f"{took['p50']:.1f} ms, max {took['max']:.1f} ms on the wall's clock; {last.duration_s:.2f} s simulated at "
+        f"{took['p50']:.1f} ms, max {took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated at "
         f"{last.realtime_factor:.1f} x real time"
     )
     counters: Counter[str] = sum((Counter(dict(episode.counters)) for episode in episodes), Counter())
-    if troubles := [f"{name.replace('_', ' ')} {counters[name]}" for name in _TROUBLES if counters.get(name)]:
-        console.print(f"[yellow]{', '.join(troubles)}[/yellow]")
+    if warnings := [f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters.get(name)]:
+        console.print(f"[yellow]{', '.join(warnings)}[/yellow]")
     console.print(f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message}" + (f" {last.fault}" if last.fault else ""))
     if last.held and not last.fault:
         console.print(f"[yellow]when the time was up {last.held}[/yellow]")
@@ -368,7 +367,7 @@ def _bar(console: Console) -> Progress:
 
 @contextmanager
 def recorder_for(folder: Path | None) -> Iterator[Any]:
-    """What records rollouts into a dataset, open for as long as it lasts; None without a folder."""
+    """Open a recorder of rollouts into a dataset; None without a folder."""
     if folder is None:
         yield None
         return
@@ -383,7 +382,7 @@ def recorder_for(folder: Path | None) -> Iterator[Any]:
 
 @contextmanager
 def _viewer(robot: Any, wanted: bool) -> Iterator[Callable[[Any], bool] | None]:
-    """MuJoCo's passive viewer, kept in step with the clock on the wall, or nothing."""
+    """Open MuJoCo's passive viewer, if wanted."""
     if not wanted:
         yield None
         return

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from strands_cosmos3.commands.rollout import Rollout, Watch
+from strands_cosmos3.commands.rollout import Listeners, Rollout
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
@@ -23,29 +23,29 @@ _WAIT_S = 0.2
 
 @dataclass(frozen=True)
 class View(Rollout):
-    """Watch rollouts on a live web page: the arm, its commanded and achieved paths, cameras, predicted world, counters.
+    """Watch rollouts on a live web page: the arm, its commanded and achieved paths, cameras, predicted video, counters.
 
-    It takes every option of rollout, runs one episode after another in real time, and serves the page to this machine
-    alone. Ctrl-C brings the arm to rest and ends it. The exit status judges nothing; use rollout for that.
+    It takes every option of rollout, runs one episode after another in real time, and serves the page to this machine only.
+    Ctrl-C brings the arm to rest and ends the command. The exit status does not depend on success; use rollout for that.
     """
 
     episodes: int = 0
-    """How many episodes to run; 0 goes on until Ctrl-C. After the last one the page stays until Ctrl-C."""
+    """Number of episodes; 0 runs until Ctrl-C. After the last one the page stays until Ctrl-C."""
     view: Annotated[bool, tyro.conf.Suppress] = False
     page_port: int = 8080
-    """TCP port of the page; 0 takes any free one."""
+    """TCP port of the page; 0 is any free one."""
     page_address: str = "127.0.0.1"
-    """Interface of the page. Any other than loopback needs --expose: the page has no password."""
+    """Interface of the page. Any but loopback needs --expose, because the page has no password."""
     expose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Let other machines look."""
+    """Let other machines open the page."""
     no_cameras: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Leave the cameras' frames out; drawing them costs most of the time."""
+    """Leave the camera frames out; rendering them takes most of the time."""
     play: Path | None = None
-    """Instead of running anything, show recorded episodes: a dataset's folder, or the .npz of a rollout."""
+    """Play back recorded episodes instead: a dataset's folder, or the .npz of a rollout."""
     episode: int = 0
     """For --play: the first episode of the dataset to show."""
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """End after the last episode instead of keeping the page."""
+    """Exit after the last episode instead of keeping the page."""
 
     def run(self) -> int:
         """Run it; returns 0."""
@@ -57,21 +57,20 @@ class View(Rollout):
 
     def _play(self, path: Path) -> None:
         Stage = _stage()
+        from strands_cosmos3.sim.interrupt import deferred_interrupt
         from strands_cosmos3.sim.scene import Scene
         from strands_cosmos3.view.playback import play, recorded_episodes
 
         scene, console = Scene(arm=self.arm_model), Console()
         with Stage(scene.model, self.page_address, self.page_port, self.expose) as stage:
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
-            try:
+            with deferred_interrupt() as interrupt:
                 for n, recorded in enumerate(recorded_episodes(path, self.episode), 1):
-                    play(stage, scene, recorded)
-                    if n == self.episodes:
+                    play(stage, scene, recorded, lambda: interrupt.requested)
+                    if n == self.episodes or interrupt.requested:
                         break
-                while not self.leave:
+                while not (self.leave or interrupt.requested):
                     time.sleep(_WAIT_S)
-            except KeyboardInterrupt:
-                return
 
     def _check(self) -> None:
         if self.episodes < 0:
@@ -82,12 +81,13 @@ class View(Rollout):
         return itertools.count(self.seed) if self.episodes == 0 else super()._seeds()
 
     @property
-    def _wants_world(self) -> bool:
+    def _wants_prediction(self) -> bool:
         return True
 
     @contextmanager
-    def _watched(self, robot: Any, console: Console) -> Iterator[Watch]:
+    def _listeners(self, robot: Any, console: Console) -> Iterator[Listeners]:
         Stage = _stage()
+        from strands_cosmos3.sim.interrupt import deferred_interrupt
         from strands_cosmos3.view.live import LiveView
 
         with (
@@ -101,16 +101,14 @@ class View(Rollout):
                 outcomes.append(episode.outcome)
                 live.end(episode)
 
-            yield Watch(live.begin, live.on_tick, live, end)
-            while not self.leave and Outcome.INTERRUPTED not in outcomes:
-                try:
+            yield Listeners(live.begin, live.on_tick, live, end)
+            with deferred_interrupt() as interrupt:
+                while not (self.leave or interrupt.requested or Outcome.INTERRUPTED in outcomes):
                     time.sleep(_WAIT_S)
-                except KeyboardInterrupt:
-                    break
 
 
 def _stage() -> Any:
-    """The page's class, where viser is installed."""
+    """Import the page's class; it needs viser."""
     try:
         from strands_cosmos3.view.stage import Stage
     except ImportError as error:

@@ -45,7 +45,7 @@ def with_old_names(counters: Mapping[str, int]) -> dict[str, int]:
 class Arm(Protocol):
     """The loop's interface to an arm: the measured joints, and a sink for references at a fixed rate.
 
-    :class:`strands_cosmos3.sim.robot.Robot` implements it for MuJoCo; ``examples/07_your_own_arm.py`` shows where a libfranka
+    ``SimulatedArm`` (``sim.simulated_arm``) implements it for MuJoCo; ``examples/07_your_own_arm.py`` shows where a libfranka
     or ROS 2 bridge fits in.
     """
 

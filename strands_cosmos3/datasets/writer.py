@@ -82,8 +82,8 @@ class DatasetWriter:
             self._tasks, self._next_file, self._stats = list[str](), 0, dict[str, Stats]()
             return info
         info = files.read_info(self.root)
-        if differences := info.spec.differences(spec):
-            raise DatasetMismatchError(f"{self.root} has another kind of episodes: {'; '.join(differences)}. Choose another folder.")
+        if found := info.spec.differences(spec):
+            raise DatasetMismatchError(f"{self.root} has another kind of episodes: {'; '.join(found)}. Choose another folder.")
         if (info.data_path, info.video_path) != (files.DATA_PATH, files.VIDEO_PATH):
             raise DatasetMismatchError(f"{self.root} has other file paths ({info.data_path}); merge it into a new dataset.")
         index = EpisodeIndex(self.root, info)

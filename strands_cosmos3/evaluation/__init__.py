@@ -1,20 +1,23 @@
-"""Evaluation: many episodes, on as many processes as there are, with the same answer on one.
+"""Evaluation: many episodes on any number of processes, with the same result as on one.
 
 ::
 
-    topology.py     Topology: how many replicas a number of GPUs gives
-    conditions.py   Perturbation: what a policy is shown and told, and what it is judged by; the controls
-    plan.py         which episodes there are: each with its own seed, instruction and file
-    settings.py     Settings: everything that an evaluation is, from options or TOML
-    folder.py       run/: episodes written whole, resumed by identity, locked
-    seam.py         where a condition touches a request
-    simulator.py    one worker's robot and policy: an episode in, its record out
-    cluster.py      Ray: started, used and ended
-    ranks.py        one rank in an actor, and how its gang's leader sees it
-    replica.py      a gang of ranks on Ray that simulators share
-    driver.py       the queue, and what happens when a process dies
-    statistics.py   successes with their intervals, latencies, differences
-    report.py       the report's figures; page.py: the same as one HTML page
+    topology.py           Topology: replicas from a number of GPUs
+    perturbations.py      Perturbation: a change of the policy's images or instruction, a row of the report
+    plan.py               Assignment: one episode, with its seed and instructions
+    settings.py           Settings: an evaluation, from options or TOML
+    folder.py             the folder: episodes written atomically, identified by settings, locked
+    perturbed_backend.py  applies a perturbation to requests
+    simulator.py          robot and policy: an assignment in, a record out
+    reply.py              what an actor returns
+    simulator_actor.py    a simulator in a Ray actor
+    cluster.py            Ray: started, used and ended
+    ranks.py              a rank in a Ray actor, and its handle
+    replica.py            a group of ranks on Ray that simulators share
+    driver.py             the queue, and what happens when a process dies
+    statistics.py         success rates with intervals, latencies, differences
+    report.py, page.py    the report as JSON and as an HTML page
+    evaluate.py           all of it
 
-Ray is imported in ``cluster``, ``ranks``, ``replica`` and ``driver`` only, and nothing here is imported before it is needed.
+Ray is imported in ``cluster``, ``ranks``, ``replica``, ``simulator_actor`` and ``driver`` only.
 """

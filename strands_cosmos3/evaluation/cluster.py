@@ -1,4 +1,4 @@
-"""Ray, started for one evaluation or joined where a cluster runs already, and ended without a trace."""
+"""Ray for the duration of an evaluation: started and removed again, or a running cluster joined."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from strands_cosmos3.errors import ConfigError, EvaluationError
 ONE_THREAD: Mapping[str, str] = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS"), "1"
 )
-"""For every process that simulates or infers on the CPU: numpy, torch and software OpenGL would each take all cores."""
-DEATHS = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
-"""What Ray raises where a process, or the machine it ran on, is gone."""
+"""For every process that simulates or infers on the CPU; numpy, torch and software OpenGL would each use all cores."""
+WORKER_FAILURES = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
+"""Raised by Ray if a process, or the machine it ran on, is gone."""
 _PREFIX = "sc3-ray-"
 _HERE: Mapping[str, str] = {"RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}
-_OBJECT_STORE_BYTES = 128 * 2**20  # frames go in requests of some megabytes, and a film at a time
-_KNOCK_S = 10.0
-_LONGEST_FOLDER = 32  # Ray puts sockets some 70 characters below it, and a socket's path ends at 107
+_OBJECT_STORE_BYTES = 128 * 2**20  # requests with images are some megabytes; videos are transferred one at a time
+_CONNECT_S = 10.0
+_LONGEST_FOLDER = 32  # Ray's socket paths are some 70 characters longer, and limited to 107
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a cluster has."""
+    """Resources of a cluster."""
 
     cpus: int
     gpus: int
@@ -44,25 +44,25 @@ class Resources:
 
 @contextmanager
 def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
-    """Ray, for as long as the evaluation runs.
+    """Provide Ray while the evaluation runs.
 
     Args:
-        address: Of a running cluster (``host:port`` or ``auto``); None starts Ray on this machine, without a dashboard or
-            usage reports, in a folder of its own that is removed afterwards.
-        cpus: For a Ray of our own: processes that may run at a time. It counts processes, not cores.
+        address: Address of a running cluster (``host:port`` or ``auto``). None starts Ray on this machine, without a dashboard
+            or usage reports, in a temporary folder.
+        cpus: For Ray started here: number of processes (not cores) that may run at the same time.
 
     Raises:
-        EvaluationError: No cluster answers there, or Ray does not start.
+        EvaluationError: No cluster responds at the address, or Ray does not start.
     """
     if ray.is_initialized():
         raise EvaluationError("Ray is already in use in this process; evaluate from a process of its own.")
     if address is not None:
-        _require_somebody(address)
+        _check_address(address)
         options: dict[str, Any] = {"address": address, "runtime_env": {"env_vars": dict(ONE_THREAD)}}
         with _joined(options):
             yield _resources()
         return
-    _sweep()
+    _remove_stale_folders()
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder())
     options = {
         "num_cpus": cpus,
@@ -70,25 +70,25 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_temp_dir": folder,
         "_node_ip_address": "127.0.0.1",
-        "_system_config": {"worker_niceness": 0},  # what the user waits for is what the workers do
+        "_system_config": {"worker_niceness": 0},  # Ray's default slows the workers down
     }
     try:
-        with _environment({**ONE_THREAD, **_HERE, **_guarded()}), _joined(options):
+        with _environment({**ONE_THREAD, **_HERE, **_auth_token()}), _joined(options):
             yield _resources()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _require_somebody(address: str) -> None:
-    """Ray itself would knock for minutes."""
+def _check_address(address: str) -> None:
+    """Check that a server listens; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return  # "auto", or another form that Ray knows
+        return  # "auto", or another form that Ray accepts
     try:
-        socket.create_connection((host, int(port)), _KNOCK_S).close()
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise EvaluationError(
-            f"nobody listens at --address {address} ({error.strerror or error}). Start a cluster there with "
+            f"no server listens at --address {address} ({error.strerror or error}). Start a cluster there with "
             "`ray start --head`, or leave the address out to run on this machine."
         ) from None
 
@@ -107,7 +107,7 @@ def _joined(options: dict[str, Any]) -> Iterator[None]:
 def _start(options: dict[str, Any]) -> None:
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # the seam: a Ray that does not start says so in a dozen ways, bare Exception among them
+    except Exception as error:  # Ray reports a failed start with many types, bare Exception among them
         where = f"at {options['address']!r}" if "address" in options else "on this machine"
         raise EvaluationError(f"Ray does not start {where}: {error}") from error
 
@@ -118,15 +118,15 @@ def _resources() -> Resources:
 
 
 @cache
-def _guarded() -> Mapping[str, str]:
-    """A password for a Ray of our own, which would else write one to the home folder. Ray remembers it, so it is made once."""
+def _auth_token() -> Mapping[str, str]:
+    """Return a token for Ray started here, which would otherwise write one to the home folder. Ray caches it, so do we."""
     named = [name for name in os.environ if name.startswith("RAY_AUTH_")]
     return {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that Ray's processes inherit. This process has loaded its libraries and is not changed by them."""
+    """Set variables for Ray's processes. They do not affect this process, whose libraries are loaded already."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -144,8 +144,8 @@ def _short_folder() -> str:
     return usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
 
 
-def _sweep() -> None:
-    """Remove what evaluations that were killed left behind; their Ray ended with them."""
+def _remove_stale_folders() -> None:
+    """Remove folders of killed evaluations; their Ray ended with them."""
     for folder in Path(_short_folder()).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -153,14 +153,14 @@ def _sweep() -> None:
 
 
 def end_actor(actor: Any, pid: int, node: str) -> None:
-    """End an actor at once; calling it twice is harmless.
+    """End an actor at once. Idempotent.
 
-    A stopped process does not hear Ray, so one on this machine is ended by its id.
+    A stopped process does not respond to Ray, so one on this machine is killed by its process id.
 
     Args:
         actor: Its handle.
-        pid: Of its process; 0 where it is not known.
-        node: Ray's id of the machine that it runs on.
+        pid: Its process id; 0 if unknown.
+        node: Ray's id of its machine.
     """
     ray.kill(actor, no_restart=True)
     if pid and node == ray.get_runtime_context().get_node_id():
@@ -169,10 +169,10 @@ def end_actor(actor: Any, pid: int, node: str) -> None:
 
 
 def require_gpus(resources: Resources, wanted: int, where: str | None) -> None:
-    """Refuse more GPUs than there are.
+    """Check that the cluster has enough GPUs.
 
     Raises:
-        ConfigError: There are fewer.
+        ConfigError: It has fewer.
     """
     if wanted > resources.gpus:
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""The queue: who runs which episode, and what happens when a process dies.
+"""The queue of episodes, and what happens when a worker dies or hangs.
 
-The driver alone writes. A worker takes the next assignment when it is idle, so slow episodes hold nobody up; its record comes
-back through Ray and is stored at once. A worker that dies is replaced and its assignment goes to the front of the queue again;
-one that kills its worker ``MAX_ATTEMPTS`` times is left out and named. A worker that does not come back from an episode within
-``Settings.episode_timeout`` is killed, and its episode given out once more; the second time it is stored as a failure. After
-the episodes come the films of failures, chosen by their index, so that they too are the same on any number of workers.
+Only the driver writes files. An idle worker takes the next assignment, so slow episodes delay no other worker; its record
+returns through Ray and is stored at once. A worker that dies is replaced and its assignment goes to the front of the queue; an
+assignment whose workers died ``MAX_ATTEMPTS`` times is given up and named. A worker that exceeds ``Settings.episode_timeout``
+is killed and its assignment runs once more; the second time it is stored as a failure. Films of failures follow the episodes.
+They are chosen by index, so they too are the same with any number of workers.
 """
 
 from __future__ import annotations
@@ -19,40 +19,43 @@ import ray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.cluster import DEATHS, end_actor
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, end_actor
 from strands_cosmos3.evaluation.folder import Record, RunFolder, without_times
 from strands_cosmos3.evaluation.plan import Assignment
+from strands_cosmos3.evaluation.reply import Reply
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.simulator import fault
-from strands_cosmos3.evaluation.worker import Reply, Worker
+from strands_cosmos3.evaluation.simulator import failed_record
+from strands_cosmos3.evaluation.simulator_actor import SimulatorActor
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 
 if TYPE_CHECKING:
-    from strands_cosmos3.evaluation.replica import Replicas
+    from strands_cosmos3.evaluation.replica import ReplicaPool
 
 MAX_ATTEMPTS = 3
 MAX_HANGS = 2
 _POLL_S = 0.25
 _QUIET_S = 5.0
 
-RemoteWorker = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
+RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(SimulatorActor)
 
 
 @dataclass
 class Progress:
-    """How far an evaluation is; it changes while it runs.
+    """Progress of an evaluation, updated while it runs.
 
     Attributes:
-        done, successes: By (condition, task).
-        total: Episodes of each (condition, task).
-        resumed: Episodes that were there before.
-        films, films_total: Of failures.
-        workers: How many are ready; wanted: how many there should be.
-        deaths: Workers that died; hangs: that did not come back; requeued: assignments that were given out again;
-            restarts: of gangs.
+        total, done, successes: Episodes by (perturbation, task).
+        resumed: Episodes that were stored before.
+        films, films_total: Films of failures.
+        workers, wanted: Workers that are ready, and workers in all.
+        worker_failures: Workers that died.
+        hangs: Workers that exceeded the time limit.
+        requeued: Assignments that were queued again.
+        restarts: Restarts of ranks.
         lost: Assignments that were given up.
-        busy_s: Since the first worker was ready, while there were episodes to run.
-        stage: What it is doing.
+        busy_s: Wall time since the first worker was ready, while episodes remain [s].
+        stage: Current activity.
+        interrupted: Whether Ctrl-C ended the run.
     """
 
     total: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class Progress:
     films_total: int = 0
     workers: int = 0
     wanted: int = 0
-    deaths: int = 0
+    worker_failures: int = 0
     hangs: int = 0
     requeued: int = 0
     restarts: int = 0
@@ -74,33 +77,32 @@ class Progress:
 
     @property
     def new(self) -> int:
-        """Episodes that this run did."""
+        """Episodes of this run."""
         return self.done.total() - self.resumed
 
     @property
     def a_minute(self) -> float | None:
-        """Episodes a minute since the first worker was ready, starting not counted."""
+        """Episodes a minute, start-up excluded."""
         return 60 * self.new / self.busy_s if self.new and self.busy_s else None
 
     def count(self, assignment: Assignment, record: Record) -> None:
-        """An episode is there."""
-        row = assignment.condition.name, assignment.task
-        self.done[row] += 1
-        self.successes[row] += bool(record["success"])
+        """Count a stored episode."""
+        self.done[assignment.row] += 1
+        self.successes[assignment.row] += bool(record["success"])
 
 
 @dataclass
 class _Slot:
-    """A place for a worker: the actor in it now, and what it is doing."""
+    """A place for a worker: its current actor and job."""
 
     number: int
     actor: Any
-    pending: Any  # the reference that is awaited
-    job: _Job | None = None  # None while it opens
+    pending: Any  # reference of the awaited reply
+    job: _Job | None = None  # None while the worker opens
     failed_starts: int = 0
     pid: int = 0
     node: str = ""
-    since_s: float = 0.0  # when it got the job
+    since_s: float = 0.0  # when the job was given out
 
 
 @dataclass(frozen=True)
@@ -108,18 +110,23 @@ class _Job:
     assignment: Assignment
     film: bool = False
 
+    @property
+    def label(self) -> str:
+        return f"{'film of ' if self.film else ''}{self.assignment.label}"
+
 
 class Driver:
-    """Runs what is missing from a folder.
+    """Runs the episodes that are missing from a folder.
 
     Args:
-        folder: Where episodes are kept.
-        workers: How many simulators.
+        folder: Where episodes are stored.
+        workers: Number of simulators.
         report: Called several times a second with the progress.
+        replicas: Shared replicas that simulators use instead of policies of their own.
 
     Attributes:
-        progress: How far it is.
-        records: Every episode that is there, by key.
+        progress: Progress so far.
+        records: Stored episodes by key.
     """
 
     def __init__(
@@ -127,11 +134,12 @@ class Driver:
         folder: RunFolder,
         workers: int,
         report: Callable[[Progress], None] | None = None,
+        replicas: ReplicaPool | None = None,
     ):
-        self.folder, self.settings = folder, folder.settings
+        self.folder, self.settings, self.replicas = folder, folder.settings, replicas
         self.plan = self.settings.plan()
         self.records = folder.read_all(self.plan)
-        self.progress = Progress(total=dict(Counter((a.condition.name, a.task) for a in self.plan)), wanted=workers)
+        self.progress = Progress(total=dict(Counter(a.row for a in self.plan)), wanted=workers)
         for assignment in self.plan:
             if assignment.key in self.records:
                 self.progress.count(assignment, self.records[assignment.key])
@@ -139,7 +147,6 @@ class Driver:
         self._queue = deque(_Job(a) for a in self.plan if a.key not in self.records)
         self._attempts: Counter[_Job] = Counter()
         self._hangs: Counter[_Job] = Counter()
-        self._replicas: Replicas | None = None
         self._report = report or (lambda progress: None)
         self._slots: list[_Slot] = []
         self._busy_since_s: float | None = None
@@ -148,61 +155,57 @@ class Driver:
 
     @property
     def missing(self) -> int:
-        """Episodes that are not there."""
-        return len(self.plan) - len(self.records)
+        """Number of episodes and films that are not stored yet."""
+        return len(self.plan) - len(self.records) + len(self._missing_films())
 
-    def share(self, replicas: Replicas) -> None:
-        """Let simulators ask shared replicas instead of policies of their own."""
-        self._replicas = replicas
-
-    def films_missing(self) -> int:
-        """Failures that are to be filmed and are not."""
-        return len(self._unfilmed())
+    @property
+    def busy(self) -> dict[int, Assignment]:
+        """Current assignment by process id."""
+        return {slot.pid: slot.job.assignment for slot in self._slots if slot.job is not None}
 
     def run(self) -> None:
-        """Run every missing episode, then film failures. Ctrl-C ends it between two answers; what is finished is stored.
+        """Run every missing episode, then film failures. Ctrl-C stops it between two replies; finished episodes are stored.
 
         Raises:
-            EvaluationError: Workers do not start, or what they ask is gone. What is finished is stored.
-            ConfigError: The checkpoint is not the one that stored episodes were run with.
+            EvaluationError: Workers do not start, or a service they need is gone. Finished episodes are stored.
+            ConfigError: Stored episodes were run with another checkpoint.
         """
         with deferred_interrupt() as interrupt:
-            for stage, fill in (("running", lambda: None), ("filming failures", self._queue_films)):
-                fill()
+            for stage in ("running", "filming failures"):
                 self.progress.stage = stage
+                if stage != "running":
+                    self._queue.extend(_Job(assignment, film=True) for assignment in self._missing_films())
+                    self.progress.films_total = len(self._queue)
                 while self._queue or any(slot.job for slot in self._slots):
                     if stage == "running":
-                        self._look_at_the_clock()
-                    self._give_out()
+                        self._measure_time()
+                    self._assign()
                     self._report(self.progress)
                     if interrupt.requested:
                         self.progress.interrupted = True
                         return
-                    self._take_back()
+                    self._collect()
         self.progress.stage = "done"
         self._report(self.progress)
 
-    @property
-    def busy(self) -> dict[int, Assignment]:
-        """Which process (its id on its own machine) is at which episode."""
-        return {slot.pid: slot.job.assignment for slot in self._slots if slot.job is not None}
-
     def close(self) -> None:
-        """End every worker. Replicas are for whoever made them to end."""
+        """End every worker. Replicas belong to the caller."""
         for slot in self._slots:
             ray.kill(slot.actor, no_restart=True)
         self._slots = []
 
-    def _look_at_the_clock(self) -> None:
+    def _measure_time(self) -> None:
         if self._busy_since_s is None and self.progress.workers:
             self._busy_since_s = time.monotonic()
         if self._busy_since_s is not None:
             self.progress.busy_s = time.monotonic() - self._busy_since_s
 
-    def _give_out(self) -> None:
-        """Start workers that are wanted, and give work to the idle."""
+    def _assign(self) -> None:
+        """Start missing workers, and give jobs to idle ones."""
         while len(self._slots) < min(self.progress.wanted, len(self._queue) + sum(bool(s.job) for s in self._slots)):
-            self._slots.append(self._start(len(self._slots)))
+            number = len(self._slots)
+            actor = RemoteSimulator.remote(number)
+            self._slots.append(_Slot(number, actor, self._open(actor, number)))
         for slot in self._slots:
             if slot.pending is None and self._queue:
                 slot.job = self._queue.popleft()
@@ -210,136 +213,127 @@ class Driver:
                 method = slot.actor.film if slot.job.film else slot.actor.run
                 slot.pending, slot.since_s = method.remote(slot.job.assignment), time.monotonic()
 
-    def _take_back(self) -> None:
-        """Wait a moment for answers, take them, and end whoever owes one for too long."""
+    def _open(self, actor: Any, number: int) -> Any:
+        return actor.open.remote(self.settings, None if self.replicas is None else self.replicas.handle(number))
+
+    def _collect(self) -> None:
+        """Wait briefly for replies, process them, and end workers that exceed the time limit."""
         waiting = {slot.pending: slot for slot in self._slots if slot.pending is not None}
         ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
-        self._look_after_ray(bool(ready))
+        self._check_ray(bool(ready))
         for reference in ready:
-            self._take(waiting[reference])
+            self._process(waiting[reference])
         for slot in self._slots:
             if slot.job is not None and time.monotonic() - slot.since_s > self.settings.episode_timeout:
                 self._end_hung(slot, slot.job)
-        if self._replicas is not None:
-            self.progress.restarts = self._replicas.restarts()
+        if self.replicas is not None:
+            self.progress.restarts = self.replicas.restarts()
 
-    def _look_after_ray(self, heard: bool) -> None:
-        """Where the last machine of the cluster is gone, Ray would wait for another one for ever."""
+    def _check_ray(self, heard: bool) -> None:
+        """Raise if the cluster has no machine left; Ray itself would wait for another one forever."""
         now = time.monotonic()
         if heard:
             self._heard_s = now
         elif now - self._heard_s > _QUIET_S:
             self._heard_s = now
             if not any(node["Alive"] for node in ray.nodes()):
-                raise EvaluationError("Ray's own processes died. What is finished is kept; --resume goes on.")
+                raise EvaluationError("Ray's own processes died. Finished episodes are stored; --resume continues.")
 
-    def _start(self, number: int) -> _Slot:
-        actor = RemoteWorker.remote(number)
-        return _Slot(number, actor, self._opening(actor, number))
-
-    def _opening(self, actor: Any, number: int) -> Any:
-        replica = None if self._replicas is None else self._replicas.handle(number)
-        return actor.open.remote(self.settings, replica)
-
-    def _take(self, slot: _Slot) -> None:
+    def _process(self, slot: _Slot) -> None:
         job = slot.job
         try:
             reply: Reply = ray.get(slot.pending)
-        except DEATHS:
-            self._replace(slot)
+        except WORKER_FAILURES:
+            self._replace_dead(slot)
             return
         slot.pending, slot.job = None, None
         if reply.kind == "error":
-            kind, message = reply.error or ("", "")
-            raise EvaluationError(f"{message} ({kind}{f' in episode {job.assignment.label}' if job else ', at a start'})")
+            where = f"in episode {job.assignment.label}" if job else "while a worker started"
+            raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} {where})")
         if reply.kind == "lost":
             if job is not None:
                 self._requeue(job)
                 self.progress.workers -= 1
-            slot.pending = self._opening(slot.actor, slot.number)
+            slot.pending = self._open(slot.actor, slot.number)
         elif job is None:
             slot.failed_starts = 0
-            self._greet(slot, reply.value)
+            self._register(slot, reply.value)
         elif job.film:
-            self._keep_film(job.assignment, *reply.value)
+            self._store_film(job.assignment, *reply.value)
         else:
-            self._keep(job, reply.value)
+            self._store(job, reply.value)
 
-    def _keep(self, job: _Job, record: Record) -> None:
+    def _register(self, slot: _Slot, about: dict[str, Any]) -> None:
+        """Check a worker that is ready."""
+        self.progress.workers += 1
+        slot.pid, slot.node = about["pid"], about["node"]
+        if about["version"] != __version__:
+            raise EvaluationError(f"a worker runs version {about['version']} of this package, the driver {__version__}.")
+        if self._model_sha256 is None:
+            self._model_sha256 = about["model_sha256"]
+        elif about["model_sha256"] != self._model_sha256:
+            raise ConfigError(
+                f"the episodes in {self.folder.path} were run with another checkpoint (SHA-256 "
+                f"{self._model_sha256[:12]}..., now {str(about['model_sha256'])[:12]}...); choose another --out."
+            )
+
+    def _store(self, job: _Job, record: Record) -> None:
         record["times"]["attempt"] = self._attempts[job]
         self.records[job.assignment.key] = self.folder.write(job.assignment, record)
         self.progress.count(job.assignment, record)
 
-    def _keep_film(self, assignment: Assignment, record: Record, film: bytes) -> None:
+    def _store_film(self, assignment: Assignment, record: Record, film: bytes) -> None:
         self.progress.films += 1
-        stored = self.records[assignment.key]
-        same = all(without_times(stored)[name] == value for name, value in without_times(record).items())
+        stored = without_times(self.records[assignment.key])
         if film:
+            same = all(stored[name] == value for name, value in without_times(record).items())
             self.folder.write_film(assignment, film, same)
 
-    def _greet(self, slot: _Slot, who: dict[str, Any]) -> None:
-        """A worker is ready."""
-        self.progress.workers += 1
-        slot.pid, slot.node = who["pid"], who["node"]
-        if who["version"] != __version__:
-            raise EvaluationError(f"a worker runs version {who['version']} of this package, the driver {__version__}.")
-        if self._model_sha256 is None:
-            self._model_sha256 = who["model_sha256"]
-        elif who["model_sha256"] != self._model_sha256:
-            raise ConfigError(
-                f"the checkpoint is not the one that {self.folder.path}'s episodes were run with (SHA-256 "
-                f"{str(who['model_sha256'])[:12]}... instead of {self._model_sha256[:12]}...); choose another --out."
-            )
-
-    def _replace(self, slot: _Slot) -> None:
-        """A worker is gone: put another in its place, and its assignment at the front of the queue."""
-        self.progress.deaths += 1
-        slot.pid = 0  # by now it may be another process's
+    def _replace_dead(self, slot: _Slot) -> None:
+        """Replace a worker that died, and queue its job again."""
+        self.progress.worker_failures += 1
+        slot.pid = 0  # another process may have the id by now
         if slot.job is not None:
             self._requeue(slot.job)
         else:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_ATTEMPTS:
                 raise EvaluationError(
-                    f"worker {slot.number} died {MAX_ATTEMPTS} times while it started; is there memory enough?"
+                    f"worker {slot.number} died {MAX_ATTEMPTS} times while it started; is there enough memory?"
                 )
-        self._start_again(slot)
+        self._restart(slot)
 
     def _end_hung(self, slot: _Slot, job: _Job) -> None:
-        """A worker does not come back: kill it, and give its assignment out again, or store that it failed."""
+        """Kill a worker that exceeds the time limit; queue its job again, or store that it failed."""
         self.progress.hangs += 1
         self._hangs[job] += 1
         if self._hangs[job] < MAX_HANGS:
             self._requeue(job)
         elif job.film:
-            self.progress.lost.append(f"film of {job.assignment.label}")
+            self.progress.lost.append(job.label)
         else:
-            limit = f"no end within {self.settings.episode_timeout:g} s on the wall"
-            record = fault(job.assignment, f"{limit}, {MAX_HANGS} times; its simulator was killed")
+            limit = f"did not end within {self.settings.episode_timeout:g} s of wall-clock time"
+            record = failed_record(job.assignment, f"{limit}, {MAX_HANGS} times; its simulator was killed")
             record["times"]["hung"] = MAX_HANGS
-            self._keep(job, record)
-        self._start_again(slot)
+            self._store(job, record)
+        self._restart(slot)
 
-    def _start_again(self, slot: _Slot) -> None:
-        """Another worker in a place; whoever is there is ended."""
+    def _restart(self, slot: _Slot) -> None:
+        """End a slot's worker and start another one."""
         end_actor(slot.actor, slot.pid, slot.node)
         if slot.job is not None:
             self.progress.workers -= 1
-        fresh = self._start(slot.number)
-        slot.actor, slot.pending, slot.job, slot.pid = fresh.actor, fresh.pending, None, 0
+        slot.actor = RemoteSimulator.remote(slot.number)
+        slot.pending, slot.job, slot.pid = self._open(slot.actor, slot.number), None, 0
 
     def _requeue(self, job: _Job) -> None:
         if self._attempts[job] < MAX_ATTEMPTS:
             self.progress.requeued += 1
             self._queue.appendleft(job)
         else:
-            self.progress.lost.append(f"{'film of ' if job.film else ''}{job.assignment.label}")
+            self.progress.lost.append(job.label)
 
-    def _queue_films(self) -> None:
-        self._queue.extend(_Job(assignment, film=True) for assignment in self._unfilmed())
-        self.progress.films_total = len(self._queue)
-
-    def _unfilmed(self) -> list[Assignment]:
+    def _missing_films(self) -> list[Assignment]:
         chosen = failures_to_film(self.plan, self.records, self.settings)
         return [assignment for assignment in chosen if self.folder.film_of(assignment) is None]
 
@@ -347,14 +341,14 @@ class Driver:
 def failures_to_film(
     plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record], settings: Settings
 ) -> list[Assignment]:
-    """The first ``settings.films`` failures of each condition and task, by index; doing what was told is no failure."""
+    """Return the first ``settings.films`` failures of each row, by index. Following the policy's instruction is no failure."""
     chosen: list[Assignment] = []
     taken: Counter[tuple[str, str]] = Counter()
     for assignment in plan:
-        record, row = records.get(assignment.key), (assignment.condition.name, assignment.task)
+        record = records.get(assignment.key)
         if record is None or record["success"] or record["success_told"] or not record["times"].get("answer_ms"):
             continue
-        if taken[row] < settings.films:
-            taken[row] += 1
+        if taken[assignment.row] < settings.films:
+            taken[assignment.row] += 1
             chosen.append(assignment)
     return chosen

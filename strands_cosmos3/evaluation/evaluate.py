@@ -1,4 +1,4 @@
-"""An evaluation from its first check to its report."""
+"""An evaluation, from its first check to its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strands_cosmos3.evaluation.report import Report, make_report, write_report
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.resources import write_json
 
-_WORKERS_A_REPLICA = 4
+_WORKERS_PER_REPLICA = 4
 """Simulators that keep one replica busy: while one waits for its chunk, the others move."""
 
 
@@ -29,87 +29,97 @@ def evaluate(
     address: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     about: Mapping[str, Any] | None = None,
-    world: Callable[[], Mapping[str, Any]] | None = None,
+    dynamics: Callable[[], Mapping[str, Any]] | None = None,
 ) -> tuple[Report, Progress]:
-    """Run what is missing, and report on everything that is there.
+    """Run the missing episodes and report on all of them.
 
-    The report is written whatever happens after the first worker was started: an interrupted or failed evaluation leaves
-    one that says what is missing.
+    Once workers have started, the report is written even after an interruption or a failure.
 
     Args:
         settings: What to evaluate.
         out: The folder.
-        resume: Whether it may hold episodes already.
-        address: Of a running Ray cluster; None starts Ray here.
+        resume: Whether the folder may contain episodes.
+        address: Address of a running Ray cluster; None starts Ray here.
         progress: Called several times a second.
-        about: What else the report is to say, e.g. versions.
-        world: Judges forward and inverse dynamics, after the episodes; called where the settings ask for clips and the folder
-            has no such figures.
+        about: Further facts for the report, e.g. versions.
+        dynamics: Computes figures of forward and inverse dynamics, if the settings have clips and the folder has no figures.
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
-        EvaluationError: It could not go on; what is finished is kept.
+        EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    if settings.topology.replicas:
-        from strands_cosmos3.evaluation.replica import check_model
-
-        check_model(settings)
+    _check_model(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
-        run = {"settings": settings.to_dict(), **(about or {}), "started": _now()}
-        write_json(folder.path / "run.json", run)
-        started = time.monotonic()
+        write_json(folder.path / "run.json", {"settings": settings.to_dict(), **(about or {}), "started": _now()})
+        started_s = time.monotonic()
         try:
             _run(driver, address, workers)
-            if settings.clips and world is not None and not driver.progress.interrupted and folder.read_world() is None:
-                folder.write_world(world())
+            _evaluate_dynamics(driver, dynamics)
         finally:
-            state = driver.progress
-            facts = {
-                **(about or {}),
-                "ran_on": f"{settings.topology}; {workers} simulator{'s' if workers > 1 else ''}"
-                + (f"; Ray at {address}" if address else ""),
-                "finished": _now(),
-                "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
-                "run": {
-                    "wall_s": time.monotonic() - started,
-                    "new_episodes": state.new,
-                    "episodes_a_minute": state.a_minute,
-                    "workers_died": state.deaths,
-                    "workers_hung": state.hangs,
-                    "requeued": state.requeued,
-                    "gangs_restarted": state.restarts,
-                },
-            }
-            report = make_report(folder, driver.records, facts, state.lost)
+            facts = {**(about or {}), **_facts(driver, address, workers, time.monotonic() - started_s)}
+            report = make_report(folder, driver.records, facts, driver.progress.lost)
             write_report(folder, report)
     return report, driver.progress
 
 
+def _check_model(settings: Settings) -> None:
+    if settings.topology.replicas:
+        from strands_cosmos3.evaluation.replica import check_model
+
+        check_model(settings)
+
+
+def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:
+    folder, wanted = driver.folder, driver.settings.clips and not driver.progress.interrupted
+    if dynamics is not None and wanted and folder.read_dynamics() is None:
+        folder.write_dynamics(dynamics())
+
+
+def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> dict[str, Any]:
+    state = driver.progress
+    ran_on = f"{driver.settings.topology}; {workers} simulator{'s' if workers > 1 else ''}"
+    return {
+        "ran_on": ran_on + (f"; Ray at {address}" if address else ""),
+        "finished": _now(),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "run": {
+            "wall_s": wall_s,
+            "new_episodes": state.new,
+            "episodes_a_minute": state.a_minute,
+            "worker_failures": state.worker_failures,
+            "workers_died": state.worker_failures,  # 0.1's name, until 0.3
+            "workers_hung": state.hangs,
+            "requeued": state.requeued,
+            "replica_restarts": state.restarts,
+            "gangs_restarted": state.restarts,  # 0.1's name, until 0.3
+        },
+    }
+
+
 def _run(driver: Driver, address: str | None, workers: int) -> None:
-    if not driver.missing and not driver.films_missing():
+    if not driver.missing:
         driver.run()
         return
     topology = driver.settings.topology
     with cluster(address, workers + topology.ranks) as resources:
         require_gpus(resources, topology.num_gpus, address)
-        with ExitStack() as at_the_end:
+        with ExitStack() as end:
             if topology.replicas:
-                from strands_cosmos3.evaluation.replica import Replicas
+                from strands_cosmos3.evaluation.replica import ReplicaPool
 
-                replicas = Replicas(driver.settings)
-                at_the_end.callback(replicas.close)
-                driver.share(replicas)
-            at_the_end.callback(driver.close)
+                driver.replicas = ReplicaPool(driver.settings)
+                end.callback(driver.replicas.close)
+            end.callback(driver.close)
             driver.run()
 
 
 def default_workers(settings: Settings, cores: int) -> int:
-    """Simulators where nobody said how many: a core each that no CPU rank needs, and no more than replicas can feed."""
+    """Return the default number of simulators: one for each core that no CPU rank needs, limited by what replicas can feed."""
     topology = settings.topology
     free = cores - (0 if topology.num_gpus else topology.ranks)
-    most = topology.replicas * _WORKERS_A_REPLICA or free
+    most = topology.replicas * _WORKERS_PER_REPLICA or free
     return max(1, min(free, most, len(settings.plan())))
 
 

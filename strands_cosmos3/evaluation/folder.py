@@ -1,15 +1,15 @@
-"""``run/``: where an evaluation's episodes lie, each written whole, each known by what it is.
+"""The folder of an evaluation. Each episode is a file, written atomically and identified by its settings.
 
 ::
 
     run/run.json                                    the settings of the last start, versions
     run/episodes/<condition>/<task>/<index>.json    one episode
-    run/films/<condition>/<task>-<index>.mp4        a failure, run again and filmed; "-differs" where it then went otherwise
-    run/dynamics.json                               forward and inverse dynamics, where they were asked for
-    run/report.json, run/report.html                what it comes to
+    run/films/<condition>/<task>-<index>.mp4        video of a failure, run again; "-differs" if the result differed
+    run/dynamics.json                               figures of forward and inverse dynamics, if requested
+    run/report.json, run/report.html                the report
 
-An episode that is there and is the one wanted is never run again. Nothing is counted and no log is replayed: the files are
-the state, so whatever moment a process is killed at, the next start sees exactly what was finished.
+An episode whose file has the right identity is never run again. The files are the only state, so after a kill at any moment the
+next start sees exactly the finished episodes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ Record = dict[str, Any]
 
 
 class RunFolder:
-    """The folder of one evaluation. Open it as a context manager: a second evaluation cannot write to it meanwhile.
+    """The folder of one evaluation. As a context manager it is locked against other evaluations.
 
     Args:
-        path: The folder; it is made.
-        settings: What is evaluated.
-        resume: Whether episodes may be there already.
+        path: The folder; it is created.
+        settings: The evaluation.
+        resume: Whether the folder may contain episodes.
 
     Raises:
-        ConfigError: Another evaluation has it open, it cannot be written, it holds episodes and ``resume`` is False, or
-            an episode in it was run with other settings.
+        ConfigError: Another evaluation has it open, it cannot be written, or it contains episodes and ``resume`` is False.
     """
 
     def __init__(self, path: Path, settings: Settings, resume: bool):
@@ -58,15 +57,15 @@ class RunFolder:
             self._tidy()
             if not resume and (stored := self._stored_files()):
                 raise ConfigError(
-                    f"{self.path} holds {len(stored)} episode{'s' if len(stored) > 1 else ''} already; add --resume to go on "
-                    "with them, or choose another --out."
+                    f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} already; add --resume to "
+                    "continue with them, or choose another --out."
                 )
         except ConfigError:
             self.close()
             raise
 
     def _tidy(self) -> None:
-        """Remove what a killed process left half-written: hidden files that were never put in their place."""
+        """Remove hidden files that a killed process left half-written."""
         for hidden in self.path.rglob(".*"):
             if hidden.suffix in (".json", ".html", ".mp4"):
                 hidden.unlink(missing_ok=True)
@@ -75,12 +74,12 @@ class RunFolder:
         return sorted(self.path.glob("episodes/*/*/*.json"))
 
     def episode_path(self, assignment: Assignment) -> Path:
-        """Where an episode lies."""
+        """Return the path of an episode."""
         condition, task, index = assignment.key
         return self.path / "episodes" / condition / task / f"{index:05d}.json"
 
     def film_of(self, assignment: Assignment) -> tuple[Path, bool] | None:
-        """Where its film lies, and whether the filmed run was the same to the bit; None where there is none."""
+        """Return the path of an episode's video and whether its run was bit-equal; None if there is no video."""
         return next(((path, same) for same in (True, False) if (path := self._film_path(assignment, same)).exists()), None)
 
     def _film_path(self, assignment: Assignment, same: bool) -> Path:
@@ -88,7 +87,7 @@ class RunFolder:
         return self.path / "films" / condition / f"{task}-{index:05d}{'' if same else '-differs'}.mp4"
 
     def read(self, assignment: Assignment) -> Record | None:
-        """A stored episode, or None where there is none that can be read.
+        """Return a stored episode; None if there is none or it is damaged.
 
         Raises:
             ConfigError: It was run with other settings; the message names the first that differs.
@@ -108,10 +107,10 @@ class RunFolder:
         different = [
             f"{name} was {found.get(name)!r} and is {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
         ]
-        return "; ".join(different[:3]) or "its contents cannot be understood"
+        return "; ".join(different[:3]) or "its contents are invalid"
 
     def read_all(self, plan: Iterable[Assignment]) -> dict[tuple[str, str, int], Record]:
-        """Every stored episode of a plan, by key.
+        """Return every stored episode of a plan, by key.
 
         Raises:
             ConfigError: As :meth:`read`.
@@ -120,9 +119,9 @@ class RunFolder:
         return {key: record for key, record in found.items() if record is not None}
 
     def write(self, assignment: Assignment, record: Record) -> Record:
-        """Store an episode, whole or not at all; returns it as stored."""
+        """Store an episode atomically and return it as stored."""
         stored = {
-            "condition": assignment.condition.name,
+            "condition": assignment.perturbation.name,
             "index": assignment.index,
             **record,
             "identity": self.settings.identity(assignment),
@@ -133,30 +132,30 @@ class RunFolder:
         return stored
 
     def write_film(self, assignment: Assignment, film: bytes, same: bool) -> Path:
-        """Store a film; ``same`` says whether the filmed run ended as the stored episode did, to the bit."""
+        """Store a video; ``same`` tells whether its run was bit-equal to the stored episode."""
         path = self._film_path(assignment, same)
         write_whole(path, lambda hidden: hidden.write_bytes(film))
         return path
 
-    def read_world(self) -> Record | None:
-        """The stored figures of dynamics, or None where there are none of these settings."""
+    def read_dynamics(self) -> Record | None:
+        """Return the stored figures of dynamics, or None if there are none of these settings."""
         try:
             stored = json.loads((self.path / "dynamics.json").read_text())
         except (OSError, ValueError):
             return None
-        return stored if isinstance(stored, dict) and stored.get("identity") == self.settings.world_identity() else None
+        return stored if isinstance(stored, dict) and stored.get("identity") == self.settings.dynamics_identity() else None
 
-    def write_world(self, figures: Mapping[str, Any]) -> None:
-        """Store figures of dynamics, whole or not at all."""
-        write_json(self.path / "dynamics.json", {**figures, "identity": self.settings.world_identity()})
+    def write_dynamics(self, figures: Mapping[str, Any]) -> None:
+        """Store figures of dynamics atomically."""
+        write_json(self.path / "dynamics.json", {**figures, "identity": self.settings.dynamics_identity()})
 
     def write_file(self, name: str, write: Callable[[Path], object]) -> Path:
-        """Store a file of the evaluation's own, such as its report."""
+        """Store another file, such as the report, atomically."""
         write_whole(self.path / name, write)
         return self.path / name
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -169,7 +168,7 @@ class RunFolder:
 
 
 def without_times(record: Record) -> Record:
-    """An episode without what the clock on the wall decided: the same on any number of workers, to the bit."""
+    """Return a record without its wall-clock times: bit-equal for any number of workers."""
     return {name: value for name, value in record.items() if name != "times"}
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing beside itself: no scripts, no fonts, no network."""
+"""The report as a self-contained HTML page, without scripts, fonts or network access."""
 
 from __future__ import annotations
 
@@ -47,34 +47,33 @@ summary { cursor: pointer; color: var(--dim); font-size: 13px; }
 .facts dd { margin: 0; overflow-wrap: anywhere; }
 """
 _HOW_TO_READ = (
-    "An episode succeeds if the condition of its task held, judged from the physics by the instruction that was asked, "
-    "whatever the policy was told. Intervals are Wilson score intervals at 95 % (Wilson 1927). Every episode's scene and "
+    "An episode succeeds if the goal of its task was reached, judged from the physics by the goal instruction, whatever "
+    "instruction the policy received. Intervals are Wilson score intervals at 95 % (Wilson 1927). Every episode's scene and "
     "noise follow from the evaluation's seed, the task and the index, so rows can be compared episode by episode."
 )
 _READING = (
-    "Told another colour than the one it is judged by, a policy that reads does what it was told; one that ignores the text "
-    "does what was asked, or neither."
+    "The policy's instruction names another colour than the goal instruction. A policy that reads it follows it; one that "
+    "ignores it reaches the goal, or neither."
 )
 _LATENCY = (
-    "From the question to the policy until its answer, on the clock on the wall; where simulators share a replica, waiting "
-    "for it is included."
+    "Wall-clock time from a request to the policy until its answer, including the wait for a replica that simulators share."
 )
 _DYNAMICS = (
-    "{clips} chunks of the undisturbed expert on tables that no training saw, {steps} denoising steps: mean PSNR of the frames "
-    "that follow from known rows, and the end point of the rows that are recovered from frames."
+    "{clips} chunks of the unperturbed expert on scenes that were not used in training, {steps} denoising steps: mean PSNR of "
+    "frames predicted from actions, and the end-point error of actions recovered from frames."
 )
-_EXPERIENCED = "The loop itself experienced a latency of at most {max_ms:.1f} ms on its own clock ({clock})."
+_EXPERIENCED = "The control loop itself saw a latency of at most {max_ms:.1f} ms on its own clock ({clock})."
 
 
 def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        report: As ``report.make_report`` made it.
-        films: Film's path -> what its player loads: the film itself as a data URI, or the path.
+        report: From ``report.make_report``.
+        films: Path of each video -> the URL that its player loads: a data URI, or the path.
     """
     rows = report["rows"]
-    body = [_head(report), *_notices(report), _success(rows), _world(report), _latency(report)]
+    body = [_head(report), *_notices(report), _success(rows), _dynamics(report), _latency(report)]
     body += [_failures(report, films), _foot(report)]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_title(report)}</title>'
     main = "\n".join(body)
@@ -85,7 +84,7 @@ def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as per cent with one decimal, or nothing."""
+    """Return a fraction as per cent with one decimal; empty for None."""
     return "" if value is None else f"{100 * value:.1f}"
 
 
@@ -100,9 +99,9 @@ def _head(report: Mapping[str, Any]) -> str:
     options = {name: policy[name] for name in shown}
     facts = {
         "policy": f"{policy['backend']}" + (f", {policy['model']}" if policy["model"] else ""),
-        "options": ", ".join(f"{name} {value}" for name, value in options.items() if value is not None) or "the presets",
-        "checkpoint's SHA-256": report["model_sha256"],
-        "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} of each task in each condition, seed "
+        "options": ", ".join(f"{name} {value}" for name, value in options.items() if value is not None) or "presets",
+        "SHA-256 of the checkpoint": report["model_sha256"],
+        "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} per task and condition, seed "
         f"{settings['seed']}, at most {settings['duration']:g} s, {settings['control_frequency']:g} Hz",
         "ran on": report.get("ran_on"),
         "finished": report.get("finished"),
@@ -116,21 +115,21 @@ def _head(report: Mapping[str, Any]) -> str:
 def _notices(report: Mapping[str, Any]) -> list[str]:
     texts = []
     if report["model_label"]:
-        texts.append(f"This checkpoint says of itself: {report['model_label']}.")
+        texts.append(f"This checkpoint's label: {report['model_label']}.")
     if not report["complete"]:
         missing = report["planned"] - report["episodes"]
-        texts.append(f"Not finished: {missing} episodes are missing. The same command with --resume goes on.")
+        texts.append(f"Not finished: {missing} episodes are missing. Run the same command with --resume to continue.")
     if report["hung"]:
-        texts.append(f"Counted as failures because they did not end in time on the wall: {', '.join(report['hung'])}.")
+        texts.append(f"Counted as failures because they exceeded the time limit: {', '.join(report['hung'])}.")
     if report["given_up"]:
-        texts.append(f"Given up because their process died again and again: {', '.join(report['given_up'])}.")
+        texts.append(f"Given up because their process died repeatedly: {', '.join(report['given_up'])}.")
     return [f'<div class="card notice">{escape(text)}</div>' for text in texts]
 
 
 def _success(rows: Sequence[Mapping[str, Any]]) -> str:
     delta = any("delta_points" in row for row in rows)
-    heads = ["condition", "task", "success", "rate, with its 95 % Wilson interval", "%", "interval"]
-    heads += ["points against the first row"] if delta else []
+    heads = ["condition", "task", "success", "rate with 95 % Wilson interval", "%", "interval"]
+    heads += ["points relative to the first row"] if delta else []
 
     def cells(row: Mapping[str, Any]) -> list[str]:
         success, points = row["success"], row.get("delta_points")
@@ -146,12 +145,12 @@ def _success(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What rows with another text than was asked tell about reading, where there are any."""
+    """Return the table of rows whose policy instruction differs from the goal instruction, if there are any."""
     told = [row for row in rows if "told" in row]
     if not told:
         return ""
-    heads = ["condition", "task", "did what it was told", "of those that did either, as told", "%", "interval"]
-    heads += ["told what was asked, by chance"]
+    heads = ["condition", "task", "policy instruction fulfilled", "share of episodes that fulfilled either", "%", "interval"]
+    heads += ["equal instructions by chance"]
 
     def cells(row: Mapping[str, Any]) -> list[str]:
         did, reads = row["told"], row["reads"]
@@ -166,21 +165,21 @@ def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<h2>Reading</h2><p class="dim">{_READING}</p>{_table(heads, told, cells, left=(0, 1, 3))}'
 
 
-def _world(report: Mapping[str, Any]) -> str:
-    """Forward and inverse dynamics, where they were judged."""
+def _dynamics(report: Mapping[str, Any]) -> str:
+    """Return forward and inverse dynamics, if they were evaluated."""
     figures = report.get("dynamics")
     if figures is None:
         return ""
-    facts = world_facts(figures)
+    facts = dynamics_facts(figures)
     listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return f'<h2>Dynamics</h2><p class="dim">{_DYNAMICS.format(**figures)}</p><dl class="facts">{listed}</dl>'
 
 
-def world_facts(figures: Mapping[str, Any]) -> dict[str, str]:
-    """What to call each figure of dynamics, and the figure with its reference."""
+def dynamics_facts(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Return each figure of dynamics with its reference, by name."""
     gain = figures["forward_db"] - figures["copy_frame_psnr"]
     return {
-        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB beside repeating the given frame "
+        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to repeating the given frame "
         f"({figures['copy_frame_psnr']:.2f} dB); the VAE alone: {figures['vae_psnr']:.2f} dB",
         "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of {figures['moved_mm']:.1f} mm moved",
     }
@@ -189,7 +188,7 @@ def world_facts(figures: Mapping[str, Any]) -> dict[str, str]:
 def _latency(report: Mapping[str, Any]) -> str:
     rows, loop = report["rows"], report.get("loop_latency")
     heads = ["condition", "task", "p50 ms", "p95 ms", "p99 ms", "max ms", "chunks", "seconds to success"]
-    heads += ["tracking mean / max mm", "CPU s an episode"]
+    heads += ["tracking mean / max mm", "CPU s per episode"]
 
     def cells(row: Mapping[str, Any]) -> list[str]:
         answer = row["answer_ms"]
@@ -210,7 +209,7 @@ def _table(
     cells: Callable[[Mapping[str, Any]], list[str]],
     left: Sequence[int],
 ) -> str:
-    """Rows labelled by condition and task; a condition is named once, and its row for all tasks is bold."""
+    """Return a table of rows labelled by condition and task; each condition is named once, its row for all tasks is bold."""
     head = "".join(f'<th class="{"l" if i in left else "r"}">{text}</th>' for i, text in enumerate(heads))
     body, last = [], None
     for row in rows:
@@ -229,7 +228,7 @@ def _cell(text: str, css: str = "r") -> str:
 
 
 def _whisker(rate: Mapping[str, Any], width: int = 230) -> str:
-    """A track from 0 to 100 %, the interval as a band on it, the rate as a dot."""
+    """Return a chart from 0 to 100 % with the interval as a band and the rate as a dot."""
     if rate["rate"] is None:
         return ""
 
@@ -249,10 +248,10 @@ def _whisker(rate: Mapping[str, Any], width: int = 230) -> str:
 
 def _failures(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
     if not report["failures"]:
-        return '<h2>Failures</h2><p class="dim">None to look at.</p>'
+        return '<h2>Failures</h2><p class="dim">None.</p>'
     most = report["settings"]["films"]
     about = (
-        f"The first {most} of each row by index, run again with the same seed and filmed: from the wrist, then from two sides."
+        f"The first {most} of each row by index, run again with the same seed and recorded from the wrist and from two sides."
     )
     cards = "".join(_failure(failure, films) for failure in report["failures"])
     return f'<h2>Failures</h2><p class="dim">{about}</p><div class="films">{cards}</div>'
@@ -260,19 +259,19 @@ def _failures(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
 
 def _failure(failure: Mapping[str, Any], films: Mapping[str, str]) -> str:
     film = films.get(failure["film"] or "")
-    lines = [f"“{failure['asked']}”"]
-    if failure["told"] != failure["asked"]:
-        lines.append(f"told: “{failure['told']}”")
+    lines = [f"“{failure['goal_instruction']}”"]
+    if failure["policy_instruction"] != failure["goal_instruction"]:
+        lines.append(f"policy instruction: “{failure['policy_instruction']}”")
     if failure["fault"]:
         lines.append(failure["fault"])
     if failure["film_is_same"] is False:
-        lines.append("Filmed, the same seed went differently: this policy does not repeat itself.")
+        lines.append("The recorded run with the same seed differs: this policy is not deterministic.")
     tags = [failure["condition"], f"{failure['task']} {failure['index']}", f"seed {failure['seed']}", failure["outcome"]]
     spans = "".join(f'<span class="tag">{escape(tag)}</span>' for tag in (*tags, f"{failure['duration_s']:.1f} s"))
     video = f'<video controls muted loop preload="metadata" src="{escape(film)}"></video>' if film else ""
     text = "".join(f"<p>{escape(line)}</p>" for line in lines) + f"<p>{spans}</p>"
     if failure["repeat"]:
-        text += f"<details><summary>run it again</summary><pre>{escape(failure['repeat'])}</pre></details>"
+        text += f"<details><summary>repeat this episode</summary><pre>{escape(failure['repeat'])}</pre></details>"
     return f'<div class="card">{video}<div class="text">{text}</div></div>'
 
 

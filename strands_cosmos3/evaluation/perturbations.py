@@ -1,13 +1,12 @@
-"""Conditions: what a policy is shown and told, beside what it is judged by. Each is a row of the report.
+"""Perturbations of a policy's input. Each is a row of the report.
 
-A control changes one thing and leaves the scene, the seed and the judge as they are, so rows can be compared episode by
-episode:
+A perturbation changes one thing and keeps the scene, the seed and the judge, so rows can be compared episode by episode:
 
-- ``blank``: every picture is black. A policy that uses its eyes falls to chance.
-- ``swapped``: it is told another colour than it is judged by. A policy that reads does the other thing.
-- ``shuffled``: it is told a colour drawn at random. A policy that reads falls to chance, one that ignores the text does not.
-- ``paraphrased``: it is told the same in words that are in no template of this package's demonstrations.
-- ``steps=N``, ``replan=N``: other denoising steps, or a new chunk after N rows.
+- ``blank``: every image is black. The success of a policy that uses images falls to chance.
+- ``swapped``: the policy's instruction names another colour than the goal. A policy that reads it does the other thing.
+- ``shuffled``: the policy's instruction names a random colour. Success falls to chance for a policy that reads it.
+- ``paraphrased``: the same goal in words that no template of this package's demonstrations contains.
+- ``steps=N``, ``replan=N``: N denoising steps, or a new chunk after N rows.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ PARAPHRASES: Mapping[Verb, tuple[str, ...]] = {
         "build a tower: the {a} cube on top of the {b} cube",
     ),
 }
-"""Held out: demonstrations must not use these, or ``paraphrased`` shows nothing."""
+"""Held out: demonstrations must not use these, or ``paraphrased`` is meaningless."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._=+-]*")
 
@@ -64,15 +63,15 @@ class Perturbation:
     """One row of an evaluation.
 
     Args:
-        name: Of the row, and of its folder.
-        images: ``seen``, or ``blank``: black pictures of the same size.
-        text: What the policy is told: the instruction that is ``asked`` (and judged by), or one of the other three.
-        num_steps: Denoising steps; None is the evaluation's own.
-        replan_rows: Rows before the next chunk; None is the evaluation's own.
+        name: Name of the row and of its folder.
+        images: ``seen``, or ``blank`` for black images of the same size.
+        text: The policy's instruction: ``asked`` for the goal's own, or one of the other three.
+        num_steps: Denoising steps; None for the evaluation's own.
+        replan_rows: Rows before the next chunk; None for the evaluation's own.
 
     Raises:
-        ConfigError: The name is no file's name, or a number is below 1.
-        UnknownNameError: No such picture or text.
+        ConfigError: The name cannot name a folder, or a number is below 1.
+        UnknownNameError: Unknown ``images`` or ``text``.
     """
 
     name: str = "plain"
@@ -83,7 +82,7 @@ class Perturbation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ConfigError(f"condition {self.name!r}: a name is made of a-z, 0-9 and . _ = + -, for it names a folder.")
+            raise ConfigError(f"condition {self.name!r}: a name consists of a-z, 0-9 and . _ = + -, because it names a folder.")
         if self.images not in IMAGES:
             raise UnknownNameError("images of a condition", self.images, IMAGES)
         if self.text not in TEXTS:
@@ -94,12 +93,12 @@ class Perturbation:
 
     @classmethod
     def parse(cls, text: str) -> Perturbation:
-        """A condition from its short form: names and settings joined by ``+``, e.g. ``swapped+replan=8``.
+        """Return a perturbation from its short form: names and settings joined by ``+``, e.g. ``swapped+replan=8``.
 
         Raises:
-            UnknownNameError, ConfigError: It cannot be read, or sets the same thing twice.
+            UnknownNameError, ConfigError: It cannot be parsed, or sets the same thing twice.
         """
-        condition = cls(text)
+        parsed = cls(text)
         taken: set[str] = set()
         for part in text.split("+"):
             name, _, number = part.partition("=")
@@ -116,16 +115,16 @@ class Perturbation:
             if taken & set(change):
                 raise ConfigError(f"condition {text!r} sets {', '.join(change)} twice.")
             taken |= set(change)
-            condition = replace(condition, **change)
-        return condition
+            parsed = replace(parsed, **change)
+        return parsed
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Perturbation:
-        """A condition from a table of a TOML file.
+        """Return a perturbation from a table of a TOML file.
 
         Raises:
-            UnknownNameError: A key that there is not.
-            ConfigError: It has no name, or a value cannot be used.
+            UnknownNameError: Unknown key.
+            ConfigError: The name is missing, or a value is invalid.
         """
         known = [f.name for f in fields(cls)]
         for key in values:
@@ -135,19 +134,19 @@ class Perturbation:
             raise ConfigError(f"a condition needs a name, got {dict(values)}.")
         return cls(**values)
 
-    def told(self, asked: str, rng: np.random.Generator) -> str:
-        """What the policy is told where the instruction is ``asked``.
+    def policy_instruction(self, goal_instruction: str, rng: np.random.Generator) -> str:
+        """Return the instruction that the policy receives.
 
         Args:
-            asked: The instruction that the episode is judged by.
-            rng: The episode's own.
+            goal_instruction: The instruction by which the episode is judged.
+            rng: The episode's generator.
 
         Raises:
             InputError: The instruction names no verb or colour.
         """
         if self.text == "asked":
-            return asked
-        goal = parse_instruction(asked)
+            return goal_instruction
+        goal = parse_instruction(goal_instruction)
         if self.text == "paraphrased":
             return _worded(rng.choice(PARAPHRASES[goal.verb]), goal)
         below = None if goal.onto is None else _colour(goal.onto)
@@ -166,7 +165,7 @@ def _worded(template: str, goal: Goal) -> str:
 
 
 def parse_conditions(texts: list[str] | tuple[str, ...]) -> tuple[Perturbation, ...]:
-    """Conditions from their short forms.
+    """Return perturbations from their short forms.
 
     Raises:
         ConfigError: Two have the same name, or there is none.
@@ -174,13 +173,13 @@ def parse_conditions(texts: list[str] | tuple[str, ...]) -> tuple[Perturbation, 
     return distinct(tuple(Perturbation.parse(text) for text in texts))
 
 
-def distinct(conditions: tuple[Perturbation, ...]) -> tuple[Perturbation, ...]:
-    """The conditions, if there is at least one and each has a name of its own.
+def distinct(perturbations: tuple[Perturbation, ...]) -> tuple[Perturbation, ...]:
+    """Return the perturbations after checking that there is at least one and that names are unique.
 
     Raises:
         ConfigError: Otherwise.
     """
-    names = [condition.name for condition in conditions]
+    names = [perturbation.name for perturbation in perturbations]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"an evaluation needs at least one condition, each with its own name; got {names}.")
-    return conditions
+    return perturbations

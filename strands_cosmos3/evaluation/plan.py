@@ -1,5 +1,4 @@
-"""Which episodes an evaluation has. Each follows from its condition, task and index alone, so it is the same wherever and
-whenever it runs."""
+"""The episodes of an evaluation. Each depends on its perturbation, task and index only, so it is the same wherever it runs."""
 
 from __future__ import annotations
 
@@ -18,52 +17,66 @@ class Assignment:
     """One episode to run.
 
     Args:
-        condition: The row that it belongs to.
-        task: What is judged.
-        index: Its number within task and condition, from 0.
-        seed: Of the scene and of the policy's noise; the same in every condition.
-        asked: The instruction that it is judged by.
-        told: What the policy is told.
+        perturbation: The row that it belongs to.
+        task: Name of the task.
+        index: Number within task and perturbation, from 0.
+        seed: Seed of the scene and of the policy's noise, the same for every perturbation.
+        goal_instruction: The instruction by which the episode is judged.
+        policy_instruction: The instruction that the policy receives.
     """
 
-    condition: Perturbation
+    perturbation: Perturbation
     task: str
     index: int
     seed: int
-    asked: str
-    told: str
+    goal_instruction: str
+    policy_instruction: str
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """(condition's name, task, index): what the episode is."""
-        return self.condition.name, self.task, self.index
+        """(perturbation's name, task, index), which identifies the episode."""
+        return self.perturbation.name, self.task, self.index
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """(perturbation's name, task): its row of the report."""
+        return self.perturbation.name, self.task
 
     @property
     def label(self) -> str:
-        """The same for people."""
-        return f"{self.condition.name}/{self.task}/{self.index}"
+        """The key as text."""
+        return "/".join(map(str, self.key))
 
     @property
     def goals(self) -> tuple[Goal, Goal]:
-        """What it is judged by, and what was told. They differ in the controls that swap or shuffle the text."""
-        return parse_instruction(self.asked), parse_instruction(self.told)
+        """Goals of the two instructions; they differ if the perturbation swaps or shuffles the text."""
+        return parse_instruction(self.goal_instruction), parse_instruction(self.policy_instruction)
+
+    def instructions(self) -> dict[str, str]:
+        """Return both instructions for JSON, also under the names of version 0.1 (until 0.3)."""
+        return {
+            "goal_instruction": self.goal_instruction,
+            "policy_instruction": self.policy_instruction,
+            "asked": self.goal_instruction,
+            "told": self.policy_instruction,
+        }
 
 
 def episode_seed(base: int, task: str, index: int) -> int:
-    """The seed of an episode, below 2**31: a hash of the evaluation's seed, the task and the index.
+    """Return the seed of an episode, below 2**31: a hash of the evaluation's seed, the task and the index.
 
-    ``numpy.random.SeedSequence`` answers the same on every machine and in every version.
+    ``numpy.random.SeedSequence`` gives the same value on every machine and in every version.
     """
     return int(np.random.SeedSequence([base, zlib.crc32(task.encode()), index]).generate_state(1)[0] >> 1)
 
 
-def asked_instruction(task: str, index: int, template: str = "") -> str:
-    """The instruction of an episode. Colours go round with the index: every colour, and for stacking every pair, alike.
+def goal_instruction(task: str, index: int, template: str = "") -> str:
+    """Return the instruction of an episode. The colours, and for stacking all pairs of colours, rotate with the index.
 
     Args:
-        task: The task.
+        task: Name of the task.
         index: The episode's index.
-        template: Another wording, in which ``{a}`` and ``{b}`` stand for the colours, if it has them; empty is the task's.
+        template: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the task's own.
     """
     a = index % 3
     b = (a + 1 + (index // 3) % 2) % 3
@@ -71,19 +84,19 @@ def asked_instruction(task: str, index: int, template: str = "") -> str:
 
 
 def make_plan(
-    tasks: Sequence[str], seeds: int, base: int, conditions: Sequence[Perturbation], template: str = ""
+    tasks: Sequence[str], seeds: int, base: int, perturbations: Sequence[Perturbation], template: str = ""
 ) -> tuple[Assignment, ...]:
-    """Every episode, condition by condition and task by task.
+    """Return every episode, by perturbation, task and index.
 
     Raises:
         InputError: An instruction names no verb or colour.
     """
     plan = []
-    for condition in conditions:
+    for perturbation in perturbations:
         for task in tasks:
             for index in range(seeds):
                 seed = episode_seed(base, task, index)
-                asked = asked_instruction(task, index, template)
-                told = condition.told(asked, np.random.default_rng([seed, zlib.crc32(condition.text.encode())]))
-                plan.append(Assignment(condition, task, index, seed, asked, told))
+                goal = goal_instruction(task, index, template)
+                rng = np.random.default_rng([seed, zlib.crc32(perturbation.text.encode())])
+                plan.append(Assignment(perturbation, task, index, seed, goal, perturbation.policy_instruction(goal, rng)))
     return tuple(plan)

@@ -1,17 +1,17 @@
-"""A replica on Ray: a gang of ranks in one placement group, and the actor in front of it that simulators share.
+"""A replica on Ray: a group of ranks in one placement group, led by an actor that simulators share.
 
-The actor in front gives all ranks the same requests in the same order, one at a time, so simulators need not know of each
-other. Where a rank dies, hangs or fails it ends the whole gang, starts another in the same placement group and asks it the same
-question: an inference has no memory, so the simulator waits longer and sees nothing else. Where the actor in front is itself
-killed, its ranks end with it, and the driver puts another in its place.
+The leader gives all ranks the same requests in the same order, one at a time, so simulators need not coordinate. If a rank
+dies, hangs or fails, the leader ends all of them, starts others in the same placement group and repeats the request: an
+inference has no memory, so a simulator only waits longer. If the leader itself is killed, its ranks end with it, and the driver
+starts another one.
 
-Only bytes travel: what ``parallel.payload`` makes of a request and of a result. The actor in front does not look into them and
-loads no torch; simulators and ranks do.
+Requests and results travel as the bytes of ``parallel.payload``. The leader does not decode them and loads no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -19,28 +19,28 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from strands_cosmos3.errors import Cosmos3Error, EvaluationError, RankLostError, RanksError, ReplicaLostError
-from strands_cosmos3.evaluation.cluster import DEATHS
-from strands_cosmos3.evaluation.ranks import RankHost, RayMember
+from strands_cosmos3.errors import EvaluationError, RankLostError, RanksError, ReplicaLostError
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES
+from strands_cosmos3.evaluation.ranks import RayRank, RayRankHandle
+from strands_cosmos3.evaluation.reply import Reply
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.worker import Reply
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.gang import Gang, GangLimits, revive
+from strands_cosmos3.parallel.group import RankGroup, RankTimeouts
 
 if TYPE_CHECKING:
     from strands_cosmos3.engine.checkpoint import Checkpoint
-    from strands_cosmos3.parallel.engine import GangEngine
+    from strands_cosmos3.parallel.engine import RankGroupEngine
 
 MAX_STARTS = 3
-"""Gangs that one question may cost before the evaluation gives up."""
-LIMITS = GangLimits(silent_s=12.0)  # simulators on the same cores may keep a rank's reporter waiting
-"""How long ranks on Ray may take."""
+"""How often one request may start ranks before the evaluation gives up."""
+TIMEOUTS = RankTimeouts(silent_s=12.0)  # simulators on the same cores may delay a heartbeat
+"""How long to wait for ranks on Ray."""
 _PLACEMENT_S = 120.0
 _CALL_S = 30.0
 
 
 def check_model(settings: Settings) -> Checkpoint:
-    """The checkpoint's headers, read before anything is started.
+    """Read the checkpoint's headers, before anything is started.
 
     Raises:
         CheckpointError: It cannot be loaded.
@@ -49,141 +49,127 @@ def check_model(settings: Settings) -> Checkpoint:
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.parallel import tensor
 
-    assert settings.policy.model is not None  # Settings saw to it
+    assert settings.policy.model is not None  # Settings checks this
     checkpoint = Checkpoint.open(locate(settings.policy.model))
     tensor.check(checkpoint.config, settings.topology.tp_size)
     return checkpoint
 
 
 class Replica:
-    """The actor in front of a gang.
+    """The actor that leads a group of ranks.
 
     Args:
-        settings: What is evaluated: model, degrees, where ranks run.
-        limits: How long ranks may take; None is a default.
+        settings: The evaluation: model, degrees, device.
+        timeouts: How long to wait for ranks.
     """
 
-    def __init__(self, settings: Settings, limits: GangLimits | None = None):
+    def __init__(self, settings: Settings, timeouts: RankTimeouts = TIMEOUTS):
         self._settings = settings
-        self._limits = limits or LIMITS
-        self._gang: Gang | None = None
-        self._group: PlacementGroup | None = None
-        self._starts = 0
+        self._ranks = RankGroup(self._start_ranks, timeouts)
+        self._placement: PlacementGroup | None = None
 
-    @ray.method(concurrency_group="look")
+    @ray.method(concurrency_group="status")
     def restarts(self) -> int:
-        """How often the gang was started again."""
-        return max(self._starts - 1, 0)
+        """Return how often the ranks were restarted."""
+        return max(self._ranks.starts - 1, 0)
 
-    @ray.method(concurrency_group="look")
+    @ray.method(concurrency_group="status")
     def ranks(self) -> list[int]:
-        """Process ids of the ranks that live now."""
-        gang = self._gang
-        return [] if gang is None or gang.ended else [int(member._pid) for member in gang.members]  # pyright: ignore
+        """Return the process ids of the running ranks."""
+        return [handle.pid for handle in self._ranks.handles if isinstance(handle, RayRankHandle)]
 
-    @ray.method(concurrency_group="ask")
+    @ray.method(concurrency_group="inference")
     def start(self) -> Reply:
-        """Start the gang, where it is not there; answers when every rank has loaded."""
-        return self._insist(lambda gang: None)
+        """Start the ranks, if they are not running, and wait until all have loaded."""
+        return self._retry(self._ranks.start)
 
-    @ray.method(concurrency_group="ask")
+    @ray.method(concurrency_group="inference")
     def infer(self, payload: bytes) -> Reply:
-        """The gang's answer to a request."""
-        return self._insist(lambda gang: gang.infer(payload))
+        """Answer a request."""
+        return self._retry(lambda: self._ranks.infer(payload))
 
-    def _insist(self, ask: Callable[[Gang], Any]) -> Reply:
-        """Ask, and where ranks fail start others and ask again."""
-        failure: Cosmos3Error | None = None
-        for _ in range(MAX_STARTS):
-            try:
-                if self._gang is None or self._gang.ended:
-                    self._gang = self._start_gang()
-                return Reply("done", ask(self._gang))
-            except RanksError as error:
-                failure = error
-            except Cosmos3Error as error:
-                return Reply("error", error=(type(error).__name__, str(error)))
-        assert failure is not None
-        return Reply(
-            "error", error=("EvaluationError", f"a replica failed {MAX_STARTS} times in a row; the last time: {failure}")
-        )
+    def _retry(self, work: Callable[[], Any]) -> Reply:
+        """Run ``work``, again with new ranks if some fail."""
 
-    def _start_gang(self) -> Gang:
-        self._starts += 1
+        def attempts() -> Any:
+            failure = ""
+            for _ in range(MAX_STARTS):
+                try:
+                    return work()
+                except RanksError as error:
+                    failure = str(error)
+            raise EvaluationError(f"a replica failed {MAX_STARTS} times in a row; the last time: {failure}")
+
+        return Reply.of(attempts)
+
+    def _start_ranks(self, end: ExitStack) -> list[RayRankHandle]:
         topology, policy = self._settings.topology, self._settings.policy
-        group = self._placed()
-        host: Any = ray.remote(RankHost)
+        placement = self._placed()
+        actor: Any = ray.remote(RayRank)
         needs = {"num_cpus": 1, "num_gpus": topology.gpus_per_rank, "max_restarts": 0, "max_concurrency": 2}
-        members = []
-        for rank in range(topology.gang_size):
-            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-            members.append(RayMember(rank, host.options(scheduling_strategy=where, **needs).remote()))
-        gang = Gang(members, self._limits)
-        met = False
+        handles: list[RayRankHandle] = []
+        for rank in range(topology.ranks_per_replica):
+            where = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank)
+            handles.append(RayRankHandle(rank, actor.options(scheduling_strategy=where, **needs).remote()))
+            end.callback(handles[-1].kill)
+        for handle in handles:
+            handle.connect()
         try:
-            for member in members:
-                member.meet()
-            init_method = ray.get(members[0].actor.meeting_point.remote(), timeout=_CALL_S)
-            met = True
-        except (*DEATHS, GetTimeoutError):
-            raise RankLostError(f"{members[0].name} ended while ranks were to meet.") from None
-        finally:
-            if not met:
-                gang.kill()
+            init_method = ray.get(handles[0].actor.rendezvous.remote(), timeout=_CALL_S)
+        except (*WORKER_FAILURES, GetTimeoutError):
+            raise RankLostError(f"{handles[0].name} ended before ranks could connect.") from None
         parallel = ParallelConfig(topology.tp_size, topology.cfg_size)
-        kind, dtype = ("cuda:0", "bfloat16") if topology.num_gpus else ("cpu", "float32")
-        options = RankOptions(kind, policy.dtype or dtype, threads=None if topology.num_gpus else 1)  # pyright: ignore[reportArgumentType]
-        for rank, member in enumerate(members):
-            member.open(policy.model, parallel, rank, init_method, options)
-        gang.wait_ready()
-        return gang
+        device, dtype = ("cuda:0", "bfloat16") if topology.num_gpus else ("cpu", "float32")
+        options = RankOptions(device, policy.dtype or dtype, threads=None if topology.num_gpus else 1)  # pyright: ignore[reportArgumentType]
+        for rank, handle in enumerate(handles):
+            handle.load(policy.model, parallel, rank, init_method, options)
+        return handles
 
     def _placed(self) -> PlacementGroup:
-        """A bundle for each rank, on one machine where one is large enough."""
-        topology = self._settings.topology
-        if self._group is None:
-            bundle = {"CPU": 1.0, **({"GPU": 1.0} if topology.num_gpus else {})}
-            kind = "GPU" if topology.num_gpus else "CPU"
-            fits = any(node["Resources"].get(kind, 0) >= topology.gang_size for node in ray.nodes() if node["Alive"])
-            bundles: list[dict[str, float]] = [dict(bundle) for _ in range(topology.gang_size)]
-            self._group = placement_group(bundles, strategy="STRICT_PACK" if fits else "PACK")
+        """Return one bundle for each rank, on one machine if one is large enough."""
+        topology, resource = self._settings.topology, "GPU" if self._settings.topology.num_gpus else "CPU"
+        count = topology.ranks_per_replica
+        if self._placement is None:
+            fits = any(node["Resources"].get(resource, 0) >= count for node in ray.nodes() if node["Alive"])
+            bundles: list[dict[str, float]] = [{"CPU": 1.0, resource: 1.0} for _ in range(count)]
+            self._placement = placement_group(bundles, strategy="STRICT_PACK" if fits else "PACK")
         try:
-            ray.get(self._group.ready(), timeout=_PLACEMENT_S)
+            ray.get(self._placement.ready(), timeout=_PLACEMENT_S)
         except GetTimeoutError:
+            has = ray.cluster_resources()
             raise EvaluationError(
-                f"the cluster has had no room for a replica of {topology.gang_size} for {_PLACEMENT_S:.0f} s; it has "
-                f"{ray.cluster_resources().get('GPU', 0):.0f} GPUs and {ray.cluster_resources().get('CPU', 0):.0f} CPUs."
+                f"the cluster has had no room for a replica of {count} for {_PLACEMENT_S:.0f} s; it has "
+                f"{has.get('GPU', 0):.0f} GPUs and {has.get('CPU', 0):.0f} CPUs."
             ) from None
-        return self._group
+        return self._placement
 
 
-class Replicas:
-    """The driver's view of all replicas.
+class ReplicaPool:
+    """All replicas of an evaluation, as its driver sees them.
 
     Args:
-        settings: What is evaluated.
-        limits: How long ranks may take; None is a default.
+        settings: The evaluation.
     """
 
-    def __init__(self, settings: Settings, limits: GangLimits | None = None):
-        self._settings, self._limits = settings, limits
+    def __init__(self, settings: Settings):
+        self._settings = settings
         self._actors = [self._make() for _ in range(settings.topology.replicas)]
         self._known = [0] * len(self._actors)
         self._before = 0
-        self._asked: dict[Any, int] = {}
+        self._pending: dict[Any, int] = {}
 
     def _make(self) -> Any:
-        remote: Any = ray.remote(concurrency_groups={"ask": 1, "look": 1})(Replica)  # pyright: ignore[reportCallIssue]
-        actor = remote.options(num_cpus=0, max_restarts=0).remote(self._settings, self._limits)
-        actor.start.remote()  # load while simulators start; what goes wrong is told to the first who asks
+        remote: Any = ray.remote(concurrency_groups={"inference": 1, "status": 1})(Replica)  # pyright: ignore[reportCallIssue]
+        actor = remote.options(num_cpus=0, max_restarts=0).remote(self._settings)
+        actor.start.remote()  # load while simulators start; the first request reports any error
         return actor
 
-    def handle(self, number: int) -> Any:
-        """The replica that a worker asks; another one where the last is gone."""
-        index = number % len(self._actors)
+    def handle(self, worker: int) -> Any:
+        """Return the replica of a worker, replaced if it is gone."""
+        index = worker % len(self._actors)
         try:
             ray.get(self._actors[index].restarts.remote(), timeout=_CALL_S)
-        except DEATHS:
+        except WORKER_FAILURES:
             self._before += self._known[index] + 1
             self._known[index] = 0
             self._actors[index] = self._make()
@@ -192,17 +178,17 @@ class Replicas:
         return self._actors[index]
 
     def restarts(self) -> int:
-        """How often any gang was started again, as far as replicas have told; it waits for nobody."""
+        """Return how often ranks of any replica were restarted, as far as known; waits for nothing."""
         for index, actor in enumerate(self._actors):
-            if index not in self._asked.values():
-                self._asked[actor.restarts.remote()] = index
-        ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+            if index not in self._pending.values():
+                self._pending[actor.restarts.remote()] = index
+        ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
         for reference in ready:
-            index = self._asked.pop(reference)
+            index = self._pending.pop(reference)
             try:
                 self._known[index] = ray.get(reference)
-            except DEATHS:
-                continue  # whoever asks it next finds out, and replaces it
+            except WORKER_FAILURES:
+                continue  # the next call of ``handle`` replaces it
         return self._before + sum(self._known)
 
     def close(self) -> None:
@@ -211,57 +197,50 @@ class Replicas:
             ray.kill(actor, no_restart=True)
 
 
-class RemoteGang:
-    """A replica, as ``parallel.engine.GangEngine`` expects a gang.
+class ReplicaClient:
+    """A replica as ``parallel.engine.RankGroupEngine`` uses a group of ranks.
 
     Args:
-        replica: Handle of the actor in front.
+        replica: Actor handle.
     """
-
-    ended = False
 
     def __init__(self, replica: Any):
         self._replica = replica
 
-    def infer(self, payload: bytes, on_step: object = None) -> bytes:
-        """The replica's answer.
+    def start(self) -> None:
+        """Wait until the ranks have loaded, so that loading does not count as latency.
 
         Raises:
-            ReplicaLostError: The actor in front is gone.
-            Cosmos3Error: It gave up, or the request cannot be answered.
+            ReplicaLostError: The leader is gone.
+            Cosmos3Error: The ranks failed repeatedly.
         """
-        return self._reply("infer", payload)
+        self._call(self._replica.start)
+
+    def infer(self, payload: bytes, on_step: object = None) -> bytes:
+        """Return the replica's answer.
+
+        Raises:
+            ReplicaLostError, Cosmos3Error: As :meth:`start`; or the request is invalid.
+        """
+        return self._call(self._replica.infer, payload)
 
     def close(self) -> None:
-        """Nothing: others ask it too."""
+        """Do nothing: other simulators use the replica too."""
 
-    def wait_ready(self) -> None:
-        """Wait until its ranks have loaded, so that loading is not counted as latency.
-
-        Raises:
-            ReplicaLostError, Cosmos3Error: As :meth:`infer`.
-        """
-        self._reply("start")
-
-    def _reply(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: Any, *arguments: Any) -> Any:
         try:
-            reply: Any = ray.get(getattr(self._replica, method).remote(*arguments))
-        except DEATHS:
-            raise ReplicaLostError("the process in front of a replica is gone.") from None
-        if reply.kind == "error":
-            raise revive(*reply.error)
-        return reply.value
+            reply: Reply = ray.get(method.remote(*arguments))
+        except WORKER_FAILURES:
+            raise ReplicaLostError("the leader of a replica is gone.") from None
+        return reply.unwrap()
 
 
-def remote_engine(settings: Settings, replica: Any) -> GangEngine:
-    """An engine in a simulator's process whose ranks are a replica's.
+def replica_engine(settings: Settings, replica: Any) -> RankGroupEngine:
+    """Return an engine whose ranks are a replica's.
 
     Raises:
         CheckpointError: The checkpoint's headers cannot be read on this machine.
     """
-    from strands_cosmos3.parallel.engine import GangEngine
+    from strands_cosmos3.parallel.engine import RankGroupEngine
 
-    gang: Any = RemoteGang(replica)
-    engine = GangEngine(check_model(settings), False, lambda: gang)
-    gang.wait_ready()
-    return engine
+    return RankGroupEngine(check_model(settings), False, ReplicaClient(replica))

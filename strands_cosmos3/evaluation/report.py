@@ -1,4 +1,4 @@
-"""The report: figures of every row, and the failures that one can look at."""
+"""The report: figures of every row, and details of failures."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from strands_cosmos3.evaluation.statistics import summarise
 from strands_cosmos3.resources import write_json
 
 Report = dict[str, Any]
-_EMBED_BYTES = 32 * 2**20  # films beyond this are linked: the page stays light enough to open
+_EMBED_BYTES = 32 * 2**20  # further videos are linked, to keep the page small
 
 
 def make_report(
     folder: RunFolder, records: dict[tuple[str, str, int], Record], about: Mapping[str, Any], lost: list[str]
 ) -> Report:
-    """The figures of an evaluation.
+    """Return the figures of an evaluation.
 
     Args:
-        folder: Where it lies.
+        folder: The evaluation's folder.
         records: Its episodes.
-        about: Of this run: versions, machine, times.
+        about: Facts about this run: versions, machine, times.
         lost: Episodes that were given up.
     """
     settings = folder.settings
@@ -40,7 +40,7 @@ def make_report(
         "episodes": len(records),
         "planned": len(plan),
         "rows": summarise(plan, records),
-        "dynamics": folder.read_world() if settings.clips else None,
+        "dynamics": folder.read_dynamics() if settings.clips else None,
         "loop_latency": _loop_latency(records.values()),
         "failures": [_failure(folder, a, records[a.key]) for a in failures_to_film(plan, records, settings)],
         "given_up": lost,
@@ -68,7 +68,7 @@ def write_report(folder: RunFolder, report: Report) -> None:
 
 
 def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
-    """The most that an episode's loop experienced, and on which clock. The rows' ``answer_ms`` is on the wall's."""
+    """Return the largest latency of any control loop, and its clock. The rows' ``answer_ms`` is wall-clock time."""
     known = [record for record in records if "latency_clock" in record]
     if not known:
         return None
@@ -78,12 +78,11 @@ def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
 def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[str, Any]:
     film = folder.film_of(assignment)
     return {
-        "condition": assignment.condition.name,
+        "condition": assignment.perturbation.name,
         "task": assignment.task,
         "index": assignment.index,
         "seed": assignment.seed,
-        "asked": assignment.asked,
-        "told": assignment.told,
+        **assignment.instructions(),
         "outcome": record["outcome"],
         "duration_s": record["duration_s"],
         "fault": record.get("fault"),
@@ -94,27 +93,31 @@ def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[
 
 
 def _repeat(settings: Settings, assignment: Assignment) -> str | None:
-    """The command that runs the same episode again, where one exists: rollout knows no conditions of seeing and telling, and
-    takes the number format that the device has."""
-    condition, policy, topology = assignment.condition, settings.policy, settings.topology
-    if condition.images != "seen" or assignment.asked != assignment.told or policy.dtype is not None:
+    """Return the command that runs the same episode again. None if ``rollout`` cannot: it knows no perturbation of images or
+    text, and chooses the dtype by the device."""
+    perturbation, policy, topology = assignment.perturbation, settings.policy, settings.topology
+    if (
+        perturbation.images != "seen"
+        or assignment.goal_instruction != assignment.policy_instruction
+        or policy.dtype is not None
+    ):
         return None
     on_cpu = "cpu" if policy.backend == "native" and not topology.num_gpus and topology.replicas else None
     options: dict[str, Any] = {
         "task": assignment.task,
-        "instruction": assignment.asked,
+        "instruction": assignment.goal_instruction,
         "seed": assignment.seed,
         "duration": settings.duration,
         "control-frequency": settings.control_frequency,
-        "backend": "distributed" if topology.gang_size > 1 else policy.backend,
-        "tp": topology.tp_size if topology.gang_size > 1 else None,
-        "cfg": topology.cfg_size if topology.gang_size > 1 else None,
+        "backend": "distributed" if topology.ranks_per_replica > 1 else policy.backend,
+        "tp": topology.tp_size if topology.ranks_per_replica > 1 else None,
+        "cfg": topology.cfg_size if topology.ranks_per_replica > 1 else None,
         "model": policy.model,
-        "num-steps": condition.num_steps or policy.num_steps,
+        "num-steps": perturbation.num_steps or policy.num_steps,
         "guidance-scale": policy.guidance_scale,
         "policy-frames": policy.policy_frames,
         "device": policy.device or on_cpu,
-        "replan-rows": condition.replan_rows or policy.replan_rows,
+        "replan-rows": perturbation.replan_rows or policy.replan_rows,
         "host": policy.host,
         "port": policy.port,
         "action-space": policy.action_space,
@@ -126,7 +129,7 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
 
 
 def _label(settings: Settings) -> str | None:
-    """What a checkpoint says about itself, e.g. that its weights are random."""
+    """Return a checkpoint's own label, e.g. that its weights are random."""
     if settings.policy.model is None:
         return None
     about = Path(settings.policy.model) / "checkpoint.json"

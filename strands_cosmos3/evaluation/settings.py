@@ -1,4 +1,4 @@
-"""Everything that an evaluation is, from options or from TOML; and the part of it that decides an episode's result."""
+"""Settings of an evaluation, from options or TOML, and the part of them that determines an episode's result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
-from strands_cosmos3.evaluation.plan import Assignment, asked_instruction, make_plan
+from strands_cosmos3.evaluation.plan import Assignment, goal_instruction, make_plan
 from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.sim.episode import physics_steps_per_tick
@@ -25,17 +25,17 @@ MODEL_BACKENDS = ("native", "diffusers")
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """Which policy is evaluated.
+    """The policy that is evaluated.
 
     Args:
         backend: One of :data:`BACKENDS`.
         model: For ``native`` and ``diffusers``: a checkpoint's folder or hub repository.
-        num_steps, guidance_scale, policy_frames, device, dtype: Of the model; None is its preset.
-        replan_rows: Rows before the next chunk is asked for; None is what the checkpoint says is best, else whole chunks.
-        host, port, action_space, dialect, token: Of ``service``.
+        num_steps, guidance_scale, policy_frames, device, dtype: Options of the model; None for its preset.
+        replan_rows: Rows before the next chunk is requested; None for the checkpoint's default, else whole chunks.
+        host, port, action_space, dialect, token: Options of ``service``.
 
     Raises:
-        ConfigError, UnknownNameError: Options that contradict each other.
+        ConfigError, UnknownNameError: Contradictory options.
     """
 
     backend: str = "scripted"
@@ -70,23 +70,23 @@ class Settings:
     """An evaluation.
 
     Args:
-        policy: Who is evaluated.
-        tasks: What is judged.
-        seeds: Episodes of each task, in each condition.
-        seed: From which every episode's own seed follows.
-        conditions: The rows.
+        policy: The policy.
+        tasks: Names of the tasks.
+        seeds: Episodes of each task and perturbation.
+        seed: The evaluation's seed, from which the episodes' seeds are derived.
+        conditions: The perturbations, one row of the report each.
         topology: GPUs and replicas.
-        instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty is each task's own.
-        duration: Longest duration of an episode in simulated seconds.
-        control_frequency: Ticks a second; it must divide 600.
-        workers: Simulators; None is as many as there are cores left.
-        episode_timeout: Longest time in seconds on the wall that an episode may take, waiting for a gang that starts again
-            included; then its simulator is taken for hung.
+        instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for each task's own.
+        duration: Maximum duration of an episode in simulated seconds.
+        control_frequency: Control ticks per second; it must divide 600.
+        workers: Number of simulators; None for the number of free cores.
+        episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included. A simulator that exceeds it
+            counts as hung.
         films: Failures of each row that are filmed.
-        clips: Clips of the expert on which forward and inverse dynamics are judged; 0 judges neither.
+        clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for neither.
 
     Raises:
-        ConfigError, UnknownNameError, InputError: It cannot be run; nothing was started or written.
+        ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or written.
     """
 
     policy: PolicySettings = field(default_factory=PolicySettings)
@@ -128,7 +128,7 @@ class Settings:
             raise ConfigError(f"one instruction cannot ask for {', '.join(self.tasks)}; name one task, or leave it out.")
         try:
             for task in self.tasks:
-                parse_instruction(asked_instruction(task, 0, self.instruction))
+                parse_instruction(goal_instruction(task, 0, self.instruction))
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
                 f"instruction {self.instruction!r} cannot be judged ({error}); write e.g. 'pick up the {{a}} cube', where "
@@ -143,60 +143,59 @@ class Settings:
                 "tp_size, cfg_size and total_shard out."
             )
         if sharded and policy.device is not None:
-            raise ConfigError(f"device {policy.device!r}: num_gpus says where replicas run; leave the device out.")
+            raise ConfigError(f"device {policy.device!r}: num_gpus decides where replicas run; leave the device out.")
         if self.topology.cfg_size > 1 and policy.guidance_scale == 1:
             raise ConfigError("cfg_size=2 with guidance_scale=1: there is no second pass to compute; use cfg_size=1.")
         if self.clips and policy.backend != "native":
-            raise ConfigError(f"clips={self.clips}: dynamics are judged with backend 'native', not with {policy.backend!r}.")
-        for condition in self.conditions:
-            if condition.images == "blank" and policy.backend == "scripted":
-                raise ConfigError(
-                    f"condition {condition.name!r}: the scripted expert has no eyes; blank pictures change nothing."
-                )
-            if condition.num_steps is not None and policy.backend not in MODEL_BACKENDS:
-                raise ConfigError(f"condition {condition.name!r}: {policy.backend!r} has no denoising steps to set.")
+            raise ConfigError(f"clips={self.clips}: dynamics are evaluated with backend 'native', not with {policy.backend!r}.")
+        for row in self.conditions:
+            if row.images == "blank" and policy.backend == "scripted":
+                raise ConfigError(f"condition {row.name!r}: the scripted expert uses no images; blank ones change nothing.")
+            if row.num_steps is not None and policy.backend not in MODEL_BACKENDS:
+                raise ConfigError(f"condition {row.name!r}: {policy.backend!r} has no denoising steps to set.")
 
     def plan(self) -> tuple[Assignment, ...]:
-        """Every episode, in the order of the report."""
+        """Return every episode, in the order of the report."""
         return make_plan(self.tasks, self.seeds, self.seed, self.conditions, self.instruction)
 
     def identity(self, assignment: Assignment) -> dict[str, Any]:
-        """What decides an episode's result, and nothing else: a stored episode counts if this is equal.
+        """Return everything that determines an episode's result. A stored episode counts if its identity is equal.
 
-        How many GPUs, replicas and workers there are, and how many episodes, tasks and conditions besides, does not.
+        The number of GPUs, replicas, workers, episodes, tasks and perturbations does not belong to it. The keys are those of
+        version 0.1, so that its folders can be resumed.
         """
-        policy = {name: value for name, value in vars(self.policy).items() if name != "token"}
-        condition = vars(assignment.condition)
         return {
-            "policy": policy,
+            "policy": self._policy_dict(),
             "tp_size": self.topology.tp_size,
             "cfg_size": self.topology.cfg_size,
             "on_gpu": self.topology.num_gpus > 0,
-            "condition": dict(condition),
+            "condition": dict(vars(assignment.perturbation)),
             "task": assignment.task,
             "index": assignment.index,
             "seed": assignment.seed,
-            "asked": assignment.asked,
-            "told": assignment.told,
+            "asked": assignment.goal_instruction,
+            "told": assignment.policy_instruction,
             "duration": self.duration,
             "control_frequency": self.control_frequency,
         }
 
-    def world_identity(self) -> dict[str, Any]:
-        """What decides the figures of dynamics, as :meth:`identity` does for an episode."""
+    def dynamics_identity(self) -> dict[str, Any]:
+        """Return everything that determines the figures of dynamics."""
         return {"model": self.policy.model, "num_steps": self.policy.num_steps, "clips": self.clips, "seed": self.seed}
 
     def digest(self, assignment: Assignment) -> str:
-        """:meth:`identity`, in 16 characters."""
+        """Return a hash of :meth:`identity`, 16 characters."""
         text = json.dumps(self.identity(assignment), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON-ready values, without the token."""
+        """Return the settings for JSON, without the token."""
         values = {**vars(self), "tasks": list(self.tasks), "conditions": [vars(c) for c in self.conditions]}
-        policy = {name: value for name, value in vars(self.policy).items() if name != "token"}
         topology = {**vars(self.topology), "replicas": self.topology.replicas}
-        return {**values, "policy": policy, "topology": topology}
+        return {**values, "policy": self._policy_dict(), "topology": topology}
+
+    def _policy_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self.policy).items() if name != "token"}
 
 
 _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
@@ -205,24 +204,23 @@ _EPISODES = ("tasks", "seeds", "seed", "conditions", "instruction", "duration", 
 _RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
 _PLACE = ("out", "address")
 OPTIONS = (*_RUN, *_POLICY, *_TOPOLOGY, *_PLACE)
-"""Every option by name, the same in TOML and (with dashes) on the command line."""
+"""Names of all options, in TOML and (with dashes) on the command line."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The options of a TOML file: at its top, in ``[model]`` (where ``path`` or ``name`` is the checkpoint), and
-    ``[[conditions]]``.
+    """Return the options of a TOML file: at its top, in ``[model]`` (``path`` is the checkpoint), and ``[[conditions]]``.
 
     Raises:
-        ResourceNotFoundError: No such file.
-        ConfigError: No TOML, or an option twice.
-        UnknownNameError: An option that there is not.
+        ResourceNotFoundError: The file cannot be read.
+        ConfigError: The file is not TOML, or gives an option twice.
+        UnknownNameError: Unknown option.
     """
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ResourceNotFoundError(f"no configuration can be read from {str(path)!r} ({error.strerror}).") from None
+        raise ResourceNotFoundError(f"cannot read the configuration {str(path)!r} ({error.strerror}).") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}.") from None
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
     section = values.pop("model", {})
     if isinstance(section, str):
         section = {"path": section}
@@ -241,12 +239,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def make_settings(options: Mapping[str, Any], token: str | None = None) -> Settings:
-    """Settings from options by name; those that are None take their defaults.
+    """Return settings from options by name; those that are None take their defaults.
 
     Args:
-        options: Some of :data:`OPTIONS` (``out`` and ``address`` are not looked at). Conditions may be short forms,
-            tables, or both.
-        token: Of a service.
+        options: Some of :data:`OPTIONS` (``out`` and ``address`` are ignored). Conditions may be short forms, tables, or both.
+        token: Token of a policy server.
 
     Raises:
         ConfigError, UnknownNameError, InputError: As :class:`Settings`.
@@ -261,7 +258,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     if "backend" not in policy and "model" in policy:
         policy["backend"] = "native"
     if "replan_rows" in policy:
-        Perturbation(replan_rows=policy["replan_rows"])  # the same rule
+        Perturbation(replan_rows=policy["replan_rows"])  # validates it
     topology = Topology(**{name: given[name] for name in _TOPOLOGY if name in given})
     return Settings(PolicySettings(**policy, token=token), topology=topology, **run)
 

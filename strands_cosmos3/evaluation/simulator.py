@@ -1,7 +1,7 @@
-"""One worker: a robot in its scene, a policy, and its own renderer. An assignment goes in, a record comes out.
+"""A robot in its scene, a policy and a renderer, which turn assignments into records. Independent of Ray and of other workers.
 
-Nothing here knows of Ray or of other workers. An episode's record depends on its assignment alone, whatever ran before it in
-the same process: the policy is made anew, only weights are kept.
+A record depends on its assignment only, not on earlier episodes of the same process: each episode makes a new policy and keeps
+only the weights.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from strands_cosmos3.sim.tasks import Judge, get_task
 from strands_cosmos3.types import Outcome, Rollout
 
 AS_TOLD = "as_told"
-"""Outcome of an episode in which the policy did what it was told, which was not what it is judged by."""
+"""Outcome of an episode in which the policy followed its own instruction, which differs from the goal's."""
 UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, ServiceChunkError)
-"""What a policy may answer that is its own failure and not the evaluation's."""
+"""Errors that count as the policy's failure, not the evaluation's."""
 
 
 class Simulator:
-    """Runs episodes, one after the other.
+    """Runs episodes one after the other.
 
     Args:
-        settings: What is evaluated.
-        engine: A shared engine that is asked instead of one in this process, or None.
+        settings: The evaluation.
+        engine: A shared engine instead of one in this process, or None.
 
     Raises:
         CheckpointError, ConfigError, EnvironmentalError: The policy cannot be made.
@@ -50,11 +50,11 @@ class Simulator:
 
     @property
     def model_sha256(self) -> str | None:
-        """Digest of the checkpoint, where there is one."""
+        """Digest of the checkpoint, if there is one."""
         return self._backend.model_sha256
 
     def run(self, assignment: Assignment) -> Record:
-        """An episode's record: its figures, and under ``times`` everything that depends on the clock on the wall.
+        """Run an episode and return its record; ``times`` contains everything that depends on wall-clock time.
 
         Raises:
             Cosmos3Error: Something other than the policy failed; the episode does not count.
@@ -62,7 +62,7 @@ class Simulator:
         return self._episode(assignment, None)
 
     def film(self, assignment: Assignment) -> tuple[Record, bytes]:
-        """The same episode again, filmed (mp4, the three views).
+        """Run the same episode again and return its record and video (mp4, the three views).
 
         Raises:
             Cosmos3Error: As :meth:`run`.
@@ -106,10 +106,10 @@ class Simulator:
         return self._backend
 
     def _episode(self, assignment: Assignment, video: Path | None) -> Record:
-        condition, settings = assignment.condition, self.settings
-        num_steps = settings.policy.num_steps if condition.num_steps is None else condition.num_steps
-        replan = settings.policy.replan_rows if condition.replan_rows is None else condition.replan_rows
-        backend = PerturbedBackend(self._backend_for(num_steps), condition, assignment.told)
+        perturbation, settings = assignment.perturbation, self.settings
+        num_steps = settings.policy.num_steps if perturbation.num_steps is None else perturbation.num_steps
+        replan = settings.policy.replan_rows if perturbation.replan_rows is None else perturbation.replan_rows
+        backend = PerturbedBackend(self._backend_for(num_steps), perturbation, assignment.policy_instruction)
         policy = Cosmos3Policy(
             robot="panda",
             backend=backend,
@@ -117,11 +117,11 @@ class Simulator:
             actions_per_step=replan,
             action_space=settings.policy.action_space,
         )
-        bystander = GoalMonitor(assignment, self.robot)
+        monitor = GoalMonitor(assignment, self.robot)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         try:
             rollout = self.robot.run_policy(
-                instruction=assignment.asked,
+                instruction=assignment.goal_instruction,
                 policy=policy,
                 duration=settings.duration,
                 control_frequency=settings.control_frequency,
@@ -129,11 +129,11 @@ class Simulator:
                 film_layout="views",
                 task=assignment.task,
                 seed=assignment.seed,
-                on_tick=bystander.look,
+                on_tick=monitor.check,
             )
-            figures = _figures(assignment, rollout, bystander)
-        except UNUSABLE as error:  # the very first answer already; later ones end the episode as a fault by themselves
-            figures = fault(assignment, f"{type(error).__name__}: {error}")
+            figures = _figures(assignment, rollout, monitor)
+        except UNUSABLE as error:  # in the first answer; later ones end the episode as a fault
+            figures = failed_record(assignment, f"{type(error).__name__}: {error}")
         if backend.lost is not None:
             raise backend.lost
         times = {"wall_s": time.perf_counter() - wall_s, "cpu_s": time.process_time() - cpu_s, "answer_ms": backend.answer_ms}
@@ -142,38 +142,38 @@ class Simulator:
 
 
 class GoalMonitor:
-    """Sees whether what was told comes about, where it is not what the episode is judged by, and ends the episode then."""
+    """Ends an episode when the policy has followed its own instruction, if that differs from the goal's."""
 
     def __init__(self, assignment: Assignment, robot: Robot):
-        asked, told = assignment.goals
-        self._judge = None if asked == told else Judge(get_task(assignment.task), robot.scene, told)
+        goal, policy_goal = assignment.goals
+        self._judge = None if goal == policy_goal else Judge(get_task(assignment.task), robot.scene, policy_goal)
         self.saw_success = False
 
     @property
     def differs(self) -> bool:
+        """Whether the two goals differ."""
         return self._judge is not None
 
-    def look(self, robot: Robot) -> bool:
-        """Called after every tick; True ends the episode."""
+    def check(self, robot: Robot) -> bool:
+        """Return whether the episode should end; called after every tick."""
         self.saw_success = self._judge is not None and self._judge.succeeded(robot.data)
         return self.saw_success
 
 
-def _figures(assignment: Assignment, rollout: Rollout, bystander: GoalMonitor) -> Record:
+def _figures(assignment: Assignment, rollout: Rollout, monitor: GoalMonitor) -> Record:
     figures = rollout.to_dict()
-    del figures["instruction"]  # asked and told are written beside each other
+    del figures["instruction"]  # replaced by both instructions
     times = {name: figures.pop(name) for name in ("inference_ms", "realtime_factor")}
-    if bystander.saw_success and rollout.outcome is Outcome.INTERRUPTED:
+    if monitor.saw_success and rollout.outcome is Outcome.INTERRUPTED:
         figures["outcome"] = AS_TOLD
-    told = bystander.saw_success if bystander.differs else figures["success"]
-    return {"asked": assignment.asked, "told": assignment.told, **figures, "success_told": told, "times": times}
+    told = monitor.saw_success if monitor.differs else figures["success"]
+    return {**assignment.instructions(), **figures, "success_told": told, "times": times}
 
 
-def fault(assignment: Assignment, message: str) -> Record:
-    """An episode that failed without a figure to show: its policy could not be executed from the start, or nobody came back."""
+def failed_record(assignment: Assignment, message: str) -> Record:
+    """Return the record of an episode without figures: its first chunk could not be executed, or it never ended."""
     return {
-        "asked": assignment.asked,
-        "told": assignment.told,
+        **assignment.instructions(),
         "seed": assignment.seed,
         "task": assignment.task,
         "success": False,

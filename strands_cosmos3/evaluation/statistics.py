@@ -1,7 +1,8 @@
-"""What episodes come to: successes with their intervals, differences between rows, latencies."""
+"""Statistics of episodes: success rates with intervals, differences between rows, latencies."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,10 @@ CONFIDENCE = 0.95
 
 
 def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The Wilson score interval of a success rate, (lower, upper), both in [0, 1].
+    """Return the Wilson score interval (lower, upper) of a success rate, both in [0, 1].
 
     ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` (E. B. Wilson 1927, J. Am. Stat. Assoc. 22, 209-212, without
-    continuity correction), computed by scipy. No episodes say nothing: (0, 1).
+    continuity correction), computed by scipy. (0, 1) without episodes.
     """
     from scipy.stats import binomtest
 
@@ -31,67 +32,67 @@ def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[flo
 
 @dataclass(frozen=True)
 class Rate:
-    """Successes of so many, with their Wilson interval."""
+    """A number of successes, with its Wilson interval."""
 
     successes: int
     of: int
 
     @property
     def rate(self) -> float | None:
-        """The share, or None of nothing."""
+        """The success rate; None without episodes."""
         return self.successes / self.of if self.of else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values."""
+        """Return the rate and its interval for JSON."""
         low, high = wilson(self.successes, self.of)
         return {"successes": self.successes, "of": self.of, "rate": self.rate, "low": low, "high": high}
 
 
 def summarise(plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]) -> list[dict[str, Any]]:
-    """A row for each condition and task, and where there are several tasks one for the condition as a whole (task None).
+    """Return a row for each perturbation and task, and one for all tasks together (task None) if there are several.
 
-    See :func:`row_of` for what a row holds. ``delta_points`` compares a row with the first condition's row of the same task:
-    percentage points, over the episodes that both have.
+    See :func:`row_of` for the contents of a row. ``delta_points`` compares a row with the first perturbation's row of the same
+    task, in percentage points, over the episodes that both have.
     """
     rows = []
-    conditions = list({a.condition.name: a.condition for a in plan}.values())
-    for condition in conditions:
-        tasks = list(dict.fromkeys(a.task for a in plan if a.condition == condition))
+    perturbations = list({a.perturbation.name: a.perturbation for a in plan}.values())
+    for perturbation in perturbations:
+        tasks = list(dict.fromkeys(a.task for a in plan if a.perturbation == perturbation))
         for task in [*tasks, *([None] if len(tasks) > 1 else [])]:
-            mine = [a for a in plan if a.condition == condition and task in (None, a.task)]
-            row = row_of(condition, task, mine, records)
-            if condition != conditions[0]:
-                row["delta_points"] = _delta(mine, conditions[0], records)
+            mine = [a for a in plan if a.perturbation == perturbation and task in (None, a.task)]
+            row = row_of(perturbation, task, mine, records)
+            if perturbation != perturbations[0]:
+                row["delta_points"] = _delta(mine, perturbations[0], records)
             rows.append(row)
     return rows
 
 
 def row_of(
-    condition: Perturbation, task: str | None, plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
+    perturbation: Perturbation, task: str | None, plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
 ) -> dict[str, Any]:
-    """One row of the report.
+    """Return one row of the report.
 
-    ``success`` is judged by the instruction that was asked. Where the text was swapped or shuffled: ``told`` counts how often
-    what was told came about, ``reads`` how often of all episodes that did either, and ``chance`` is the share of episodes in
-    which both were the same by chance.
+    ``success`` is judged by the goal instruction. If the text was swapped or shuffled, ``told`` is the rate at which the
+    policy's instruction was fulfilled, ``reads`` the same among the episodes that fulfilled either instruction, and ``chance``
+    the share of episodes in which both instructions are equal by chance.
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     found = [record for _, record in pairs]
     answers = np.array([ms for record in found for ms in record["times"].get("answer_ms", [])])
     row: dict[str, Any] = {
-        "condition": condition.name,
+        "condition": perturbation.name,
         "task": task,
         "episodes": len(found),
         "missing": len(plan) - len(found),
         "success": Rate(sum(bool(record["success"]) for record in found), len(found)).to_dict(),
-        "outcomes": _counted(record["outcome"] for record in found),
+        "outcomes": dict(sorted(Counter(record["outcome"] for record in found).items())),
         "seconds_to_success": _mean([record["duration_s"] for record in found if record["success"]]),
         "tracking_mean_mm": _mean([record["tracking"]["mean_mm"] for record in found if "tracking" in record]),
         "tracking_max_mm": max((record["tracking"]["max_mm"] for record in found if "tracking" in record), default=None),
         "answer_ms": percentiles(answers),
         "cpu_s_mean": _mean([record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]),
     }
-    if condition.text in ("swapped", "shuffled"):
+    if perturbation.text in ("swapped", "shuffled"):
         told = [bool(record["success_told"]) for record in found]
         other = [(record["success"], record["success_told"]) for a, record in pairs if a.goals[0] != a.goals[1]]
         row["told"] = Rate(sum(told), len(told)).to_dict()
@@ -101,7 +102,7 @@ def row_of(
 
 
 def percentiles(values: np.ndarray) -> dict[str, float] | None:
-    """p50, p95, p99, max and how many there were; None of nothing."""
+    """Return p50, p95, p99, max and the count; None without values."""
     if not len(values):
         return None
     p50, p95, p99 = np.percentile(values, [50, 95, 99])
@@ -109,17 +110,10 @@ def percentiles(values: np.ndarray) -> dict[str, float] | None:
 
 
 def _delta(mine: Sequence[Assignment], base: Perturbation, records: dict[tuple[str, str, int], Record]) -> float | None:
-    """Percentage points that a row lies above (positive) or below the base row, episode by episode."""
+    """Return the difference to the base row in percentage points, over common episodes."""
     pairs = [(records.get(a.key), records.get((base.name, a.task, a.index))) for a in mine]
     both = [(int(bool(a["success"])), int(bool(b["success"]))) for a, b in pairs if a is not None and b is not None]
     return 100.0 * float(np.mean([a - b for a, b in both])) if both else None
-
-
-def _counted(outcomes: Any) -> dict[str, int]:
-    counted: dict[str, int] = {}
-    for outcome in outcomes:
-        counted[outcome] = counted.get(outcome, 0) + 1
-    return dict(sorted(counted.items()))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""How one engine is spread over ranks. Light: importing this loads no torch."""
+"""Degrees of parallelism, and how ranks load. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ VAE_SPLITS = ("exact", "tiles", "off")
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How one engine is spread over ranks; the one owner of the degrees.
-
-    A rank's number is ``cfg_rank * tp_size + tp_rank``.
+    """How one engine is divided among ranks. Rank number = ``cfg_rank * tp_size + tp_rank``.
 
     Args:
-        tp_size: Ranks that split every layer.
+        tp_size: Number of ranks that split every layer.
         cfg_size: 2 computes the conditional and the unconditional pass of guidance on two groups of ranks; 1 on one.
-        vae_split: How all ranks together encode and decode pictures: ``exact``, in shards of the width that exchange their
-            borders; ``tiles``, which decodes overlapping tiles without a word between them, approximate; ``off``, each rank
-            encodes everything and rank 0 decodes.
-        timeout_s: How long a rank waits for the others in one exchange before it gives up.
+        vae_split: How all ranks together encode and decode images. ``exact`` splits the width into shards that exchange
+            halos; ``tiles`` decodes overlapping tiles without exchange, which is approximate; ``off`` encodes on each rank and
+            decodes on rank 0.
+        timeout_s: Time limit of one exchange between ranks [s].
 
     Raises:
-        ConfigError: A degree or the split cannot be used.
+        ConfigError: A degree or the split is not valid.
     """
 
     tp_size: int = 1
@@ -53,18 +51,18 @@ class ParallelConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return self.tp_size * self.cfg_size
 
     def coordinates(self, rank: int) -> tuple[int, int]:
-        """(cfg_rank, tp_rank) of a rank."""
+        """Return (cfg_rank, tp_rank) of a rank."""
         return divmod(rank, self.tp_size)
 
     def check_world(self, world_size: int) -> None:
-        """Compare the product with the number of processes that there are.
+        """Compare :attr:`world_size` with the number of running processes.
 
         Raises:
-            ConfigError: They differ; the message holds the line that would work.
+            ConfigError: They differ; the message gives the command line that works.
         """
         if world_size != self.world_size:
             there = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
@@ -74,7 +72,7 @@ class ParallelConfig:
             )
 
     def torchrun_line(self) -> str:
-        """The command that starts as many processes as this needs."""
+        """Return the command that starts :attr:`world_size` processes."""
         if self.world_size == 1:
             return "python -m strands_cosmos3 infer ... (without torchrun)"
         return (
@@ -83,27 +81,29 @@ class ParallelConfig:
         )
 
     def join(self, device: torch.device) -> Mesh:
-        """Meet the other ranks of this process's world: the one that torchrun (or a host's own ``init_process_group``)
-        made.
+        """Join the process group that torchrun, or the caller's own ``init_process_group``, provides.
 
         Raises:
-            ConfigError: The world has another size than this needs. Nothing was loaded yet.
+            ConfigError: The number of processes is wrong. Nothing was loaded yet.
         """
-        from strands_cosmos3.parallel.mesh import join_world
+        from strands_cosmos3.parallel import collectives
+        from strands_cosmos3.parallel.mesh import Mesh
 
-        return join_world(self, device)
+        self.check_world(collectives.world_size())
+        device, owns_world = collectives.join(device, self.timeout_s)
+        return Mesh(self.tp_size, self.cfg_size, self.vae_split, device, owns_world)
 
 
 @dataclass(frozen=True)
 class RankOptions:
-    """How each rank loads and computes; the same for all of them. It is made of what JSON knows.
+    """How every rank loads and computes. All values can be written as JSON.
 
     Args:
-        device: ``cpu``, ``cuda:N``, or ``cuda``: the GPU of the rank's own number.
+        device: ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number.
         dtype: ``float32`` or ``bfloat16``.
-        decode_video: Whether results carry pixels.
-        action_space: What the checkpoint's actions mean, where it does not say so itself.
-        threads: Of this rank on a CPU; None leaves torch's.
+        decode_video: Whether results contain pixels.
+        action_space: Action space of a checkpoint that does not state its own.
+        threads: CPU threads of each rank; None keeps torch's default.
     """
 
     device: str = "cpu"

@@ -1,41 +1,47 @@
-"""A gang where an engine is expected: the same questions, the same answers, several processes."""
+"""A :class:`RankGroup` behind the interface of ``Cosmos3Engine``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.engine import OnStep
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.gang import Gang, GangLimits
+from strands_cosmos3.parallel.group import OnStep, RankTimeouts
 from strands_cosmos3.parallel.payload import decode_result, encode_request
-from strands_cosmos3.parallel.worker import start_processes
+from strands_cosmos3.parallel.rank_process import rank_processes
 
 
-class GangEngine:
-    """Leads a gang and answers like a ``Cosmos3Engine``. After a gang was lost, the next call starts another.
+class Ranks(Protocol):
+    """A :class:`RankGroup`, or a client of one in another process."""
+
+    def start(self) -> None: ...
+    def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class RankGroupEngine:
+    """Answers like a ``Cosmos3Engine``, computed by a group of ranks. After a failure the next call starts new ranks.
 
     Args:
-        checkpoint: Whose headers and metadata to know; its weights stay with the ranks.
-        decode_video: Whether the ranks decode.
-        start: Starts a gang and waits until it is ready.
+        checkpoint: Headers and metadata; only the ranks load weights.
+        decode_video: Whether the ranks decode videos.
+        ranks: The group. It is started here.
 
     Raises:
-        Cosmos3Error: The first gang cannot be started.
+        Cosmos3Error: The ranks cannot be started.
     """
 
-    def __init__(self, checkpoint: Checkpoint, decode_video: bool, start: Callable[[], Gang]):
+    def __init__(self, checkpoint: Checkpoint, decode_video: bool, ranks: Ranks):
         self.checkpoint = checkpoint
         self.action_space = checkpoint.action_space
         self.decodes_video = decode_video
-        self._start = start
+        self.ranks = ranks
         self._closed = False
-        self.gang = start()
+        ranks.start()
 
     @classmethod
     def from_pretrained(
@@ -43,15 +49,15 @@ class GangEngine:
         path_or_repo_id: str | Path,
         parallel: ParallelConfig,
         options: RankOptions | None = None,
-        limits: GangLimits | None = None,
-    ) -> GangEngine:
-        """Start processes on this machine that load a checkpoint together.
+        timeouts: RankTimeouts | None = None,
+    ) -> RankGroupEngine:
+        """Start one process for each rank on this machine and load a checkpoint in them.
 
         Args:
             path_or_repo_id: A folder, or a hub repository.
-            parallel: How many, and how they divide the work.
-            options: How each loads.
-            limits: How long to wait for them.
+            parallel: The degrees.
+            options: How each rank loads.
+            timeouts: How long to wait for ranks.
 
         Raises:
             ConfigError: The transformer cannot be split so; nothing was started.
@@ -61,22 +67,20 @@ class GangEngine:
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         tensor.check(checkpoint.config, parallel.tp_size)
-        return cls(checkpoint, options.decode_video, lambda: start_processes(folder, parallel, options, limits))
+        return cls(checkpoint, options.decode_video, rank_processes(folder, parallel, options, timeouts))
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
         """Answer one request; see ``Cosmos3Engine.step``.
 
         Raises:
             RanksError: A rank was lost, silent or failed; every process was ended.
-            InputError: As there.
+            InputError: The ranks rejected the request.
         """
         if self._closed:
             raise ConfigError("this engine was closed; make another.")
-        if self.gang.ended:
-            self.gang = self._start()
-        return decode_result(self.gang.infer(encode_request(request), on_step))
+        return decode_result(self.ranks.infer(encode_request(request), on_step))
 
     def close(self) -> None:
-        """End every process; calling it twice is harmless."""
+        """End every process. Idempotent."""
         self._closed = True
-        self.gang.close()
+        self.ranks.close()

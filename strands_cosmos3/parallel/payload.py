@@ -1,7 +1,7 @@
 """Requests and results as bytes: tensors as safetensors, everything else as JSON in its header. Nothing is pickled.
 
-A frame is what ``safetensors.torch.save`` writes: the header's length (8 bytes, little-endian), a JSON header, the
-tensors' bytes. Our own JSON is the header's metadata entry ``strands_cosmos3``.
+A frame is the output of ``safetensors.torch.save``: header length (8 bytes, little-endian), JSON header, tensor data. Our JSON
+is the metadata entry ``strands_cosmos3`` of the header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from safetensors.torch import load, save
 
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import WireFormatError
-from strands_cosmos3.parallel.gang import revive as revive  # the third thing that comes back as text
 
 _KEY = "strands_cosmos3"
 _MAX_HEADER = 1 << 20
@@ -27,16 +26,16 @@ _TUPLES = ("video_shape", "cond_frame_indexes", "guidance_interval")
 
 
 def encode(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> bytes:
-    """A frame of tensors and of values that JSON knows."""
+    """Return a frame of tensors and JSON values."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return save(held, metadata={_KEY: json.dumps(dict(about))})
 
 
 def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and values of a frame.
+    """Return the tensors and JSON values of a frame.
 
     Raises:
-        WireFormatError: It is none of ours.
+        WireFormatError: It is not such a frame.
     """
     try:
         (length,) = struct.unpack_from("<Q", frame)
@@ -45,14 +44,14 @@ def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         about = json.loads(json.loads(frame[8 : 8 + length])["__metadata__"][_KEY])
         tensors = load(bytes(frame))
     except (struct.error, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise WireFormatError(f"these {len(frame)} bytes are no frame of tensors and JSON ({error}).") from None
+        raise WireFormatError(f"these {len(frame)} bytes are not a frame of tensors and JSON ({error}).") from None
     if not isinstance(about, dict):
         raise WireFormatError(f"the frame's JSON is a {type(about).__name__}, not an object.")
     return tensors, about
 
 
 def encode_request(request: Cosmos3ActionRequest) -> bytes:
-    """A request as a frame."""
+    """Return a request as a frame."""
     values = {name: getattr(request, name) for name in _FIELDS}
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     plain = {name: value for name, value in values.items() if name not in tensors}
@@ -60,28 +59,28 @@ def encode_request(request: Cosmos3ActionRequest) -> bytes:
 
 
 def decode_request(frame: bytes) -> Cosmos3ActionRequest:
-    """The request in a frame, checked as any other.
+    """Return the request in a frame, validated like any other.
 
     Raises:
-        WireFormatError: The frame is damaged, or holds no request.
-        InputError: A field cannot be used.
+        WireFormatError: The frame is damaged, or is not a request.
+        InputError: A field is invalid.
     """
     tensors, plain = decode(frame)
     values: dict[str, Any] = {**plain, **tensors}
     if set(values) != set(_FIELDS):
-        raise WireFormatError(f"no request: its fields differ in {', '.join(sorted(set(values) ^ set(_FIELDS)))}.")
+        raise WireFormatError(f"not a request: its fields differ in {', '.join(sorted(set(values) ^ set(_FIELDS)))}.")
     values |= {name: tuple(values[name]) for name in _TUPLES if values[name] is not None}
     return Cosmos3ActionRequest(**values)
 
 
 def encode_result(result: Mapping[str, Any]) -> bytes:
-    """What an engine's step answered, as a frame."""
+    """Return the result of an engine's step as a frame."""
     tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
     return encode(tensors, {name: value for name, value in result.items() if name not in tensors})
 
 
 def decode_result(frame: bytes) -> dict[str, Any]:
-    """The answer in a frame: see ``Cosmos3Engine.step``.
+    """Return the result in a frame; see ``Cosmos3Engine.step``.
 
     Raises:
         WireFormatError: The frame is damaged.

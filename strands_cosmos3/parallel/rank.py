@@ -1,49 +1,59 @@
-"""One rank of a spread engine, in whatever process hosts it."""
+"""One rank of an engine, in the process that hosts it: a subprocess or a Ray actor. Importing this loads no torch."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
-import torch
-import torch.distributed as dist
-
-from strands_cosmos3.engine.engine import Cosmos3Engine, OnStep
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.mesh import meet
-from strands_cosmos3.parallel.payload import decode_request, encode_result
+from strands_cosmos3.parallel.group import OnStep, RankStatus
+
+if TYPE_CHECKING:
+    from strands_cosmos3.engine.engine import Cosmos3Engine
 
 
-class InferenceRank:
-    """One rank. Making one waits for all the others and loads this rank's share of the weights.
-
-    Args:
-        checkpoint: A folder in the released layout, or a hub repository that every rank can fetch.
-        parallel: The degrees.
-        rank: This one's number, 0 .. ``parallel.world_size - 1``.
-        init_method: Where ranks meet: ``file:///path`` that does not exist yet, on one machine, or ``tcp://host:port`` on
-            which rank 0 listens.
-        options: How to load.
+class Rank:
+    """One rank. Its methods report errors as a status, because the rank's group decides for all ranks.
 
     Attributes:
-        progress: Parts of the work that were done so far: it grows while an inference goes on. Any thread may read it.
-
-    Raises:
-        ConfigError: The rank is none of this world's, or the process belongs to another world already.
-        CheckpointError: The checkpoint cannot be loaded.
+        progress: A counter that grows during inference. Any thread may read it.
     """
 
-    def __init__(
-        self,
-        checkpoint: str,
-        parallel: ParallelConfig,
-        rank: int,
-        init_method: str,
-        options: RankOptions | None = None,
-    ):
-        options = options or RankOptions()
+    def __init__(self) -> None:
+        self.progress = 0
+        self._engine: Cosmos3Engine | None = None
+
+    def load(
+        self, checkpoint: str, parallel: ParallelConfig, rank: int, init_method: str, options: RankOptions | None = None
+    ) -> RankStatus:
+        """Connect to the other ranks and load this rank's shard of the weights; ``ready`` once every rank has loaded.
+
+        Args:
+            checkpoint: A folder in the released layout, or a hub repository that every rank can fetch.
+            parallel: The degrees.
+            rank: This rank's number, 0 .. ``parallel.world_size - 1``.
+            init_method: ``file:///path`` of a file that does not exist yet, on one machine; or ``tcp://host:port``, where
+                rank 0 listens.
+            options: How to load.
+        """
+
+        def load() -> bytes:
+            self._load(checkpoint, parallel, rank, init_method, options or RankOptions())
+            return b""
+
+        return _report("ready", load)
+
+    def _load(self, checkpoint: str, parallel: ParallelConfig, rank: int, init_method: str, options: RankOptions) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from strands_cosmos3.engine.checkpoint import locate
+        from strands_cosmos3.engine.engine import Cosmos3Engine
+        from strands_cosmos3.parallel.collectives import connect
+
         if not 0 <= rank < parallel.world_size:
-            raise ConfigError(f"rank {rank} is none of 0..{parallel.world_size - 1}.")
+            raise ConfigError(f"rank {rank} is not one of 0..{parallel.world_size - 1}.")
         if dist.is_initialized():
             raise ConfigError("this process is a rank of another group already; one process hosts one rank.")
         if options.threads is not None:
@@ -51,25 +61,20 @@ class InferenceRank:
         device = torch.device(options.device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", rank % max(torch.cuda.device_count(), 1))
-        self.rank = rank
-        self.progress = 0
         if parallel.world_size > 1:
-            meet(parallel, device, init_method, rank)
-        with ExitStack() as on_failure:
-            on_failure.callback(_leave)
-            self.engine = Cosmos3Engine.from_pretrained(
-                checkpoint,
-                device=device,
-                dtype=getattr(torch, options.dtype),
-                parallel=parallel,
-                decode_video=options.decode_video,
-                action_space=options.action_space,
-            )
-            if parallel.world_size > 1:
-                dist.barrier()  # whoever is ready can be asked: everybody has loaded
-            on_failure.pop_all()
+            connect(device, parallel.timeout_s, init_method, rank, parallel.world_size)
+        self._rank = rank
+        self._engine = Cosmos3Engine.from_pretrained(
+            str(locate(checkpoint)),
+            device=device,
+            dtype=getattr(torch, options.dtype),
+            parallel=parallel,
+            decode_video=options.decode_video,
+            action_space=options.action_space,
+        )
+        self._engine.parallel_context.barrier()
 
-    def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes | None:
+    def infer(self, payload: bytes, on_step: OnStep | None = None) -> RankStatus:
         """Answer one request together with the other ranks, which must get the same bytes.
 
         Args:
@@ -77,27 +82,40 @@ class InferenceRank:
             on_step: As in ``Cosmos3Engine.step``.
 
         Returns:
-            For :func:`~strands_cosmos3.parallel.payload.decode_result` on rank 0, None on the others.
-
-        Raises:
-            Cosmos3Error: The request cannot be answered; every rank raises alike and can be asked again.
+            ``answer``, whose payload on rank 0 is for :func:`~strands_cosmos3.parallel.payload.decode_result`.
         """
+        from strands_cosmos3.parallel.payload import decode_request, encode_result
 
-        def count(done: int, of: int) -> None:
+        engine = self._engine
+        assert engine is not None, "call load first"
+
+        def count(done: int, total: int) -> None:
             self.progress += 1
             if on_step is not None:
-                on_step(done, of)
+                on_step(done, total)
 
-        result = self.engine.step(decode_request(payload), on_step=count)
-        self.progress += 1
-        return encode_result(result) if self.rank == 0 else None
+        def step() -> bytes:
+            result = engine.step(decode_request(payload), on_step=count)
+            self.progress += 1
+            return encode_result(result) if self._rank == 0 else b""
+
+        return _report("answer", step)
 
     def close(self) -> None:
-        """Let go of the weights and leave the group."""
-        self.engine.close()
-        _leave()
+        """Free the weights and leave the process group."""
+        import torch.distributed as dist
+
+        if self._engine is not None:
+            self._engine.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes]) -> RankStatus:
+    try:
+        return RankStatus(kind, payload=work())
+    except Exception as error:  # whatever it was, the group decides for all ranks
+        message = str(error).strip()
+        if not isinstance(error, Cosmos3Error):
+            message = message.split("\n")[0] or "no message"
+        return RankStatus("error", error=(type(error).__name__, message))

@@ -1,12 +1,12 @@
-"""The VAE shared by all ranks, in shards of the width.
+"""The VAE divided among all ranks by width.
 
-Exact: each rank keeps some latent columns' worth of every activation. What reaches beyond them is fetched: before a
-convolution three columns wide one column of each neighbour (of the right one alone where it halves the width), and in
-the attention of the middle block everybody's keys and values. Everything else in the network acts on columns, or on
-pairs of them, alone. A shard is a whole number of latent columns, 16 pixels each, so pairs are never torn.
+Exact: each rank holds the activations of some latent columns and fetches what it needs beyond them. Before a convolution three
+columns wide that is one column of each neighbour (of the right one only, if the convolution halves the width); in the middle
+block's attention it is the keys and values of all ranks. Every other layer acts on single columns or on pairs. A shard is a
+whole number of latent columns, 16 pixels each, so it never splits a pair.
 
-Tiles: each rank decodes its columns and a margin without a word to anybody, and neighbours are blended over the margin.
-That is approximate, because the attention sees one tile only; pictures are always encoded exactly.
+Tiles: each rank decodes its columns and a margin without any exchange, and neighbours are blended over the margin. This is
+approximate, because the attention sees one tile only. Images are always encoded exactly.
 
 Shape suffixes: B batch, C channels, T frames, H height, W this rank's width.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,25 +23,22 @@ from torch.nn import functional as F
 
 from strands_cosmos3.engine.parallel_context import Vae
 from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION, FlatConv
-
-if TYPE_CHECKING:
-    from strands_cosmos3.parallel.config import VaeSplit
-    from strands_cosmos3.parallel.mesh import Group
+from strands_cosmos3.parallel.collectives import Group
 
 TILE_MARGIN = 4
-"""Latent columns that a tile reaches beyond its shard on either side."""
+"""Latent columns by which a tile extends its shard on either side."""
 
 
 def shard_widths(columns: int, ranks: int) -> list[int]:
-    """Latent columns of each rank: as even as can be."""
+    """Return the number of latent columns of each rank, as even as possible."""
     return [columns * (i + 1) // ranks - columns * i // ranks for i in range(ranks)]
 
 
 class HaloExchange:
-    """Where this rank's columns end, and what lies beyond: a neighbour's columns, or zeros at the picture's edge.
+    """Fetches the columns beside this rank's shard: a neighbour's, or zeros at the image's edge.
 
     Attributes:
-        widths: Latent columns of each rank while a picture is split; None while this rank has all of it.
+        widths: Latent columns of each rank while an image is split; None while this rank has all of it.
     """
 
     def __init__(self, group: Group):
@@ -49,35 +46,36 @@ class HaloExchange:
         self.widths: list[int] | None = None
 
     def columns(self, x: torch.Tensor, left: bool) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """The columns [..., 1] to the left (if wanted) and to the right of x [..., W]."""
-        nothing = torch.zeros_like(x[..., :1])
+        """Return the columns [..., 1] to the left (if requested) and to the right of x [..., W]."""
+        zeros = torch.zeros_like(x[..., :1])
         from_left = from_right = None
         if self.widths is not None:
             to_right = x[..., -1:].contiguous() if left else None
             from_left, from_right = self.group.neighbours(x[..., :1].contiguous(), to_right, "halo")
-        return (nothing if from_left is None else from_left) if left else None, nothing if from_right is None else from_right
+        right = zeros if from_right is None else from_right
+        return (zeros if from_left is None else from_left) if left else None, right
 
 
 class HaloConv(nn.Module):
-    """A causal 3x3x3 convolution whose width padding is its neighbours' columns.
+    """A causal 3x3x3 convolution that takes its width padding from the neighbours' columns.
 
-    diffusers hands a convolution the last frames of its previous call; their borders are kept here, so that each column
-    travels once.
+    diffusers passes a convolution the last frames of its previous call; their halos are kept here, so each column is sent
+    once.
 
     Args:
-        inner: The convolution; its own width padding is taken away.
+        inner: The convolution; its own width padding is removed.
     """
 
-    def __init__(self, inner: FlatConv, border: HaloExchange):
+    def __init__(self, inner: FlatConv, halo: HaloExchange):
         super().__init__()
         conv: Any = inner.conv
         conv._padding = (0, 0, *conv._padding[2:])
         self.inner = inner
-        self._border = border
+        self._halo = halo
         self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
-        left, right = self._border.columns(x, left=True)
+        left, right = self._halo.columns(x, left=True)
         assert left is not None
         wide = torch.cat([left, x, right], dim=-1)
         if cache_x is not None:
@@ -91,37 +89,37 @@ class HaloConv(nn.Module):
 
 
 class Widen(nn.Module):
-    """Puts the neighbours' columns beside x [..., W], before a convolution in two dimensions."""
+    """Adds the neighbours' columns to x [..., W], before a convolution in two dimensions."""
 
-    def __init__(self, border: HaloExchange, left: bool):
+    def __init__(self, halo: HaloExchange, left: bool):
         super().__init__()
-        self._border = border
+        self._halo = halo
         self._left = left
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = self._border.columns(x, self._left)
+        left, right = self._halo.columns(x, self._left)
         return torch.cat([x, right] if left is None else [left, x, right], dim=-1)
 
 
 class GatheredAttention(nn.Module):
-    """The middle block's attention within each frame: this rank's queries over everybody's keys and values.
+    """The middle block's attention within each frame: this rank's queries over the keys and values of all ranks.
 
     Args:
-        inner: diffusers' ``WanAttentionBlock``, whose layers it uses.
+        inner: diffusers' ``WanAttentionBlock``, whose layers are used.
     """
 
-    def __init__(self, inner: Any, border: HaloExchange):
+    def __init__(self, inner: Any, halo: HaloExchange):
         super().__init__()
         self.inner = inner
-        self._border = border
+        self._halo = halo
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
-        if self._border.widths is None:
+        if self._halo.widths is None:
             return self.inner(x_BCTHW)
         B, C, T, H, W = x_BCTHW.shape
         frames = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(B * T, C, H, W)
         query, memory = self.inner.to_qkv(self.inner.norm(frames)).split([C, 2 * C], dim=1)
-        keys, values = self._border.group.gather_widths(memory, self._border.widths, "attention").chunk(2, dim=1)
+        keys, values = self._halo.group.gather_widths(memory, self._halo.widths, "attention").chunk(2, dim=1)
         q, k, v = (t.flatten(2).transpose(1, 2)[:, None].contiguous() for t in (query, keys, values))
         attended = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(B * T, C, H, W)
         projected = self.inner.proj(attended).view(B, T, C, H, W).permute(0, 2, 1, 3, 4)
@@ -129,23 +127,23 @@ class GatheredAttention(nn.Module):
 
 
 class ShardedVae:
-    """A VAE of which every rank holds the weights and computes a share.
+    """A VAE whose weights every rank holds and whose work is divided by width.
 
-    A picture with fewer latent columns than there are ranks is not worth splitting: every rank encodes it, rank 0 decodes.
+    An image with fewer latent columns than ranks is not split: every rank encodes it, rank 0 decodes it.
 
     Args:
-        vae: This rank's; its network is wired in place.
+        vae: This rank's VAE; its network is modified in place.
         group: The ranks.
         split: See :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
     """
 
-    def __init__(self, vae: Vae, group: Group, split: VaeSplit):
+    def __init__(self, vae: Vae, group: Group, split: str):
         self._vae = vae
         self._group = group
         self._split = split
-        self._border = HaloExchange(group)
+        self._halo = HaloExchange(group)
         if split != "off":
-            _wire(vae.model, self._border)
+            _parallelize(vae.model, self._halo)
 
     @property
     def model(self) -> nn.Module:
@@ -158,16 +156,16 @@ class ShardedVae:
         return self._vae.has_decoder
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised latents [1, C, F, H, W] on every rank; see :meth:`WanVae.encode`."""
-        columns, torn = divmod(pixels.shape[-1], SPATIAL_COMPRESSION)
-        if self._split == "off" or torn or columns < self._group.size:
+        """Return normalised latents [1, C, F, H, W] on every rank; see :meth:`WanVae.encode`."""
+        columns, rest = divmod(pixels.shape[-1], SPATIAL_COMPRESSION)
+        if self._split == "off" or rest or columns < self._group.size:
             return self._vae.encode(pixels)
         widths = shard_widths(columns, self._group.size)
         mine = _own(pixels, [width * SPATIAL_COMPRESSION for width in widths], self._group.rank)
         return self._group.gather_widths(self._together(widths, self._vae.encode, mine), widths, "latents")
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
-        """Pixels [1, 3, frames, height, width] on rank 0, None on the others; see :meth:`WanVae.decode`."""
+        """Return pixels [1, 3, frames, height, width] on rank 0, None on the others; see :meth:`WanVae.decode`."""
         columns = latents.shape[-1]
         if self._split == "off" or columns < self._group.size:
             return self._vae.decode(latents) if self._group.rank == 0 else None
@@ -179,11 +177,11 @@ class ShardedVae:
         return None if parts is None else torch.cat(parts, dim=-1)
 
     def _together(self, widths: list[int], run: Any, x: torch.Tensor) -> torch.Tensor:
-        self._border.widths = widths
+        self._halo.widths = widths
         try:
             return run(x)
         finally:
-            self._border.widths = None
+            self._halo.widths = None
 
     def _decode_tiles(self, latents: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         ends = list(accumulate(widths, initial=0))
@@ -201,7 +199,7 @@ def _own(x: torch.Tensor, widths: Sequence[int], rank: int) -> torch.Tensor:
 
 
 def _blended(parts: list[torch.Tensor], tiles: Sequence[tuple[int, int]], columns: int) -> torch.Tensor:
-    """One picture of overlapping ones: weights fall linearly from a tile's middle to its ends inside the picture."""
+    """Blend overlapping tiles; weights fall linearly over the overlap."""
     size = SPATIAL_COMPRESSION
     total = parts[0].new_zeros(*parts[0].shape[:-1], columns * size)
     weights = parts[0].new_zeros(columns * size)
@@ -216,23 +214,23 @@ def _blended(parts: list[torch.Tensor], tiles: Sequence[tuple[int, int]], column
     return total / weights
 
 
-def _wire(model: nn.Module, border: HaloExchange) -> None:
-    """Put a border before whatever looks beyond a column."""
+def _parallelize(model: nn.Module, halo: HaloExchange) -> None:
+    """Insert a halo exchange before every layer that reads beyond a column."""
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, FlatConv) and child.conv.kernel_size[2] == 3:
-                setattr(owner, name, HaloConv(child, border))
+                setattr(owner, name, HaloConv(child, halo))
             elif type(child).__name__ == "WanAttentionBlock":
-                setattr(owner, name, GatheredAttention(child, border))
+                setattr(owner, name, GatheredAttention(child, halo))
             elif name == "resample" and isinstance(child, nn.Sequential):
-                setattr(owner, name, _widened(child, border))
+                setattr(owner, name, _widened(child, halo))
 
 
-def _widened(resample: nn.Sequential, border: HaloExchange) -> nn.Sequential:
+def _widened(resample: nn.Sequential, halo: HaloExchange) -> nn.Sequential:
     before, conv = resample
     assert isinstance(conv, nn.Conv2d)
     assert conv.kernel_size == (3, 3)
-    if conv.stride[1] == 1:  # doubled first; padding of one on every side
+    if conv.stride[1] == 1:  # doubles the width first; padding of one on every side
         conv.padding = (1, 0)
-        return nn.Sequential(before, Widen(border, left=True), conv)
-    return nn.Sequential(Widen(border, left=False), nn.ZeroPad2d((0, 0, 0, 1)), conv)  # halves: padded right and below
+        return nn.Sequential(before, Widen(halo, left=True), conv)
+    return nn.Sequential(Widen(halo, left=False), nn.ZeroPad2d((0, 0, 0, 1)), conv)  # halves the width: padded right and below

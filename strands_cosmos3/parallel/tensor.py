@@ -1,16 +1,16 @@
-"""Tensor parallelism from outside: which slice of a stored weight a rank keeps, and where the model sums over ranks.
+"""Tensor parallelism: the slice of each stored weight that a rank keeps, and where the model sums over ranks.
 
-The model itself is unchanged. Queries, keys, values, gate and up are cut by rows (each rank has its own heads and
-neurons), ``out`` and ``down`` by columns (each rank's output is a summand), the embedding by columns (each rank has some
-of every token's numbers); norms, projections and action heads are whole on every rank. A layer sums twice.
+The model itself is unchanged. Query, key, value, gate and up projections are split by rows (each rank has its own heads and
+neurons), ``out`` and ``down`` by columns (each rank's output is a summand), the embedding by columns (each rank has a part of
+every token's vector). Norms, input and output projections and action heads are replicated. Each layer sums twice.
 
-Where there are fewer key heads than ranks, several ranks keep the same one: rank r takes head ``r * heads // ranks``.
+With fewer key heads than ranks, several ranks keep the same head: rank r keeps head ``r * heads // ranks``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
 from strands_cosmos3.engine.weight_files import Slices
 from strands_cosmos3.errors import ConfigError
-
-if TYPE_CHECKING:
-    from strands_cosmos3.parallel.mesh import Group
+from strands_cosmos3.parallel.collectives import Group
 
 _ROWS = re.compile(r".*\.(to_q|add_q_proj|gate_proj|up_proj)\.(weight|bias)")
 _KEY_HEADS = re.compile(r".*\.(to_k|to_v|add_k_proj|add_v_proj)\.(weight|bias)")
@@ -28,7 +26,7 @@ _COLUMNS = re.compile(r".*\.(to_out|to_add_out|down_proj)\.weight|embed_tokens\.
 
 
 def check(config: TransformerConfig, tp_size: int) -> None:
-    """Whether every layer can be split into equal parts.
+    """Check that every layer can be split into equal parts.
 
     Raises:
         ConfigError: It cannot; the message lists the degrees that work.
@@ -37,30 +35,33 @@ def check(config: TransformerConfig, tp_size: int) -> None:
         valid = [n for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
         raise ConfigError(
             f"tp_size={tp_size} does not split this transformer ({config.num_attention_heads} heads, "
-            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, {config.hidden_size} wide) into "
+            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, width {config.hidden_size}) into "
             f"equal parts; valid: {', '.join(map(str, valid))}."
         )
 
 
 def _divides(config: TransformerConfig, n: int) -> bool:
     k = config.num_key_value_heads
-    whole = (config.num_attention_heads, config.intermediate_size, config.hidden_size)
-    return all(size % n == 0 for size in whole) and (k % n == 0 or n % k == 0)
+    sizes = (config.num_attention_heads, config.intermediate_size, config.hidden_size)
+    return all(size % n == 0 for size in sizes) and (k % n == 0 or n % k == 0)
 
 
 def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
-    """Key heads of a rank: those that its query heads read."""
+    """Return the key heads that a rank's query heads read."""
     k = config.num_key_value_heads
     first = rank * k // size
     return range(first, first + max(k // size, 1))
 
 
 def shard(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Slices:
-    """The part of a stored weight that a rank keeps.
+    """Return the slices of a stored weight that a rank keeps; empty for the whole weight.
 
     Args:
-        key: Name in the released layout. shape: Its whole shape.
-        rank, size: Of the tensor-parallel group.
+        key: Name in the released layout.
+        shape: Its full shape.
+        config: The transformer's.
+        rank: Rank in the tensor-parallel group.
+        size: Size of that group.
     """
     if size == 1:
         return ()
@@ -79,21 +80,21 @@ def _part(n: int, rank: int, size: int) -> slice:
 
 
 def parallelize(transformer: Cosmos3Transformer, group: Group) -> None:
-    """Let a model of cut weights sum over the ranks: after each attention's projection and after each MLP."""
+    """Add the sums over ranks to a model of sharded weights: after each attention projection and after each MLP."""
     if group.size == 1:
         return
 
-    def add_up(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def all_reduce(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return group.sum(output, "layer")
 
-    def put_together(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def all_gather(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return torch.cat(group.gather(output, "embedding"), dim=-1)
 
-    transformer.text.embed_tokens.register_forward_hook(put_together)
+    transformer.text.embed_tokens.register_forward_hook(all_gather)
     for name, module in transformer.named_modules():
         if isinstance(module, Mlp):
-            module.register_forward_hook(add_up)
+            module.register_forward_hook(all_reduce)
         elif name.endswith((".to_out", ".to_add_out")):
             if module.bias is not None and group.rank > 0:
                 module.register_parameter("bias", None)  # it is added once
-            module.register_forward_hook(add_up)
+            module.register_forward_hook(all_reduce)

@@ -1,11 +1,11 @@
-"""Episodes into a dataset: what the arm did and was told, at the dataset's rate and at exactly its times."""
+"""Recording of episodes into a dataset: the measured and the commanded motion, at exactly the dataset's times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -22,17 +22,15 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.model import PHYSICS_HZ
 from strands_cosmos3.robots.panda import HAND_BODY, dh_forward
 from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import Rollout
-
-if TYPE_CHECKING:
-    from strands_cosmos3.sim.robot import Robot
 
 Views = Mapping[str, NDArray[np.uint8]]
 Observe = Callable[[mujoco.MjData], Views]
 
 
 def rollout_spec(embodiment: str | Embodiment = "droid") -> DatasetSpec:
-    """The schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the DROID rig's three cameras.
+    """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the DROID rig's three cameras.
 
     Raises:
         ConfigError: The embodiment's rows are not those of an arm whose tool frame sits on the Panda's hand, or its rate does
@@ -49,7 +47,7 @@ def rollout_spec(embodiment: str | Embodiment = "droid") -> DatasetSpec:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What was at one frame's time."""
+    """Measurements and commands at the time of one frame."""
 
     state: F64  # [8] measured
     T_base_measured: F64
@@ -59,19 +57,19 @@ class _Sample:
 
 
 class RolloutRecorder:
-    """Records one episode after another.
+    """Records episodes into a dataset.
 
     At frame i, exactly ``i / fps`` after the start: the measured angles and gripper, the measured pose of the Cosmos frame,
     the views (as the policy sees them: drawn from the kinematics of the physics step that ends there), and the action that
     was commanded from there to frame i + 1: the motion between the **commanded** poses of the Cosmos frame, and the
     gripper's command at i + 1. Rows begin at the pose of frame 0, where the arm rests on its reference; integrated from
-    there they are the commanded path, whatever the policy's chunks, seams, stretched time and stops were made of.
+    there they are the commanded path, independent of the policy's chunks, of stretched time and of stops.
 
-    The last moment has nothing commanded after it and is no frame of its own.
+    The last moment is not a frame, because no command follows it.
 
     Args:
-        writer: Where episodes go; its spec is :func:`rollout_spec`'s.
-        embodiment: Whose tool frame the poses are of.
+        writer: Writer of a dataset with the spec of :func:`rollout_spec`.
+        embodiment: Embodiment whose tool frame the poses describe.
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
@@ -80,38 +78,38 @@ class RolloutRecorder:
         self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
 
     @contextmanager
-    def recording(self, robot: Robot, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
-        """Record while it lasts; yields what the finished rollout must pass through to be kept.
+    def recording(self, arm: SimulatedArm, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
+        """Record in the block; yields a function that saves the finished rollout and returns it.
 
         The robot must stand at the episode's beginning, at rest. An exception discards the episode.
         """
         with self._writer.episode(instruction or "no instruction") as episode:
-            watch = _Watch(episode, robot, observe, self._T_hand_cosmos, self._steps_a_frame)
+            step_recorder = _EpisodeRecorder(episode, arm, observe, self._T_hand_cosmos, self._steps_a_frame)
 
             def keep(rollout: Rollout) -> Rollout:
-                watch.finish(rollout)
+                step_recorder.finish(rollout)
                 return rollout
 
-            robot.on_step = watch.step
+            arm.on_step = step_recorder.step
             try:
                 yield keep
             finally:
-                robot.on_step = None
+                arm.on_step = None
             if not episode.length:
                 episode.discard()
 
 
-class _Watch:
-    """Follows one episode at every physics step."""
+class _EpisodeRecorder:
+    """Samples one episode at the dataset's rate."""
 
-    def __init__(self, episode: EpisodeWriter, robot: Robot, observe: Observe, T_hand_cosmos: F64, steps_a_frame: int):
-        self._episode, self._robot, self._observe = episode, robot, observe
+    def __init__(self, episode: EpisodeWriter, arm: SimulatedArm, observe: Observe, T_hand_cosmos: F64, steps_a_frame: int):
+        self._episode, self._arm, self._observe = episode, arm, observe
         self._T_hand_cosmos, self._steps_a_frame = T_hand_cosmos, steps_a_frame
         self._steps = 0
-        self._last = self._sample(robot.executor.reference.q_rad, robot.joint_state()[2])
+        self._last = self._sample(arm.executor.reference.q_rad, arm.joint_state()[2])
 
     def step(self, q_commanded_rad: F64, gripper_commanded: float) -> None:
-        """A physics step was done, with these references at its end."""
+        """Take note of a physics step with these references at its end."""
         self._steps += 1
         if self._steps % self._steps_a_frame:
             return
@@ -120,13 +118,13 @@ class _Watch:
         self._last = sample
 
     def _sample(self, q_commanded_rad: F64, gripper_commanded: float) -> _Sample:
-        q, _, gripper = self._robot.joint_state()
+        q, _, gripper = self._arm.joint_state()
         return _Sample(
             np.append(q, gripper),
             dh_forward(q) @ self._T_hand_cosmos,
             dh_forward(q_commanded_rad) @ self._T_hand_cosmos,
             gripper_commanded,
-            self._observe(self._robot.data),
+            self._observe(self._arm.data),
         )
 
     def _write(self, sample: _Sample, after: _Sample) -> None:
@@ -142,7 +140,7 @@ class _Watch:
         self._episode.add(frame | {camera_key(name): view for name, view in sample.views.items()})
 
     def finish(self, rollout: Rollout) -> None:
-        """Save the episode; without a single frame there is nothing to save."""
+        """Save the episode if it has a frame."""
         if not self._episode.length:
             return
         self._episode.replace_last(DONE, True)

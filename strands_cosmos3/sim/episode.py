@@ -1,105 +1,82 @@
-"""One episode: the loop of observing, planning, executing and judging, and its account."""
+"""One episode: run the control loop with a policy, judge the task, come to rest, report."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from strands_cosmos3.backends.replay import Recording, ReplayBackend
+from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick, with_old_names
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
-from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.robots.model import PHYSICS_HZ
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
 from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
-from strands_cosmos3.sim.policy_planner import PolicyPlanner
+from strands_cosmos3.sim.pacing import Pacer
+from strands_cosmos3.sim.policy_planner import AdaptedPolicyPlanner, PolicyPlanner
+from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.sim.tasks import Judge
 from strands_cosmos3.types import Outcome, Rollout
-
-if TYPE_CHECKING:
-    from strands_cosmos3.sim.robot import Robot
 
 _MAX_STOP_S = 3.0
 _MAX_WAIT_S = 10.0  # for an inference under way when the episode ends
 
 
 def physics_steps_per_tick(control_frequency: float) -> int:
-    """Physics steps between two control ticks.
+    """Return the number of physics steps between two control ticks.
 
     Raises:
-        ConfigError: The tick is no whole number of physics steps; the message names frequencies that are.
+        ConfigError: The tick is not a whole number of physics steps; the message lists valid frequencies.
     """
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")
     if steps < 1 or abs(steps - round(steps)) > 1e-9:
         valid = [PHYSICS_HZ // n for n in range(1, PHYSICS_HZ + 1) if PHYSICS_HZ % n == 0 and PHYSICS_HZ // n >= 10]
         raise ConfigError(
-            f"a control frequency of {control_frequency:g} Hz is no whole number of physics steps ({PHYSICS_HZ} Hz); "
+            f"a control frequency of {control_frequency:g} Hz is not a whole number of physics steps ({PHYSICS_HZ} Hz); "
             f"use one of {', '.join(map(str, sorted(valid)))}."
         )
     return round(steps)
 
 
-def _reconnects_of(policy: Policy) -> int | None:
-    """How often a policy's service was dialled again in its life, if it has one."""
-    counters = getattr(getattr(policy, "backend", None), "counters", None)
-    return None if counters is None else counters.get("reconnects", 0)
-
-
-def _nothing() -> None:
-    """How an inference is broken off that cannot be."""
-
-
 def _clock_of(config: LoopConfig) -> str:
-    """Which clock the loop's latencies are read from."""
+    """Return the clock that the loop's latencies are read from."""
     if config.latency_s is None:
         return "simulated, paced by the wall's"
     return "simulated" if config.latency_s else "simulated, stopped for each answer"
-
-
-def recording_of(policy: Policy) -> Recording | None:
-    """The recording that a policy replays, if it does."""
-    backend = getattr(policy, "backend", None)
-    return backend.recording if isinstance(backend, ReplayBackend) else None
 
 
 class Episode:
     """Runs one episode.
 
     Args:
-        robot: The robot, already reset.
-        policy: What decides; ours is asked by ``plan()``, others by ``get_actions_sync()`` with the flat observation.
-        instruction: What it is told.
-        judge: Says when the task has succeeded, or None.
-        film: Where pictures go.
-        config: How the loop runs.
-        realtime: Whether a simulated second lasts at least a second on the wall.
+        arm: The arm, already reset.
+        planner: Observes and plans with the policy.
+        judge: The task's success criterion, or None.
+        film: Records the pictures.
+        config: Configuration of the control loop.
+        realtime: Whether a simulated second lasts at least a second of wall-clock time.
         on_tick: Called after every tick; the episode ends as interrupted if it returns True.
     """
 
     def __init__(
         self,
-        robot: Robot,
-        policy: Policy,
-        instruction: str,
+        arm: SimulatedArm,
+        planner: PolicyPlanner | AdaptedPolicyPlanner,
         judge: Judge | None,
         film: VideoRecorder,
         config: LoopConfig,
         realtime: bool = False,
-        on_tick: Callable[[Robot], bool | None] | None = None,
+        on_tick: Callable[[], bool | None] | None = None,
     ):
-        self.robot, self.policy, self.instruction, self.judge, self.film = robot, policy, instruction, judge, film
-        self.config = config
+        self.arm, self.planner, self.judge, self.film, self.config = arm, planner, judge, film, config
         self.on_tick = on_tick
-        self.log = EpisodeLog(robot.dt_s)
-        self._asking = PolicyPlanner(robot, policy, instruction, film, config.hz)
-        self._reconnects_before = _reconnects_of(policy)
+        self.log = EpisodeLog(arm.dt_s)
+        self._reconnects_before = planner.counters.get("reconnects", 0)
         self._interrupt = Interrupt()
-        self._pace = _Pace(robot) if realtime else None
-        self.loop = ControlLoop(robot, self._asking, robot.executor, config, self._joined, lambda: self._interrupt.requested)
+        self._pacer = Pacer(arm.now_s()) if realtime else None
+        self.loop = ControlLoop(arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested)
 
     def run(
         self,
@@ -109,14 +86,13 @@ class Episode:
         recording: Recording | None,
         progress: Callable[[float, float], None] | None,
     ) -> Rollout:
-        """Tick until success, the recording's or the time's end, a fault or Ctrl-C; bring the arm to rest and report."""
+        """Tick until success, the end of the recording or of the time, a fault or Ctrl-C; come to rest and report."""
         started = time.perf_counter()
         try:
             with deferred_interrupt() as self._interrupt:
                 outcome = self._play(n_ticks, recording, progress)
         finally:
-            break_off = self.policy.cancel if isinstance(self.policy, Cosmos3Policy) else _nothing
-            self.loop.close(0.0 if self._interrupt.forced else _MAX_WAIT_S, break_off)
+            self.loop.close(0.0 if self._interrupt.forced else _MAX_WAIT_S, self.planner.cancel)
         wall_s = time.perf_counter() - started
         return self._report(seed, task, outcome, recording, wall_s)
 
@@ -124,23 +100,20 @@ class Episode:
         outcome, hz = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT, self.config.hz
         try:
             for tick in range(n_ticks):
-                if self._interrupt.requested:
-                    outcome = Outcome.INTERRUPTED
-                    break
-                if self._tick():
+                if self._interrupt.requested or self._tick():
                     outcome = Outcome.INTERRUPTED
                     break
                 if progress is not None:
                     progress((tick + 1) / hz, n_ticks / hz)
-                if self.judge is not None and self.judge.succeeded(self.robot.data):
+                if self.judge is not None and self.judge.succeeded(self.arm.data):
                     outcome = Outcome.SUCCESS
                     break
-                if recording is not None and self.robot.executor.motion_s >= recording.duration_s - 1e-9:
+                if recording is not None and self.arm.executor.motion_s >= recording.duration_s - 1e-9:
                     break
             else:
                 if not self.log.chunks:
                     raise BackendError(
-                        f"the policy had not answered once when the episode's {n_ticks / hz:g} s were over, and nothing moved. "
+                        f"the policy returned no chunk in the episode's {n_ticks / hz:g} s, and nothing moved. "
                         "Give it longer (duration), or let the simulation wait for it (no realtime, no latency)."
                     )
                 self._account_for_holding()
@@ -150,18 +123,18 @@ class Episode:
             outcome = Outcome.INTERRUPTED
         except Cosmos3Error as error:
             if isinstance(error, ConfigError) or not self.log.chunks:
-                raise  # nothing has moved: it is the caller's to mend
+                raise  # nothing has moved; the caller must correct it
             outcome = Outcome.FAULT
             self.log.counters[type(error).__name__] += 1
             self.log.fault = str(error)
-        finally:  # whatever else was raised, e.g. by somebody's policy: the arm is not left moving
-            self.log.final_state = self.robot.executor.state
+        finally:  # also for other errors, e.g. of a foreign policy: never leave the arm moving
+            self.log.final_state = self.arm.executor.state
             if not self._interrupt.forced:
                 self._come_to_rest()
         return Outcome.FAULT if self.log.fault else outcome
 
     def _account_for_holding(self) -> None:
-        """The time is up. Where the arm spent the end of it on holding that is said, or is the episode's fault."""
+        """Record why the arm held when the time was up; raise if it held for too long."""
         loop = self.loop
         self.log.held = loop.why_held()
         if self.log.held is not None and loop.error is not None:
@@ -172,33 +145,32 @@ class Episode:
     def _tick(self) -> bool:
         """Run one control tick; return whether ``on_tick`` ends the episode."""
         self._keep(self.loop.tick())
-        self.log.end_chunk(self.robot.executor.rows_begun)  # so far; a fault leaves no other trace of it
+        self.log.end_chunk(self.arm.executor.rows_begun)  # before a fault can end the episode
         self.log.counters["ticks"] += 1
-        if self.on_tick is not None and self.on_tick(self.robot):
+        if self.on_tick is not None and self.on_tick():
             return True
-        if self._pace is not None:
-            self.log.counters["late_ticks"] += self._pace.wait()
+        if self._pacer is not None:
+            self.log.counters["late_ticks"] += self._pacer.wait(self.arm.now_s())
         return False
 
-    def _joined(self, joined: AcceptedChunk, rows_begun: int) -> None:
-        """The loop has taken up a chunk."""
+    def _accepted(self, chunk: AcceptedChunk, rows_begun: int) -> None:
+        """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
-        chunk = ChunkRecord(joined.plan, joined.motion, joined.motion_from_s, joined.latency_ms, joined.wall_ms)
-        self.log.begin_chunk(chunk)
-        action, video = self._asking.answer
-        self._asking.in_force = action
+        self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms))
+        action, video = self.planner.answer
+        self.planner.accepted_rows = action
         if action is not None:
             self.log.actions.append(action)
-        self.film.show_prediction(video, joined.since_s)
-        self.film.show_plan(joined.plan, joined.wall_ms)
+        self.film.show_prediction(video, chunk.since_s)
+        self.film.show_plan(chunk.plan, chunk.wall_ms)
 
     def _keep(self, tick: Tick) -> None:
         self.log.step_block(tick.block, tick.q_rad, tick.gripper)
-        self.film.frame(self.robot.data)
+        self.film.frame(self.arm.data)
 
     def _come_to_rest(self) -> None:
-        """Brake within limits and flush. A second Ctrl-C leaves at once, with the arm where it is."""
-        executor = self.robot.executor
+        """Brake within limits and log the motion."""
+        executor = self.arm.executor
         if executor.state in (ExecutorState.RUNNING, ExecutorState.HOLD):
             self.log.end_chunk(executor.rows_begun)
             executor.stop()
@@ -208,7 +180,7 @@ class Episode:
                 break
             try:
                 self._keep(self.loop.advance())
-            except ControlError as error:  # no further reference can be followed; what was done is reported
+            except ControlError as error:  # report what was done
                 if not self.log.blocks:
                     raise
                 self.log.fault = self.log.fault or str(error)
@@ -217,12 +189,12 @@ class Episode:
             self.log.final_state = executor.state
 
     def _report(self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float) -> Rollout:
-        log, robot = self.log, self.robot
-        duration_s = log.duration_s  # not the simulator's clock: physics that diverged has set that to zero
+        log, planner = self.log, self.planner
+        duration_s = log.duration_s  # the simulator's clock is reset when the physics diverges
         return Rollout(
             seed=seed,
             task=task,
-            instruction=self.instruction,
+            instruction=planner.instruction,
             outcome=outcome,
             ik=log.ik_error(),
             path=log.path_error(),
@@ -232,10 +204,10 @@ class Episode:
             latency_ms=log.latency_ms(),
             latency_clock=_clock_of(self.config),
             inference_ms=log.inference_ms(),
-            counters=with_old_names({**robot.executor.counters, **self.loop.counters, **self._reconnects(), **log.counters}),
+            counters=with_old_names({**self.arm.executor.counters, **self.loop.counters, **self._reconnects(), **log.counters}),
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,
-            model_sha256=getattr(getattr(self.policy, "backend", None), "model_sha256", None),
+            model_sha256=planner.model_sha256,
             fault=log.fault,
             final_state=None if log.final_state is None else str(log.final_state),
             held=log.held,
@@ -243,27 +215,6 @@ class Episode:
         )
 
     def _reconnects(self) -> dict[str, int]:
-        """How often a service had to be dialled again in this episode, where there is one."""
-        so_far = _reconnects_of(self.policy)
-        return {} if so_far is None else {"reconnects": so_far - (self._reconnects_before or 0)}
-
-
-class _Pace:
-    """Keeps the simulation's clock from running ahead of the wall's.
-
-    Args:
-        robot: Whose clock.
-    """
-
-    def __init__(self, robot: Robot):
-        self._robot = robot
-        self._offset_s = time.monotonic() - robot.now_s()
-
-    def wait(self) -> bool:
-        """Sleep until the wall has caught up; says whether it had to be waited for the other way round."""
-        ahead_s = self._robot.now_s() + self._offset_s - time.monotonic()
-        if ahead_s > 0:
-            time.sleep(ahead_s)
-            return False
-        self._offset_s -= ahead_s  # what was lost is not made up for by hurrying
-        return True
+        """Return the number of reconnects in this episode; empty for a backend that counts nothing."""
+        counters = self.planner.counters
+        return {"reconnects": counters.get("reconnects", 0) - self._reconnects_before} if counters else {}

@@ -1,4 +1,4 @@
-"""What a rollout shows: the cameras' frames for a policy with eyes, and the film with everything in it."""
+"""The pictures of a rollout: camera frames for the policy, and the film."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ from strands_cosmos3.types import JointTrajectory
 BEAUTY_HW = (360, 640)
 VIEW_HW = (180, 320)
 LAYOUTS = {"full": 20.0, "views": 15.0}
-"""What a film shows -> frames a second. ``full`` is the scene, the commanded path and the three views; ``views`` is the
-three views alone, side by side, an order of magnitude quicker."""
+"""Layout of a film -> frames per second. ``full``: the scene, the commanded path and the three views. ``views``: the three
+views side by side, ten times faster to render."""
+PREDICTION_FPS = 15.0
+"""Frame rate of predicted videos."""
 _TRAIL_POINTS = 240
 
 
 class RolloutListener(Protocol):
-    """Who is shown what a policy intends, e.g. a live view."""
+    """Receives what a policy plans and predicts, e.g. a live view."""
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
-        """A chunk was accepted, after so much wall time of inference and planning."""
+        """Called with an accepted chunk and the wall-clock time that its inference and planning took."""
         ...
 
     def show_prediction(self, video: Any, since_s: float) -> None:
-        """The world predicted with it, [F, H, W, 3] uint8, or None where the policy predicts none.
+        """Called with the chunk's predicted video, [F, H, W, 3] uint8 or None.
 
-        Its first frame is of the chunk's observation, ``since_s`` ago on the motion's clock.
+        Its first frame shows the chunk's observation, which was made ``since_s`` ago on the motion's clock.
         """
         ...
 
 
 class VideoRecorder:
-    """Renders what is asked for and nothing else: no context is made without a film or a policy with eyes.
+    """Renders a film and the policy's views; it makes an OpenGL context only when one of them is needed.
 
     Args:
-        scene: What is filmed.
+        scene: The scene.
         path: The film, or None for no film.
-        control_frequency: How often :meth:`frame` is called.
-        caption: Written over the picture, usually the instruction.
+        control_frequency: Rate of calls of :meth:`frame` [Hz].
+        caption: Line over the picture, usually the instruction.
         layout: One of :data:`LAYOUTS`.
-        quality: Of the large picture.
-        audience: Is shown plans and predictions too.
+        quality: Quality of the large picture.
+        audience: Also receives plans and predictions.
 
     Raises:
         UnknownNameError: No such layout.
@@ -80,17 +82,16 @@ class VideoRecorder:
         self._commanded: NDArray[np.float64] | None = None
         self._trail: list[NDArray[np.float64]] = []
         self._predicted: NDArray[np.uint8] | None = None
-        self._prediction_fps = 15.0
         self._prediction_from_s = 0.0
 
     def observe(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
-        """The policy's views, [180, 320, 3] uint8 each."""
+        """Render the policy's views, [180, 320, 3] uint8 each."""
         if self.policy_renderer is None:
             self.policy_renderer = Renderer(self.scene.model, *VIEW_HW)
         return {name: self.policy_renderer.render(data, name) for name in self.scene.view_names}
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
-        """Draw a chunk's commanded path of the tool centre point from now on."""
+        """Draw a chunk's commanded path of the tool centre point from now on; ``inference_ms`` is for the audience."""
         if self._audience is not None:
             self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
@@ -98,7 +99,7 @@ class VideoRecorder:
             self._commanded = (T_hand @ T_hand_tcp)[:, :3, 3]
 
     def show_prediction(self, video: Any, since_s: float) -> None:
-        """Show a predicted world [F, H, W, 3] uint8 beside the scene, where there is one, from ``since_s`` seconds on."""
+        """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s`` seconds on."""
         if self._audience is not None:
             self._audience.show_prediction(video, since_s)
         if video is not None:
@@ -106,7 +107,7 @@ class VideoRecorder:
             self._prediction_from_s = self._ticks * self._tick_s - since_s
 
     def frame(self, data: mujoco.MjData) -> None:
-        """Called at every control tick; renders a frame when one is due."""
+        """Render a frame if one is due; call it at every control tick."""
         self._ticks += 1
         if self._writer is None or self._writer.frames > (self._ticks - 1) * self._tick_s * self._fps + 1e-9:
             return
@@ -123,15 +124,15 @@ class VideoRecorder:
         if len(self._trail) > 1:
             paths.append(Polyline(np.array(self._trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
-        imagined = self._imagined()
-        happened = None if imagined is None else _as_one(list(views.values()))
-        self._writer.write(compose_film(beauty, views, imagined, self.caption or None, happened))
+        predicted = self._predicted_frame()
+        observed = None if predicted is None else _composite(list(views.values()))
+        self._writer.write(compose_film(beauty, views, predicted, self.caption or None, observed))
 
-    def _imagined(self) -> NDArray[np.uint8] | None:
+    def _predicted_frame(self) -> NDArray[np.uint8] | None:
         if self._predicted is None:
             return None
         since_s = self._ticks * self._tick_s - self._prediction_from_s
-        return self._predicted[min(int(since_s * self._prediction_fps), len(self._predicted) - 1)]
+        return self._predicted[min(int(since_s * PREDICTION_FPS), len(self._predicted) - 1)]
 
     def __enter__(self) -> VideoRecorder:
         return self
@@ -142,12 +143,12 @@ class VideoRecorder:
                 renderer.close()
         self.policy_renderer = self._beauty = None
         if self._writer is not None:
-            given_up = isinstance(error, KeyboardInterrupt)  # what was filmed until then is worth keeping
-            self._writer.__exit__(*((None, None, None) if given_up else (kind, error, trace)))
+            interrupted = isinstance(error, KeyboardInterrupt)  # the film up to then is worth keeping
+            self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
 
 
-def _as_one(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The wrist's view above the halved outer ones, as the policy is shown them: :func:`..observe.views.compose`, but quick."""
+def _composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Stack the wrist's view above the halved outer ones, as :func:`..observe.views.compose` does, but faster."""
     wrist, *outer = views
     halves = [view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8) for view in outer]
     return np.concatenate([wrist, np.concatenate(halves, axis=1)])

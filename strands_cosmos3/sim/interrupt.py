@@ -1,4 +1,4 @@
-"""Ctrl-C between two control ticks instead of in the middle of one, so that arm and reference never part."""
+"""Ctrl-C that takes effect between two control ticks, so that arm and reference stay together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 @dataclass
 class Interrupt:
-    """Whether the user has asked to stop, and whether a second time."""
+    """Whether Ctrl-C was pressed once (``requested``) and twice (``forced``)."""
 
     requested: bool = False
     forced: bool = False
@@ -20,9 +20,9 @@ class Interrupt:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """While it lasts, the first Ctrl-C is noted and the second raises KeyboardInterrupt at once.
+    """Note the first Ctrl-C in the block; the second raises KeyboardInterrupt at once.
 
-    Signals belong to the main thread; in another one, nothing changes and nothing is ever noted.
+    Only the main thread receives signals; in another one this has no effect.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():

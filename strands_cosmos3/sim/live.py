@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from strands_cosmos3.errors import RenderError
+from strands_cosmos3.sim.pacing import Pacer
 
 if TYPE_CHECKING:
-    from strands_cosmos3.sim.robot import Robot
+    from strands_cosmos3.sim.simulated_arm import SimulatedArm
 
 _CLOSE_S = 5.0
+_TOLERANCE_S = 1.0
 
 
 @contextmanager
-def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], bool]]:
+def live_viewer(arm: SimulatedArm) -> Iterator[Callable[[SimulatedArm], bool]]:
     """MuJoCo's passive viewer; yields what to call after each tick, which also waits for the clock on the wall.
 
     Raises:
@@ -31,22 +32,17 @@ def live_viewer(robot: Robot) -> Iterator[Callable[[Robot], bool]]:
 
     before = set(threading.enumerate())
     try:
-        viewer = mujoco.viewer.launch_passive(robot.scene.model, robot.data)
+        viewer = mujoco.viewer.launch_passive(arm.scene.model, arm.data)
     except RuntimeError as error:
         raise RenderError(f"the live viewer does not start ({error}); write a film instead: --video out.mp4") from error
     drawing = set(threading.enumerate()) - before
     with viewer:
-        offset_s = time.monotonic() - robot.data.time
+        pacer = Pacer(arm.now_s(), _TOLERANCE_S)
 
-        def on_tick(robot: Robot) -> bool:
-            nonlocal offset_s
+        def on_tick(arm: SimulatedArm) -> bool:
             if not viewer.is_running():
                 return True
-            wait_s = robot.data.time + offset_s - time.monotonic()
-            if wait_s > 0:
-                time.sleep(wait_s)
-            elif wait_s < -1.0:  # an episode began anew, or planning took long
-                offset_s = time.monotonic() - robot.data.time
+            pacer.wait(arm.now_s())
             viewer.sync()
             return False
 

@@ -1,10 +1,9 @@
-"""What an episode did, as figures: four errors that are kept apart, each against something other than itself.
+"""Figures of an episode: four separate errors, from the log of its physics steps.
 
-- ``ik``: the solver's residual against the commanded poses, over the rows that were executed.
+- ``ik``: the solver's residual against the commanded poses, over executed rows.
 - ``path``: the commanded motion against the intended path (the poses, joined straight), at every physics step.
-- ``tracking``: the arm's measured joints against the commanded ones, both through forward kinematics, at every physics step
-  and at that step's own time.
-- ``drift``: the arm against a recording at the same time of the motion's own clock, where one was replayed.
+- ``tracking``: the measured against the commanded motion, by forward kinematics, at every physics step.
+- ``drift``: the arm against a replayed recording, at the same time of the motion's own clock.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.types import ErrorSummary, JointTrajectory
 
 _NONE = np.zeros(1)
-_SHORT_M = 1e-4  # a side of the path shorter than this is a stop
+_SHORT_M = 1e-4  # a shorter segment of the path is a stop
 
 
 def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
-    """Distances [N] in metres and angles [N] in radians between two rows of poses [N, 4, 4]."""
+    """Distances [N] in metres and angles [N] in radians between poses [N, 4, 4]."""
     return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1), geodesic_angle(T_a[:, :3, :3], T_b[:, :3, :3])
 
 
@@ -40,12 +39,12 @@ class ChunkRecord:
     """One accepted chunk.
 
     Args:
-        plan: What was asked of the executor.
-        motion: What it made of it.
-        motion_from_s: Where the motion's own clock stood.
-        latency_ms: From the question until it was taken up, on the arm's clock.
-        inference_ms: Wall time of inference and planning.
-        rows: Rows that were executed, the one under way included.
+        plan: The plan given to the executor.
+        motion: The planned motion.
+        motion_from_s: Time of the motion's own clock at its start.
+        latency_ms: Time from the request to acceptance, on the arm's clock.
+        inference_ms: Wall-clock time of inference and planning.
+        rows: Number of executed rows, including the current one.
     """
 
     plan: JointTrajectory
@@ -56,7 +55,7 @@ class ChunkRecord:
     rows: int = 0
 
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
-        """The entries of a plan's array [T] that belong to executed rows."""
+        """Return the entries of a plan's array [T] that belong to executed rows."""
         assert per_row is not None  # JointTrajectory fills them all
         skipped = len(self.plan.t_s) - len(self.motion.stretched)  # a row due at once is merged into the start
         return per_row[skipped : skipped + self.rows]
@@ -64,11 +63,7 @@ class ChunkRecord:
 
 @dataclass
 class EpisodeLog:
-    """Grows while an episode runs.
-
-    Args:
-        dt_s: Physics step.
-    """
+    """Log of an episode; ``dt_s`` is the physics step."""
 
     dt_s: float
     q_achieved: list[F64] = field(default_factory=list)
@@ -84,27 +79,23 @@ class EpisodeLog:
 
     @property
     def duration_s(self) -> float:
-        """How long the arm was driven, on the physics clock."""
+        """Simulated duration of the motion."""
         return sum(map(len, self.blocks)) * self.dt_s
 
-    def begin_chunk(self, record: ChunkRecord) -> None:
-        """A chunk was accepted."""
-        self.chunks.append(record)
-
     def end_chunk(self, rows_begun: int) -> None:
-        """The chunk in force was executed up to and with that many rows."""
+        """Record that the present chunk was executed for that many rows."""
         if self.chunks:
             self.chunks[-1].rows = max(self.chunks[-1].rows, rows_begun)
 
     def step_block(self, block: ReferenceBlock, q: F64, gripper: F64) -> None:
-        """A block of physics steps was executed: the references, and what was measured after each step."""
+        """Log a block of physics steps: the references, and the measurements after each step."""
         self.blocks.append(block)
         self.q_achieved.append(q)
         self.gripper_achieved.append(gripper)
         self.chunk_of.append(np.full(len(block), len(self.chunks) - 1))
 
     def steps(self) -> dict[str, int]:
-        """Executed rows: all, held back by a bound, slowed down, not converged."""
+        """Numbers of executed rows: total, clamped to a bound, slowed down, not converged."""
         return {
             "total": sum(chunk.rows for chunk in self.chunks),
             "clamped": sum(int(chunk.executed(chunk.plan.clamped).sum()) for chunk in self.chunks),
@@ -117,13 +108,15 @@ class EpisodeLog:
         return _percentiles([chunk.latency_ms for chunk in self.chunks])
 
     def inference_ms(self) -> dict[str, float]:
-        """Percentiles of what inference and planning took on the wall's clock."""
+        """Percentiles of the wall-clock time of inference and planning."""
         return _percentiles([chunk.inference_ms for chunk in self.chunks])
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
         metres = [chunk.executed(chunk.plan.residual_m) for chunk in self.chunks]
-        return ErrorSummary.of(_joined(metres), _joined([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks]))
+        return ErrorSummary.of(
+            _concatenate(metres), _concatenate([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks])
+        )
 
     def path_error(self) -> ErrorSummary:
         """The commanded motion against the intended path."""
@@ -133,14 +126,14 @@ class EpisodeLog:
             distance, angle = between(T_commanded, _intended(chunk.plan, chunk.motion, nominal_s, T_commanded))
             distances.append(distance)
             angles.append(angle)
-        return ErrorSummary.of(_joined(distances), _joined(angles))
+        return ErrorSummary.of(_concatenate(distances), _concatenate(angles))
 
     def tracking_error(self) -> ErrorSummary:
         """The arm against the commanded motion."""
         return ErrorSummary.of(*between(dh_forward(self._q_commanded()), dh_forward(np.concatenate(self.q_achieved))))
 
     def drift(self, recording: Recording | None) -> ErrorSummary | None:
-        """The arm against a recording, where there is one."""
+        """The arm against a recording, if any."""
         steps = [(at, chunk.motion_from_s + nominal_s) for chunk, at, nominal_s in self._chunk_steps()]
         if recording is None or not steps:
             return None
@@ -154,7 +147,7 @@ class EpisodeLog:
         return np.concatenate([block.q_rad for block in self.blocks])
 
     def _chunk_steps(self) -> Iterator[tuple[ChunkRecord, NDArray[np.intp], F64]]:
-        """Each chunk with the physics steps that followed it, and their times on its own clock; braking has none."""
+        """Yield each chunk with the physics steps that followed it and their times on its clock; braking is left out."""
         chunk_of = np.concatenate(self.chunk_of)
         nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
         for index, chunk in enumerate(self.chunks):
@@ -185,13 +178,13 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 
 def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64) -> F64:
-    """[M, 4, 4] the point of the intended path that is nearest to each commanded pose, near its own time.
+    """Return the point [M, 4, 4] of the intended path that is nearest to each commanded pose, near its time.
 
-    The path is the poses joined straight, from the anchor on. Being late on it is not leaving it, so the foot of the
-    perpendicular is compared, searched within two rows of the pose's own time on the chunk's clock.
+    The path joins the poses, from the anchor on, by straight lines. A delay along it is not an error, so the foot of the
+    perpendicular is compared, within two rows of the pose's time on the chunk's clock.
     """
-    if plan.poses is None:  # angles are all there is: the path is the angles joined straight
-        knots = motion.spline.q_rad.T  # the rows, and where the arm was told to be when they came
+    if plan.poses is None:  # the path joins the angles by straight lines
+        knots = motion.spline.q_rad.T  # the rows, and the reference at the start
         return dh_forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
     T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
     t_s = np.concatenate(([0.0], plan.t_s))
@@ -203,13 +196,13 @@ def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_command
     own = np.clip((at_s[:, None] - t_s[k]) / (t_s[k + 1] - t_s[k]), 0.0, 1.0)
     away = T_commanded[:, None, :3, 3] - corner[k]
     foot = np.clip(np.sum(away * side[k], axis=2) / np.maximum(length_sq[k], _SHORT_M**2), 0.0, 1.0)
-    u = np.where(length_sq[k] > _SHORT_M**2, foot, own)  # on the spot, only the clock tells where one is
+    u = np.where(length_sq[k] > _SHORT_M**2, foot, own)  # at a stop, the time decides
     distance = np.linalg.norm(away - u[..., None] * side[k], axis=2) + 1e-9 * np.abs(k - now[:, None])
     best = np.argmin(distance, axis=1)[:, None]
     k, u = np.take_along_axis(k, best, 1)[:, 0], np.take_along_axis(u, best, 1)[:, 0]
     return interpolate_poses(T, t_s, t_s[k] + u * (t_s[k + 1] - t_s[k]))
 
 
-def _joined(parts: list[F64]) -> F64:
+def _concatenate(parts: list[F64]) -> F64:
     whole = np.concatenate(parts) if parts else _NONE
     return whole if len(whole) else _NONE

@@ -1,12 +1,13 @@
-"""Pages of curves: what was commanded and what was achieved, and how a training went."""
+"""Plots of rollouts (commanded and achieved motion) and of learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.errors import MissingDependencyError
 from strands_cosmos3.sim.metrics import between
@@ -21,15 +22,26 @@ def plot_rollout(rollout: Rollout, path: Path) -> None:
 
     Args:
         rollout: An episode with its arrays.
-        path: The picture; its suffix says the format.
+        path: The picture; its suffix selects the format.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
     arrays, t = rollout.arrays, rollout.arrays["t_s"]
-    commanded, achieved = arrays["T_base_hand_commanded"], arrays["T_base_hand_achieved"]
     figure = _page(11, 9)
     axes = figure.subplots(4, 1, sharex=True)
+    _plot_curves(axes, arrays)
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        for change_s in t[1:][np.diff(arrays["chunk"]) > 0]:
+            axis.axvline(change_s, color="0.8", lw=0.6, zorder=0)
+    title = rollout.instruction or "replay"
+    figure.suptitle(f"{title}: {rollout.outcome}, seed {rollout.seed} (thin verticals: a new chunk)", fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+    t, commanded, achieved = arrays["t_s"], arrays["T_base_hand_commanded"], arrays["T_base_hand_achieved"]
     for axis, name, colour in zip(range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True):
         axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
         axes[0].plot(t, achieved[:, axis, 3], color=colour, lw=1.4, alpha=0.8, label=name)
@@ -50,14 +62,6 @@ def plot_rollout(rollout: Rollout, path: Path) -> None:
     axes[3].set_ylabel("tracking error")
     axes[3].legend(loc="upper right", fontsize=8)
     axes[3].set_xlabel("simulated time [s]")
-    changes = t[1:][np.diff(arrays["chunk"]) > 0]
-    for axis in axes:
-        axis.grid(alpha=0.25)
-        for seam in changes:
-            axis.axvline(seam, color="0.8", lw=0.6, zorder=0)
-    title = rollout.instruction or "replay"
-    figure.suptitle(f"{title}: {rollout.outcome}, seed {rollout.seed} (thin verticals: a new chunk)", fontsize=11)
-    figure.savefig(path, dpi=110)
 
 
 def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
@@ -65,7 +69,7 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
 
     Args:
         curves: Stage -> points in order, each with ``step`` and further numbers; ``time`` is left out.
-        path: The picture; its suffix says the format.
+        path: The picture; its suffix selects the format.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

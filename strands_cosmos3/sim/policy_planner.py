@@ -1,99 +1,145 @@
-"""PolicyPlanner a policy from inside an episode: what it is shown, and what it answers."""
+"""Planners of an episode: what a policy observes, and its chunks. Policies of another make are adapted here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.control.loop import PrefixSpan
+from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError, ConfigError
+from strands_cosmos3.observe.mapping import resolve_mapping
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
+from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS
 from strands_cosmos3.sim.film import VideoRecorder
+from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
-if TYPE_CHECKING:
-    from strands_cosmos3.sim.robot import Robot
-
-_Answer = tuple[NDArray[Any] | None, Any]
+_Observed = tuple[Observation, NDArray[Any] | None]
 
 
 class PolicyPlanner:
-    """The planner of an episode (:class:`~strands_cosmos3.control.loop.Planner`).
+    """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a :class:`~strands_cosmos3.control.loop.Planner`).
 
     Args:
-        robot: Who is observed.
-        policy: Who is asked.
-        instruction: What it is told.
-        film: Whose cameras a policy with eyes looks through.
-        hz: How far apart a foreign policy's steps are meant.
+        arm: The observed arm.
+        policy: The policy.
+        instruction: Its instruction.
+        film: Renders the views for a policy that uses images.
 
     Attributes:
-        answer: Raw action rows [T, D] and predicted video of the latest answer, where there are any.
-        in_force: The raw rows of the answer that the arm follows, which need not be the latest: that may have come too late,
-            or been refused.
+        answer: Raw action rows [T, D] and predicted video of the latest chunk, or None each.
+        accepted_rows: Raw rows of the chunk that the arm follows. The latest one may have expired or been rejected.
+        replan_rows: Rows to execute before the next inference, or None.
+        model_sha256: Digest of the checkpoint, or None.
     """
 
-    def __init__(self, robot: Robot, policy: Policy, instruction: str, film: VideoRecorder, hz: float):
-        self.robot, self.policy, self.instruction, self.film, self.hz = robot, policy, instruction, film, hz
-        self.answer: _Answer = (None, None)
-        self.in_force: NDArray[Any] | None = None
+    def __init__(self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder):
+        self.instruction, self.replan_rows, self.model_sha256 = instruction, policy.replan_rows, policy.model_sha256
+        self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
+        self.accepted_rows: NDArray[Any] | None = None
+        self._arm, self._policy, self._film = arm, policy, film
 
-    def observe(self, action_prefix: PrefixSpan | None) -> tuple[Observation | dict[str, Any], NDArray[Any] | None]:
-        """The robot's observation now, and the raw rows that it is bound to execute."""
-        robot = self.robot
-        images = self.film.observe(robot.data) if self.policy.requires_images else None
-        if not isinstance(self.policy, Cosmos3Policy):
-            return robot.observe(images), None
-        rows = self.in_force
-        bound = (
-            None
-            if action_prefix is None or rows is None
-            else rows[action_prefix.first : action_prefix.first + action_prefix.rows]
-        )
-        if bound is not None and rows is not None:
-            bound = bound[: min(len(rows) - 1, self.policy.prefix_rows)]  # a chunk that were all bound would add nothing
-        return robot.observation(images), bound if self.policy.takes_action_prefix and bound is not None and len(
-            bound
-        ) else None
+    def observe(self, action_prefix: PrefixSpan | None) -> _Observed:
+        """Return the observation now, and the raw rows that the arm will execute in any case."""
+        images = self._film.observe(self._arm.data) if self._policy.requires_images else None
+        return self._arm.observation(images), self._prefix(action_prefix)
 
-    def plan(self, observation: tuple[Observation | dict[str, Any], NDArray[Any] | None]) -> JointTrajectory:
-        """The policy's chunk.
+    def _prefix(self, span: PrefixSpan | None) -> NDArray[Any] | None:
+        rows = self.accepted_rows
+        if span is None or rows is None or not self._policy.takes_action_prefix:
+            return None
+        prefix = rows[span.first : span.first + span.rows]
+        prefix = prefix[: min(len(rows) - 1, self._policy.prefix_rows)]  # the chunk must add a row
+        return prefix if len(prefix) else None
+
+    def plan(self, observation: _Observed) -> JointTrajectory:
+        """Return the policy's chunk.
 
         Raises:
             Cosmos3Error: As the policy raises it.
         """
-        seen, bound = observation
-        if not isinstance(self.policy, Cosmos3Policy):
-            assert isinstance(seen, dict)
-            self.answer = (None, None)
-            return _adapted(self.policy.get_actions_sync(seen, self.instruction), type(self.policy).__name__, self.hz)
-        plan = self.policy.plan(seen, self.instruction, action_prefix=bound)
-        self.answer = (np.asarray(self.policy.last_rollout["action"]), self.policy.last_rollout["video"])
+        observed, prefix = observation
+        plan = self._policy.plan(observed, self.instruction, action_prefix=prefix)
+        self.answer = (np.asarray(self._policy.last_rollout["action"]), self._policy.last_rollout["video"])
         if isinstance(plan, ActionChunk):
-            raise ConfigError("this policy answers raw columns; give it robot='panda' to drive the arm.")
+            raise ConfigError("this policy returns raw columns; give it robot='panda' to drive the arm.")
         return plan
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Events in the policy's life by name, e.g. ``reconnects``."""
+        return self._policy.counters
 
-def _adapted(steps: list[Step], policy: str, hz: float) -> JointTrajectory:
-    """A foreign policy's steps, due one control period apart, as a joint trajectory.
+    def cancel(self) -> None:
+        """Break off an inference under way, if the policy can."""
+        self._policy.cancel()
 
-    Raises:
-        BackendError: A step lacks a joint, or holds something other than a number; the policy is named.
+
+class AdaptedPolicyPlanner:
+    """Plans with any other policy, by ``get_actions_sync`` and flat observations. Attributes as :class:`PolicyPlanner`.
+
+    Args:
+        arm, policy, instruction, film: As for :class:`PolicyPlanner`.
+        hz: Rate at which the policy's steps are due.
     """
-    from strands_cosmos3.observe.mapping import resolve_mapping
 
+    model_sha256: str | None = None
+    counters: Mapping[str, int] = {}
+
+    def __init__(self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float):
+        policy.set_robot_state_keys([*ARM_JOINTS, FINGER_JOINTS[0]])
+        policy.set_control_frequency(hz)
+        self.instruction, self.replan_rows = instruction, policy.actions_per_step
+        self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
+        self.accepted_rows: NDArray[Any] | None = None
+        self._arm, self._policy, self._film, self._hz = arm, policy, film, hz
+
+    def observe(self, action_prefix: PrefixSpan | None) -> dict[str, Any]:
+        """Return the flat observation now."""
+        return self._arm.observe(self._film.observe(self._arm.data) if self._policy.requires_images else None)
+
+    def plan(self, observation: dict[str, Any]) -> JointTrajectory:
+        """Return the policy's steps as a joint trajectory.
+
+        Raises:
+            BackendError: A step lacks a joint or holds something other than a number.
+        """
+        steps = self._policy.get_actions_sync(observation, self.instruction)
+        return _trajectory(steps, type(self._policy).__name__, self._hz)
+
+    def cancel(self) -> None:
+        """Do nothing: such a policy cannot be cancelled."""
+
+
+def planner_for(
+    arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
+) -> PolicyPlanner | AdaptedPolicyPlanner:
+    """Return the planner for a policy of any make."""
+    if isinstance(policy, Cosmos3Policy):
+        return PolicyPlanner(arm, policy, instruction, film)
+    return AdaptedPolicyPlanner(arm, policy, instruction, film, hz)
+
+
+def recording_of(policy: Policy) -> Recording | None:
+    """Return the recording that a policy replays, or None."""
+    backend = policy.backend if isinstance(policy, Cosmos3Policy) else None
+    return backend.recording if isinstance(backend, ReplayBackend) else None
+
+
+def _trajectory(steps: list[Step], policy: str, hz: float) -> JointTrajectory:
+    """Return steps, due one control period apart, as a joint trajectory."""
     keys: Mapping[str, str] = resolve_mapping("panda").commanded
     try:
         rows = np.array([[float(np.asarray(step[key])) for key in list(keys.values())[:7]] for step in steps])
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
-    finger = keys["gripper"]
+    finger: str = keys["gripper"]
     gripper: Any = None
     if all(finger in step for step in steps):
-        from strands_cosmos3.embodiments import PANDA_FINGER
-
         gripper = PANDA_FINGER.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

@@ -1,4 +1,4 @@
-"""Films: frames into a file that appears only when it is whole, and the page that shows everything at once."""
+"""Films: a video file that appears only when it is complete, and the layout of its frames."""
 
 from __future__ import annotations
 
@@ -27,27 +27,25 @@ _GAP_PX = 8
 
 
 class VideoWriter:
-    """Writes frames to a film (H.264, yuv420p). As a context manager it keeps the film only when the block succeeded.
+    """Writes frames to a film (H.264, yuv420p). As a context manager it keeps the film only if the block succeeded.
 
-    Frames go to a hidden file beside ``path``, which takes its place in :meth:`close`; an older film stays until then.
+    Frames go to a hidden file beside ``path``, which replaces it in :meth:`close`. Missing folders are made.
+
+    Args:
+        path: The film, ``.mp4``, ``.mkv`` or ``.mov``.
+        fps: Frames per second.
+        crf: x264's constant rate factor: 0 is lossless, 51 worst.
 
     Attributes:
-        frames: How many were written.
+        frames: Number of frames written.
+
+    Raises:
+        InputError: fps is not above zero.
+        ConfigError: Another suffix, or a crf outside 0..51.
+        MissingDependencyError: PyAV is not installed.
     """
 
     def __init__(self, path: str | Path, fps: float, crf: int = 20):
-        """Open the hidden file; folders on the way are made.
-
-        Args:
-            path: The film, ``.mp4``, ``.mkv`` or ``.mov``.
-            fps: Frames a second.
-            crf: x264's constant rate factor: 0 is lossless, 51 worst.
-
-        Raises:
-            InputError: fps is not above zero.
-            ConfigError: Another suffix, or a crf outside 0..51.
-            MissingDependencyError: PyAV is not installed.
-        """
         self.path = Path(path).expanduser()
         if self.path.suffix.lower() not in _SUFFIXES:
             raise ConfigError(f"a film's name must end in {', '.join(_SUFFIXES)}, got {str(path)!r}.")
@@ -77,7 +75,7 @@ class VideoWriter:
             ConfigError: The film was closed.
         """
         if self._container is None:
-            raise ConfigError(f"{self.path} is closed; no frame can follow.")
+            raise ConfigError(f"{self.path} is closed; no frame can be added.")
         frame = image_array(frame, "a frame")
         if frame.shape[0] % 2 or frame.shape[1] % 2:
             raise ShapeError(f"a frame's height and width must be even, got {list(frame.shape)}.")
@@ -94,7 +92,7 @@ class VideoWriter:
         self.frames += 1
 
     def close(self) -> None:
-        """Finish the film and put it in its place; without a single frame there is none. Closing twice is harmless."""
+        """Finish the film and move it to ``path``, if it has a frame. Closing twice is harmless."""
         if self._container is None:
             return
         if self._stream is None:
@@ -109,7 +107,7 @@ class VideoWriter:
             self._hidden.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Give the film up: nothing of it stays, and an older film at its place is untouched."""
+        """Delete the unfinished film; an older one at ``path`` stays."""
         if self._container is None:
             return
         container, self._container = self._container, None
@@ -134,24 +132,24 @@ def compose_film(
     views: Mapping[str, Frame],
     predicted: Frame | None = None,
     caption: str | None = None,
-    happened: Frame | None = None,
+    observed: Frame | None = None,
 ) -> Frame:
-    """One page of the film: the scene, below it a strip of what the policy sees, beside it the world it predicted.
+    """Compose a frame of the film: the scene, the policy's views below it, the predicted world beside it.
 
     Args:
-        beauty: [H, W, 3] uint8, the large picture; it keeps its size.
+        beauty: [H, W, 3] uint8, the large picture, at its own size.
         views: Observation pictures [h, w, 3] uint8 by name, left to right.
-        predicted: [h, w, 3] uint8, a frame that the model imagined; it is labelled as a prediction.
+        predicted: [h, w, 3] uint8, a frame of the predicted video; it is labelled as a prediction.
         caption: A line over the large picture, e.g. the instruction.
-        happened: [h, w, 3] uint8, what was seen at the time that ``predicted`` is of; it is shown below it.
+        observed: [h, w, 3] uint8, the observation at the time of ``predicted``, shown below it.
 
     Returns:
-        [H', W', 3] uint8 with even sides. They depend on the inputs' shapes and on which are given, never on the text.
+        [H', W', 3] uint8 with even sides. They depend on the shapes of the given pictures only.
 
     Raises:
         ShapeError: A picture is not [H, W, 3] uint8.
     """
-    beside = {name: picture for name, picture in (("predicted", predicted), ("happened", happened)) if picture is not None}
+    beside = {name: picture for name, picture in (("predicted", predicted), ("observed", observed)) if picture is not None}
     for name, picture in {"beauty": beauty, **views, **beside}.items():
         image_array(picture, f"picture {name!r}")
     main = beauty if caption is None else _captioned(beauty, caption)
@@ -167,7 +165,7 @@ def compose_film(
 
 
 def _fit(picture: Frame, width: int, height: int) -> Frame:
-    """The picture at its own aspect inside a box, in pixels."""
+    """Scale a picture into a box in pixels, at its own aspect ratio."""
     scale = min(width / picture.shape[1], height / picture.shape[0])
     size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
     return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
@@ -175,7 +173,7 @@ def _fit(picture: Frame, width: int, height: int) -> Frame:
 
 @lru_cache(maxsize=256)
 def _text(text: str, size_px: int, color: tuple[int, int, int], max_width_px: int) -> NDArray[np.float32]:
-    """A line of text as [h, w, 4] (colour 0..255, coverage 0..1), cut with an ellipsis where it is too long."""
+    """Render a line of text as [h, w, 4] (colour 0..255, coverage 0..1), with an ellipsis if it is too long."""
     font = ImageFont.load_default(size_px)
     shown = text
     while shown and font.getlength(shown) > max_width_px:
@@ -188,7 +186,7 @@ def _text(text: str, size_px: int, color: tuple[int, int, int], max_width_px: in
 
 
 def _write(page: Frame, text: str, x_px: int, y_px: int, size_px: int, color: tuple[int, int, int] = _INK) -> None:
-    """Lay a line of text onto a page, in place."""
+    """Write a line of text onto a page, in place."""
     line = _text(text, size_px, color, max(page.shape[1] - x_px - _GAP_PX, 1))
     spot = page[y_px : y_px + line.shape[0], x_px : x_px + line.shape[1]]
     line = line[: spot.shape[0], : spot.shape[1]]
@@ -196,7 +194,7 @@ def _write(page: Frame, text: str, x_px: int, y_px: int, size_px: int, color: tu
 
 
 def _captioned(beauty: Frame, caption: str) -> Frame:
-    """The large picture with a darkened band at its top and the caption in it."""
+    """Return the large picture with the caption in a dark band at the top."""
     page = beauty.copy()
     size_px = max(11, round(beauty.shape[0] * 0.042))
     band = min(round(size_px * 2.1), page.shape[0])
@@ -206,7 +204,7 @@ def _captioned(beauty: Frame, caption: str) -> Frame:
 
 
 def _strip(views: Mapping[str, Frame], width: int) -> Frame:
-    """The views side by side on dark paper, each with its name below."""
+    """Return the views side by side, each with its name below."""
     cell = max(1, (width - _GAP_PX * (len(views) + 1)) // len(views))
     size_px = max(10, round(cell * 0.062))
     pictures = {name: _fit(view, cell, view.shape[0] * cell) for name, view in views.items()}
@@ -223,13 +221,13 @@ def _strip(views: Mapping[str, Frame], width: int) -> Frame:
 
 
 _TITLES = {
-    "predicted": ("PREDICTED WORLD", "imagined by the model, not observed", _ACCENT),
-    "happened": ("THE WORLD THAT HAPPENED", "observed at that time", _INK),
+    "predicted": ("PREDICTED WORLD", "predicted by the model, not observed", _ACCENT),
+    "observed": ("THE WORLD THAT HAPPENED", "observed at that time", _INK),
 }
 
 
 def _side_panel(beside: Mapping[str, Frame], height: int, main_width: int) -> Frame:
-    """The predicted world, and what happened, on dark paper, as high as the page, each named for what it is."""
+    """Return the predicted and the observed picture with their titles, as high as the page."""
     width = round(main_width * 0.5)
     size_px = max(10, round(width * 0.045))
     head = round(size_px * 3.6)

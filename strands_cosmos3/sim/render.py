@@ -1,7 +1,7 @@
-"""Off-screen pictures: which OpenGL, how dear a picture may be, and a path drawn into it.
+"""Off-screen rendering: the choice of OpenGL, the quality of a picture, and paths drawn into it.
 
 The OpenGL context is made here and not by ``mujoco.Renderer``, which takes its backend from the environment once, at
-``import mujoco``. So a backend can be chosen when the first picture is wanted, however mujoco came to be imported.
+``import mujoco``. So a backend can be chosen at the first picture, whoever imported mujoco.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _MAX_GEOMS = 2000
 
 
 def choose_gl(wanted: str | None = None) -> str:
-    """Which OpenGL backend to draw with. It changes no state and loads nothing: the drawing itself does.
+    """Return the OpenGL backend to draw with, without loading it.
 
     Args:
-        wanted: ``egl``, ``osmesa`` or ``glfw``. None takes ``MUJOCO_GL`` where it is set, else ``egl``, else
-            ``osmesa``, whichever library is installed, else ``glfw`` where there is a display.
+        wanted: ``egl``, ``osmesa`` or ``glfw``. None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa``
+            whose library is installed, else ``glfw`` if there is a display.
 
     Raises:
-        RenderError: Another name, or no library to draw with; the message names the Debian packages.
+        RenderError: Another name, or no such library; the message names the Debian packages.
     """
     named = (wanted or os.environ.get("MUJOCO_GL", "")).lower().strip()
     if named in GL_BACKENDS:
@@ -58,7 +58,7 @@ def choose_gl(wanted: str | None = None) -> str:
 
 
 def _make_context(backend: str, height: int, width: int) -> Any:
-    """A current OpenGL context of that backend."""
+    """Make an OpenGL context of that backend and make it current."""
     try:
         context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
         context.make_current()
@@ -69,12 +69,12 @@ def _make_context(backend: str, height: int, width: int) -> Any:
 
 @dataclass(frozen=True)
 class Quality:
-    """How dear a picture may be.
+    """Quality of a picture.
 
     Args:
         shadow_px: Edge of the shadow map; 0 draws no shadows.
-        samples: Samples a pixel for smooth edges; 0 is none.
-        slices: Facets around a cylinder; in software OpenGL they cost more than pixels do.
+        samples: Samples per pixel for smooth edges; 0 is none.
+        slices: Facets around a cylinder; in software OpenGL they cost more than pixels.
     """
 
     shadow_px: int = 0
@@ -83,7 +83,7 @@ class Quality:
 
 
 OBSERVATION = Quality()
-"""For the policy's eyes: quick and plain."""
+"""For a policy: fast and plain."""
 BEAUTY = Quality(shadow_px=1024, samples=4, slices=24)
 """For people: shadows and smooth edges."""
 
@@ -95,7 +95,7 @@ class Polyline:
     Args:
         points_m: [n, 3] in the world's frame.
         rgba: Colour.
-        radius_m: Of the line.
+        radius_m: Radius of the line.
 
     Raises:
         ShapeError, NonFiniteError: The points are not [n, 3] finite numbers.
@@ -110,9 +110,19 @@ class Polyline:
 
 
 class Renderer:
-    """Draws a model's state, off screen, with one OpenGL context of its own.
+    """Draws a model's state off screen, with an OpenGL context of its own.
 
     It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`.
+
+    Args:
+        model: The model.
+        height, width: Size of a picture in pixels.
+        quality: Quality of the pictures.
+        gl: The OpenGL backend, as for :func:`choose_gl`.
+
+    Raises:
+        ConfigError: The size is not positive.
+        RenderError: OpenGL does not start.
     """
 
     def __init__(
@@ -120,28 +130,14 @@ class Renderer:
         model: mujoco.MjModel,
         height: int = 180,
         width: int = 320,
-        shadows: bool = False,
-        quality: Quality | None = None,
+        quality: Quality = OBSERVATION,
         gl: str | None = None,
     ):
-        """Make the context.
-
-        Args:
-            model: What is drawn.
-            height, width: Of a picture, in pixels.
-            shadows: True is ``BEAUTY``, False ``OBSERVATION``.
-            quality: Overrules ``shadows``.
-            gl: The backend, as in :func:`choose_gl`.
-
-        Raises:
-            ConfigError: The size is not positive.
-            RenderError: OpenGL does not start.
-        """
         self._context: Any = None
         self._gpu: Any = None
         if height < 1 or width < 1:
             raise ConfigError(f"a picture needs a positive size, got {height} x {width} (height x width).")
-        self.quality = quality or (BEAUTY if shadows else OBSERVATION)
+        self.quality = quality
         self.backend = choose_gl(gl)
         self._model = model
         self._frame = np.empty((height, width, 3), np.uint8)
@@ -159,7 +155,7 @@ class Renderer:
             raise RenderError(f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller picture.")
 
     def _upload(self, height: int, width: int) -> mujoco.MjrContext:
-        """The model's textures and buffers on the GPU. Their quality is read from the model, so it is lent ours."""
+        """Upload the model to the GPU. MuJoCo reads the quality from the model, so it is set there meanwhile."""
         look, size = self._model.vis.quality, self._model.vis.global_
         before = look.shadowsize, look.offsamples, look.numslices, look.numstacks, size.offwidth, size.offheight
         look.shadowsize, look.offsamples = self.quality.shadow_px, self.quality.samples
@@ -174,12 +170,12 @@ class Renderer:
         return gpu
 
     def render(self, data: mujoco.MjData, camera: str, paths: Sequence[Polyline] = ()) -> NDArray[np.uint8]:
-        """A picture.
+        """Draw a picture.
 
         Args:
             data: The state, forwarded.
-            camera: A camera of the model.
-            paths: Polylines drawn into the world.
+            camera: Name of a camera of the model.
+            paths: Polylines to draw.
 
         Returns:
             [H, W, 3] uint8, a new array.
@@ -205,7 +201,7 @@ class Renderer:
         return np.ascontiguousarray(self._frame[::-1])
 
     def close(self) -> None:
-        """Give the GPU's memory and the context back; closing twice is harmless."""
+        """Free the GPU's memory and the context; closing twice is harmless."""
         if self._gpu is not None:
             self._context.make_current()
             self._gpu.free()
@@ -221,7 +217,7 @@ class Renderer:
 
 
 def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
-    """Append a path's segments to the scene, thinned to the room that is left in it."""
+    """Append a path's segments to the scene, thinned to the number of geoms that are left."""
     room = scene.maxgeom - scene.ngeom
     points = path.points_m
     if len(points) - 1 > room:

@@ -25,7 +25,7 @@ from strands_cosmos3.robots.panda import (
     HOME_Q,
     TCP_SITE,
 )
-from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, furnish
+from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, build
 
 DEFAULT_CUBES = (
     Cube("cube_red", (0.83, 0.12, 0.11)),
@@ -41,7 +41,7 @@ _MAX_DRAWS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the cubes lie, all of them on the table.
+    """Poses of the cubes on the table.
 
     Args:
         names: The cubes.
@@ -82,7 +82,7 @@ class Scene:
         """Compile the scene.
 
         Args:
-            cubes: What lies on the table; every name once.
+            cubes: Cubes on the table, each with its own name.
             arm: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
                 ``"menagerie"`` (fetched over the network).
 
@@ -94,7 +94,7 @@ class Scene:
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
         self.bin: Bin = BIN
         self.view_names: tuple[str, ...] = DROID_RIG.views
-        self.model: mujoco.MjModel = furnish(cubes, arm).compile()
+        self.model: mujoco.MjModel = build(cubes, arm).compile()
         model = self.model
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in ARM_JOINTS])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
@@ -109,10 +109,10 @@ class Scene:
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
 
     def sample_layout(self, rng: np.random.Generator) -> Layout:
-        """A random layout: uniform in the spawn region, at any yaw, the cubes apart by at least ``SEPARATION_M``.
+        """Return a random layout: uniform in the spawn region, at any yaw, centres at least ``SEPARATION_M`` apart.
 
         Raises:
-            ConfigError: So many cubes do not fit.
+            ConfigError: The cubes do not fit.
         """
         placed: list[F64] = []
         for _ in range(_MAX_DRAWS):
@@ -124,17 +124,17 @@ class Scene:
         raise ConfigError(f"{len(self.cubes)} cubes do not fit {SEPARATION_M} m apart into the spawn region.")
 
     def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
-        """Put everything in place, at rest, with the servos commanded to hold it there.
+        """Place the arm and the cubes, at rest, with the servos commanded to hold.
 
         Args:
             data: This model's state; overwritten, then forwarded (``mj_forward``).
-            layout: Where the cubes go. It must name this scene's cubes.
+            layout: Poses of all of this scene's cubes.
             q_arm_rad: [7] arm configuration; None is DROID's home.
             gripper_open: Fingers fully open, or closed.
 
         Raises:
             UnknownNameError: The layout names another cube.
-            ConfigError: It lacks one of this scene's cubes.
+            ConfigError: The layout lacks one of this scene's cubes.
             ShapeError, NonFiniteError: The configuration is not seven finite numbers.
         """
         q = finite_array(HOME_Q if q_arm_rad is None else q_arm_rad, "q_arm_rad", (7,))
@@ -155,7 +155,7 @@ class Scene:
         mujoco.mj_forward(self.model, data)
 
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
-        """[4, 4] pose of a body, e.g. of a cube or of ``"hand"``, as of the state last forwarded or stepped.
+        """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last forward or step.
 
         Raises:
             UnknownNameError: No such body.
@@ -169,7 +169,7 @@ class Scene:
         return T
 
     def in_bin(self, position_m: F64) -> bool:
-        """Whether a world position [3] lies inside the bin's walls and below their rim."""
+        """Return whether a world position [3] lies inside the bin's walls and below their rim."""
         position = np.asarray(position_m, dtype=np.float64)
         if position.shape != (3,):
             raise ShapeError(f"position_m must have shape [3], got {list(position.shape)}.")

@@ -1,4 +1,4 @@
-"""What stands around the arm: table, cubes, bin, lights and cameras, added to the arm's specification."""
+"""Builder of the scene: table, cubes, bin, lights and cameras, added to the arm's specification."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TABLE_THICKNESS_M = 0.04
 FLOOR_Z_M = -0.74
 _CONTACT = {"friction": [0.5, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
 """Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding friction times that of the
-finger pads (1.5) stays below 1: a finger that presses a cube down while it pushes it aside cannot jam it."""
+finger pads (1.5) stays below 1, so a finger that presses a cube down while pushing it aside cannot jam it."""
 GRIP_GAIN = 5.0
-"""Stiffness of the scene's gripper servo over the stock one's: 5 N a finger on a 40 mm cube."""
+"""Factor on the stiffness of the stock gripper servo: 5 N per finger on a 40 mm cube."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Cube:
     """A free cube.
 
     Args:
-        name: Of its body, joint and geom.
+        name: Name of its body, joint and geom.
         rgb: Colour in 0..1.
-        edge_m: Edge.
+        edge_m: Length of an edge.
         mass_kg: Mass.
 
     Raises:
@@ -54,7 +54,7 @@ class Cube:
 
 @dataclass(frozen=True)
 class Bin:
-    """An open box that stands on the table, its sides along x and y.
+    """An open box on the table, with its sides along x and y.
 
     Args:
         center_m: x and y of its centre.
@@ -81,9 +81,9 @@ class View:
     Args:
         position_m: [3] in its parent's frame.
         target_m: A point it looks at, in its parent's frame.
-        up: Which direction of the parent's frame is up in the picture.
         fovy_deg: Vertical field of view.
-        parent: The body it is fixed to; the world by default.
+        up: Direction of the parent's frame that is up in the picture.
+        parent: The body that it is fixed to.
     """
 
     position_m: tuple[float, float, float]
@@ -105,18 +105,18 @@ VIEWS: Mapping[str, View] = MappingProxyType(
 BIN = Bin()
 
 
-def furnish(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.MjSpec:
-    """An arm's specification with everything else added, ready to compile.
+def build(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.MjSpec:
+    """Return an arm's specification with the scene added, ready to compile.
 
     Args:
-        cubes: What lies on the table.
+        cubes: Cubes on the table.
         arm: Name or path as :func:`strands_cosmos3.robots.model.load_spec` takes it; None is the embedded arm.
     """
     spec = load_spec(arm)
     spec.modelname = "tabletop"
-    _steady(spec)
-    _firm_grip(spec)
-    _add_look(spec)
+    _set_physics(spec)
+    _stiffen_gripper(spec)
+    _add_lights(spec)
     _add_table(spec)
     _add_bin(spec, BIN)
     for cube in cubes:
@@ -126,8 +126,8 @@ def furnish(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.Mj
     return spec
 
 
-def _steady(spec: mujoco.MjSpec) -> None:
-    """What the loop counts on, whatever file the arm came from: physics rate, gravity compensation, a tool centre point."""
+def _set_physics(spec: mujoco.MjSpec) -> None:
+    """Set what the control loop relies on: physics rate, gravity compensation, a tool centre point."""
     spec.option.timestep = 1.0 / PHYSICS_HZ
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for body in spec.bodies[1:]:  # the real arm compensates its own weight
@@ -136,14 +136,14 @@ def _steady(spec: mujoco.MjSpec) -> None:
         spec.body(HAND_BODY).add_site(name=TCP_SITE, pos=T_hand_tcp[:3, 3])
 
 
-def _firm_grip(spec: mujoco.MjSpec) -> None:
-    """Stiffen the gripper's servo: the stock gains press with 1 N a finger on a cube, the real hand with 30 N."""
+def _stiffen_gripper(spec: mujoco.MjSpec) -> None:
+    """Stiffen the gripper's servo: the stock gains grip a cube with 1 N per finger, the real hand with 30 N."""
     gripper = spec.actuator(GRIPPER_ACTUATOR)
     gripper.gainprm = np.multiply(gripper.gainprm, GRIP_GAIN)
     gripper.biasprm = np.multiply(gripper.biasprm, GRIP_GAIN)
 
 
-def _add_look(spec: mujoco.MjSpec) -> None:
+def _add_lights(spec: mujoco.MjSpec) -> None:
     spec.visual.headlight.ambient = [0.36, 0.36, 0.36]
     spec.visual.headlight.diffuse = [0.22, 0.22, 0.22]
     spec.visual.headlight.specular = [0.05, 0.05, 0.05]
@@ -184,7 +184,7 @@ def _add_look(spec: mujoco.MjSpec) -> None:
 
 
 def _wood(width_px: int = 512, height_px: int = 512) -> F64:
-    """A light wooden board, [H, W, 3] in 0..1: wavy grain along the rows, planks across."""
+    """Return a wood texture, [H, W, 3] in 0..1: wavy grain along the rows, planks across."""
     rng = np.random.default_rng(7)
     y, x = np.mgrid[0:height_px, 0:width_px] / np.array([height_px, width_px]).reshape(2, 1, 1)
     planks = 6
@@ -222,7 +222,7 @@ def _add_table(spec: mujoco.MjSpec) -> None:
     )
     ghost = {"contype": 0, "conaffinity": 0, "group": 2}
     world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material="wood", **ghost)
-    lower = TABLE_THICKNESS_M / 2 - 0.002  # the slab shows below the boards; flush with them it would flicker through
+    lower = TABLE_THICKNESS_M / 2 - 0.002  # below the boards; at the same height it would flicker through
     world.add_geom(type=_BOX, pos=[*center, -lower - 0.004], size=[*half, lower], material="edge", **ghost)
     for sx in (-1, 1):
         for sy in (-1, 1):

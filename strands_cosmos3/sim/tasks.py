@@ -1,7 +1,7 @@
-"""Tasks: what an episode must bring about, written down and judged from the physics.
+"""Tasks and their success conditions, judged from the physics.
 
-A task names the condition; which cube it is judged on comes from the instruction, so "pick up the blue cube" succeeds with
-the blue one and no other. Every condition must hold without a break for ``hold_s`` before it counts.
+The instruction selects the cube: "pick up the blue cube" succeeds only with the blue one. A condition must hold without a
+break for ``hold_s``.
 
 ===== ====================================================================================================
 reach the tool centre point within 30 mm of the cube's centre
@@ -36,13 +36,13 @@ Condition = Callable[[Scene, mujoco.MjData, Goal], bool]
 
 @dataclass(frozen=True)
 class Task:
-    """A condition to bring about.
+    """A task.
 
     Args:
-        name: As users name it.
+        name: Name of the task.
         instruction: The default instruction.
-        hold_s: How long the condition must hold.
-        holds: Whether it holds now.
+        hold_s: Time for which the condition must hold.
+        holds: Returns whether the condition holds now.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _centre(scene: Scene, data: mujoco.MjData, cube: str) -> np.ndarray:
 
 
 def fingers_touching(scene: Scene, data: mujoco.MjData, cube: str) -> int:
-    """How many fingers (0, 1 or 2) are in contact with a cube."""
+    """Return the number of fingers (0, 1 or 2) in contact with a cube."""
     model = scene.model
     fingers = {int(model.body(name).id) for name in ("left_finger", "right_finger")}
     touching = set()
@@ -107,7 +107,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 
 
 def get_task(name: str) -> Task:
-    """The task of that name.
+    """Return the task of that name.
 
     Raises:
         UnknownNameError: No such task; the message lists them.
@@ -118,12 +118,12 @@ def get_task(name: str) -> Task:
 
 
 class Judge:
-    """Follows one episode of a task and says when it has succeeded.
+    """Judges one episode of a task.
 
     Args:
-        task: What must come about.
-        scene: Where.
-        goal: Which cube it is judged on.
+        task: The task.
+        scene: The scene.
+        goal: The parsed instruction, with the cube to judge.
     """
 
     def __init__(self, task: Task, scene: Scene, goal: Goal):
@@ -131,7 +131,7 @@ class Judge:
         self._since_s: float | None = None
 
     def succeeded(self, data: mujoco.MjData) -> bool:
-        """Whether the condition has now held long enough; call it at every tick."""
+        """Return whether the condition has held for long enough; call it at every tick."""
         if not self.task.holds(self._scene, data, self._goal):
             self._since_s = None
             return False

@@ -1,7 +1,7 @@
-"""A training loop that may be killed at any moment and goes on to the same weights, to the bit.
+"""A resumable training loop: an interrupted run ends with bit-identical weights.
 
-What a step draws follows from (seed, step) and from nothing that happened before, so that a state is the weights, their
-average, the optimiser's moments and a number. States are written whole or not at all.
+What a step draws depends only on (seed, step), so that the state is the weights, their average, the optimiser's moments and
+the step number. States are written atomically.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ CURVE = "curve.jsonl"
 
 
 @dataclass(frozen=True)
-class LoopConfig:
-    """How weights are optimised.
+class TrainLoopConfig:
+    """Options of the optimisation.
 
     Args:
-        steps: Optimiser steps in all.
+        steps: Optimiser steps in total.
         lr: Learning rate after the warm-up.
         warmup: Steps of linear warm-up.
-        decay: Share of the steps, at the end, over which the rate falls to zero along a cosine.
-        weight_decay: Of matrices; vectors and embeddings have none.
+        decay: Fraction of the steps, at the end, in which the learning rate decays to zero along a cosine.
+        weight_decay: Weight decay of matrices; vectors have none.
         clip: Largest norm of the gradient.
-        ema: Decay of the average of the weights.
-        seed: Of everything that is drawn.
-        save_s: Seconds between states.
+        ema: Decay of the moving average of the weights.
+        seed: Seed of everything random.
+        save_s: Seconds between saved states.
         log_every: Steps between points of the curve.
 
     Raises:
@@ -71,12 +71,12 @@ class LoopConfig:
             positive(getattr(self, name), name)
         for name in ("decay", "ema"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is a share in 0..1, got {getattr(self, name)!r}.")
+                raise InputError(f"{name} must be a fraction in 0..1, got {getattr(self, name)!r}.")
         if not 0 <= self.weight_decay < math.inf:
             raise InputError(f"weight_decay must be a finite number of at least zero, got {self.weight_decay!r}.")
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         up = min(1.0, (step + 1) / max(1, self.warmup))
         fall_from = self.steps * (1 - self.decay)
         if step < fall_from:
@@ -85,13 +85,13 @@ class LoopConfig:
 
 
 class Loop:
-    """Optimises some parameters of a model against a loss.
+    """Optimise the parameters of a model that require a gradient.
 
     Args:
-        model: Whose parameters that require a gradient are optimised.
-        loss: Step -> loss and its parts as numbers, for the curve.
-        config: How.
-        folder: Where state and curve are kept; what is there is gone on from.
+        model: The model.
+        loss: Step -> loss, and metrics for the curve.
+        config: Options.
+        folder: Folder of the state and the curve; a state that it holds is resumed.
 
     Attributes:
         step: Steps done.
@@ -99,14 +99,14 @@ class Loop:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, LossMetrics]], config: LoopConfig, folder: Path
+        self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, LossMetrics]], config: TrainLoopConfig, folder: Path
     ):
         self.model, self.config, self.folder, self.step = model, config, folder, 0
         self._consistent = True
         self._loss = loss
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
-            raise ConfigError("nothing is to be trained: every parameter is frozen.")
+            raise ConfigError("nothing to train: every parameter is frozen.")
         matrices = [p for p in self._trained.values() if p.ndim > 1]
         others = [p for p in self._trained.values() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -120,27 +120,27 @@ class Loop:
             drop_from(folder / CURVE, self.step + 1)
 
     def run(self, until: int | None = None, on_step: Callable[[int, LossMetrics], None] | None = None) -> None:
-        """Train until the last step, or until some step.
+        """Train to the end.
 
         Args:
-            until: Stop after as many steps in all; None is the configuration's.
-            on_step: Called with the steps done and the loss's parts.
+            until: Step to stop after; None means the last.
+            on_step: Called with (steps done, metrics).
 
         Raises:
-            TrainingError: The loss or its gradient is no longer finite; the state that was last written stays as it is.
+            TrainingError: The loss or its gradient is not finite; the last saved state stays.
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
         saved, sums, count = time.monotonic(), {}, 0
         try:
             while self.step < last:
-                parts = self._one()
-                sums = {name: sums.get(name, 0.0) + value for name, value in parts.items()}
+                metrics = self._train_step()
+                sums = {name: sums.get(name, 0.0) + value for name, value in metrics.items()}
                 count += 1
                 if self.step % self.config.log_every == 0 or self.step == last:
-                    self._note({name: value / count for name, value in sums.items()})
+                    self._log({name: value / count for name, value in sums.items()})
                     sums, count = {}, 0
                 if on_step is not None:
-                    on_step(self.step, parts)
+                    on_step(self.step, metrics)
                 if time.monotonic() - saved > self.config.save_s:
                     self.save()
                     saved = time.monotonic()
@@ -151,11 +151,11 @@ class Loop:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
 
-    def _one(self) -> LossMetrics:
+    def _train_step(self) -> LossMetrics:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, parts = self._loss(self.step)
+        loss, metrics = self._loss(self.step)
         self._require_finite("loss", loss)
         loss.backward()
         self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
@@ -167,34 +167,34 @@ class Loop:
                 self.ema[name].lerp_(p.detach(), 1 - keep)
         self.step += 1
         self._consistent = True
-        return parts
+        return metrics
 
     def _require_finite(self, name: str, number: torch.Tensor) -> None:
-        if not math.isfinite(value := whole(number).item()):
+        if not math.isfinite(value := full_tensor(number).item()):
             raise TrainingError(
-                f"the {name} is {value} at step {self.step} in {self.folder}, and going on would draw the same windows again. "
-                "Give another --out, with another --seed or with --start <this run>/<stage>/checkpoint; in post-training a "
-                "lower --lr goes on from the last state."
+                f"the {name} is {value} at step {self.step} in {self.folder}; resuming would draw the same windows again. "
+                "Give another --out, with another --seed or with --start <this run>/<stage>/checkpoint; post-training can "
+                "resume from the last state with a lower --lr."
             )
 
-    def _note(self, parts: LossMetrics) -> None:
+    def _log(self, metrics: LossMetrics) -> None:
         if not self._writes:
             return
-        line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in parts.items()}}
+        line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}}
         with (self.folder / CURVE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Write the state, whole or not at all. Among several processes all must call it, and the first writes.
+        """Write the state atomically. Every process must call it; the first one writes.
 
-        Tensors are written as if there were one process: a run may go on with another number of them.
+        Tensors are written unsharded, so that a run can resume with a different number of processes.
         """
         moments = {name: self.optimizer.state.get(p, {}) for name, p in self._trained.items()}
         state = {
             "step": self.step,
-            "model": {name: whole(p.detach()) for name, p in self._trained.items()},
-            "ema": {name: whole(t) for name, t in self.ema.items()},
-            "moments": {name: {key: whole(t) for key, t in kept.items()} for name, kept in moments.items()},
+            "model": {name: full_tensor(p.detach()) for name, p in self._trained.items()},
+            "ema": {name: full_tensor(t) for name, t in self.ema.items()},
+            "moments": {name: {key: full_tensor(t) for key, t in of_p.items()} for name, of_p in moments.items()},
         }
         if not self._writes:
             return
@@ -203,20 +203,19 @@ class Loop:
     def _load(self, path: Path) -> None:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         if set(state["model"]) != set(self._trained):
-            raise ConfigError(f"{path} is the state of another model, or of other trained modules; choose another folder.")
+            raise ConfigError(f"{path} is the state of another model, or of other trained weights; choose another folder.")
         with torch.no_grad():
             for name, p in self._trained.items():
-                p.copy_(spread_like(state["model"][name], p))
-                self.ema[name].copy_(spread_like(state["ema"][name], p))
-                kept = state["moments"][name]
-                if kept:
+                p.copy_(shard_like(state["model"][name], p))
+                self.ema[name].copy_(shard_like(state["ema"][name], p))
+                if moments := state["moments"][name]:
                     self.optimizer.state[p] = {
-                        key: t.clone() if key == "step" else spread_like(t, p).clone() for key, t in kept.items()
+                        key: t.clone() if key == "step" else shard_like(t, p).clone() for key, t in moments.items()
                     }
         self.step = int(state["step"])
 
     def averaged(self, model: M) -> M:
-        """A copy of the model with the averaged weights."""
+        """Return a copy of the model with the averaged weights."""
         copy = deepcopy(model)
         with torch.no_grad():
             for name, p in copy.named_parameters():
@@ -225,28 +224,28 @@ class Loop:
         return copy
 
     def take_average(self) -> None:
-        """Put the averaged weights into the model: what is evaluated and exported."""
+        """Replace the weights of the model by their average."""
         with torch.no_grad():
             for name, p in self._trained.items():
                 p.copy_(self.ema[name])
 
 
 def drop_from(path: Path, step: int) -> None:
-    """Drop a curve's lines of a step and of later ones, which a state that was gone on from had not seen."""
+    """Drop the lines of a curve from a step on: a resumed state is older than they are."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
-        if len(kept) < len(lines):
-            write_whole(path, lambda hidden: hidden.write_text("".join(kept), encoding="utf-8"))
+        earlier = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
+        if len(earlier) < len(lines):
+            write_whole(path, lambda hidden: hidden.write_text("".join(earlier), encoding="utf-8"))
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one process has it; a spread one is gathered from all, each of which must ask."""
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the unsharded tensor. Every process must call it, because a sharded tensor is gathered."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def spread_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the device of another, spread over the processes as that one is."""
+def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return an unsharded tensor on the device of another, sharded as that one is."""
     tensor = tensor.to(like.device, like.dtype)
     if isinstance(like, DTensor):
         return distribute_tensor(tensor, like.device_mesh, like.placements)

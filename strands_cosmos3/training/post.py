@@ -1,4 +1,4 @@
-"""Post-training: a released checkpoint, an arm's episodes, a few trained modules, and a checkpoint in the same layout."""
+"""Post-train a released checkpoint on an arm's episodes and write a checkpoint in the same layout."""
 
 from __future__ import annotations
 
@@ -24,9 +24,16 @@ from strands_cosmos3.engine.weights import HEAD_KEYS
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
-from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, dataset_statistics, write_statistics
+from strands_cosmos3.training.arm_windows import (
+    LATENTS,
+    ArmKeys,
+    ArmWindows,
+    WindowConfig,
+    dataset_statistics,
+    write_statistics,
+)
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import STATE, Loop, LoopConfig, LossMetrics
+from strands_cosmos3.training.loop import STATE, Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
@@ -36,14 +43,19 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class PostConfig:
-    """How a checkpoint is post-trained.
+    """Options of post-training.
 
     Args:
-        train: Patterns of the released layout's keys that are trained; everything else is frozen.
-        lora_rank: Rank of adapters beside the generation tower's projections; 0 is none. lora_targets: Which projections.
+        train: Patterns of the weights to train, by their names in the released layout; everything else is frozen.
+        lora_rank: Rank of adapters of the generation tower's projections; 0 means no adapters.
+        lora_targets: Projections that get adapters.
         stats: ``dataset`` computes the statistics of the rows, ``packaged`` keeps the embodiment's.
-        embodiment: Whose rows; None is the checkpoint's, else droid.
-        steps, batch, lr, every, seed: Of the loop and of the windows.
+        embodiment: Embodiment of the rows; None means the checkpoint's, else droid.
+        steps: Optimiser steps.
+        batch: Windows per step.
+        lr: Learning rate.
+        every: Frames between windows.
+        seed: Seed of order and noise.
     """
 
     train: tuple[str, ...] = HEADS
@@ -59,19 +71,20 @@ class PostConfig:
 
 
 class PostTraining:
-    """One post-training.
+    """A post-training run.
 
     Args:
         checkpoint: Folder or hub repository.
         dataset: A LeRobot v3 dataset.
-        folder: Where state, curve and the new checkpoint go.
-        config: How.
-        keys: Which features of the dataset are meant.
-        on_step: Called with what is being done, steps done, in all, and the loss's parts.
+        folder: Folder of state, curve and the new checkpoint.
+        config: Options.
+        keys: Features of the dataset.
+        on_step: Called with stage, steps done, steps in total and metrics.
 
     Raises:
-        CheckpointError, DatasetError: One of them cannot be used.
-        ConfigError: They do not fit each other, or the new checkpoint would take the place of the one it comes from.
+        CheckpointError: The checkpoint cannot be used.
+        DatasetError: The dataset cannot be used.
+        ConfigError: They do not fit each other, or the new checkpoint would overwrite its source.
     """
 
     def __init__(
@@ -87,7 +100,7 @@ class PostTraining:
         self._on_step = on_step or (lambda *_: None)
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         if self.checkpoint.action_space is None:
-            raise VariantError("nothing says what this checkpoint's actions mean; record it in checkpoint.json.")
+            raise VariantError("the checkpoint does not state its action space; record it in checkpoint.json.")
         self._require_apart()
         named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
         self.embodiment: Embodiment = get_embodiment(named)
@@ -98,32 +111,32 @@ class PostTraining:
             add_lora(self.policy, self.config.lora_rank, self.config.lora_targets)
         with Dataset(dataset) as data:
             keys = (keys or ArmKeys()).resolved(data, self.embodiment)
-            self._keep(data, keys)
+            self._keep_settings(data, keys)
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
 
     def _require_apart(self) -> None:
         target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
         if target == source or target in source.parents or source in target.parents:
-            raise ConfigError(f"the new checkpoint would lie in {target}, where {source} does; choose another --out.")
+            raise ConfigError(f"the new checkpoint in {target} would overwrite its source {source}; choose another --out.")
 
-    def _keep(self, data: Dataset, keys: ArmKeys) -> None:
-        """Hold what latents and state were made from against what is asked; how long and how fast may change."""
+    def _keep_settings(self, data: Dataset, keys: ArmKeys) -> None:
+        """Require that latents and state were made with the same settings; steps and learning rate may change."""
         path = self.folder / SETTINGS
         how = {name: value for name, value in asdict(self.config).items() if name not in ("steps", "lr")}
         named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
+        settings = {**how, **named, "keys": asdict(keys)}
         if not any((self.folder / made).exists() for made in (LATENTS, STATE)):
-            write_json(path, {**how, **named, "keys": asdict(keys)})  # nothing binds yet
-            return
-        if not path.exists():
+            write_json(path, settings)  # nothing depends on older settings
+        elif not path.exists():
             write_json(path, {})
-        keep_settings(path, {**how, **named, "keys": asdict(keys)})
+        keep_settings(path, settings)
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
             return None
         if self.config.stats != "dataset":
-            raise ConfigError(f"--stats is 'dataset' or 'packaged', got {self.config.stats!r}.")
+            raise ConfigError(f"--stats must be 'dataset' or 'packaged', got {self.config.stats!r}.")
         return dataset_statistics(data, self.embodiment, keys)
 
     def _windows(self, data: Dataset, keys: ArmKeys) -> ArmWindows:
@@ -132,26 +145,20 @@ class PostTraining:
         vae = WanVae(found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False)
         rows = self.embodiment.chunk_rows(space)
         processor = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name=self.embodiment.name, action_chunk_size=rows)
-        return ArmWindows(
-            data,
-            processor,
-            vae.encode,
-            self.embodiment,
-            space,
-            keys,
-            self.stats,
-            found.state_row is not None,
-            next(iter(found.policy_frames), None),
-            rows,
-            self.config.every,
-            self.folder,
-            self.config.batch,
-            self.config.seed,
-            lambda done, of: self._on_step("latents", done, of, {}),
+        config = WindowConfig(
+            space=space,
+            state_row=found.state_row is not None,
+            policy_frames=next(iter(found.policy_frames), None),
+            rows=rows,
+            every=self.config.every,
+            batch=self.config.batch,
+            seed=self.config.seed,
         )
+        report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
+        return ArmWindows(data, processor, vae.encode, self.embodiment, keys, config, self.stats, self.folder, report)
 
     def run(self, until: int | None = None) -> Path:
-        """Train (or go on training) and write the checkpoint."""
+        """Train, or resume training, and write the checkpoint."""
         config = self.config
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
@@ -159,13 +166,13 @@ class PostTraining:
             return flow_loss(self.policy, self.windows.batch(step), FlowConfig(), noise)
 
         warmup = min(100, max(1, config.steps // 10))
-        how = LoopConfig(steps=config.steps, lr=config.lr, warmup=warmup, ema=0.99, seed=config.seed)
+        how = TrainLoopConfig(steps=config.steps, lr=config.lr, warmup=warmup, ema=0.99, seed=config.seed)
         loop = Loop(self.policy, loss, how, self.folder)
         loop.run(until, lambda step, parts: self._on_step("post-training", step, config.steps, parts))
         return self.export(loop.averaged(self.policy))
 
     def export(self, policy: TrainedPolicy) -> Path:
-        """The source checkpoint with what was trained in its place, in ``checkpoint/``; types stay as they were."""
+        """Write the source checkpoint with the trained weights to ``checkpoint/``; data types stay the same."""
         target = self.folder / "checkpoint"
         write_folder(target, lambda hidden: self._fill(hidden, policy))
         return target
@@ -177,13 +184,13 @@ class PostTraining:
         changed = self._changed(merged_state(policy))
         for file in self.checkpoint.weights.files:
             save_file(_replaced(load_file(file), changed), target / "transformer" / file.name, metadata={"format": "pt"})
-        (target / STATISTICS).unlink(missing_ok=True)  # the source's, which the new rows are not in the scale of
+        (target / STATISTICS).unlink(missing_ok=True)  # the source's do not describe the new rows
         if self.stats is not None:
             write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
         self._describe(target)
 
     def _changed(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int | None, torch.Tensor]]:
-        """Released key -> (row of the domain, or None; tensor) of what training may have changed."""
+        """Return released key -> (row of the domain, or None; tensor) of the policy's weights."""
         found: dict[str, tuple[int | None, torch.Tensor]] = {}
         for name, tensor in state.items():
             row = self.embodiment.domain_id if name in HEAD_KEYS else None

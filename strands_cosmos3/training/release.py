@@ -33,9 +33,10 @@ from strands_cosmos3.instruction import COLOURS
 from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import released_key
+from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED
+from strands_cosmos3.training.bundled.windows import Captions
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.phrases import GOALS, TRAINED
-from strands_cosmos3.training.windows import FPS, ROWS, Captions
+from strands_cosmos3.training.windows import FPS, ROWS
 
 DOMAIN = "droid_lerobot"
 REPLAN_ROWS = ROWS // 2

@@ -1,4 +1,4 @@
-"""What a run's folder was begun with: written once, and held against what is asked when it is gone on from."""
+"""Settings that a run's folder was made with: written once, compared when the run resumes."""
 
 from __future__ import annotations
 
@@ -12,42 +12,39 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
 
 
-def keep(path: Path, value: Any) -> Any:
-    """What was written first: ``value``, or what is there already."""
+def read_or_write(path: Path, value: Any) -> Any:
+    """Return the content of a JSON file; write ``value`` first if there is none."""
     if not path.exists():
         write_json(path, value)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def keep_settings(path: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
-    """Write settings, or hold those that are there against them.
+def keep_settings(path: Path, settings: Mapping[str, Any], optional: Collection[str] = ()) -> None:
+    """Write settings, or require that the file holds the same ones.
 
     Args:
         path: The file.
-        settings: What is asked for.
-        free: Names that an older version's file may lack, because nothing that they decide was made yet.
+        settings: Settings of this run.
+        optional: Settings that an older version's file may lack, because nothing depends on them yet.
 
     Raises:
-        ConfigError: The folder holds a run with other settings, or of a version that recorded fewer or other ones.
+        ConfigError: The file holds other settings, or was written by a version with fewer or other ones.
     """
-    asked: dict[str, Any] = json.loads(json.dumps(dict(settings)))
-    known: dict[str, Any] = keep(path, asked)
-    lacking = [name for name in asked if name not in known and name not in free]
-    if lacking:
+    now: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+    recorded: dict[str, Any] = read_or_write(path, now)
+    if missing := [name for name in now if name not in recorded and name not in optional]:
         raise ConfigError(
-            f"{path.parent} was made by an older version, which did not record {', '.join(lacking)}; choose another folder, or "
-            "go on with that version."
+            f"{path.parent} was made by an older version, which did not record {', '.join(missing)}; choose another folder, or "
+            "continue with that version."
         )
-    strange = [name for name in known if name not in asked]
-    if strange:
-        raise ConfigError(f"{path.parent} was made by another version, with {', '.join(strange)}; choose another folder.")
-    other = [f"{name} {known[name]} (now {asked[name]})" for name in known if known[name] != asked[name]]
-    if other:
+    if unknown := [name for name in recorded if name not in now]:
+        raise ConfigError(f"{path.parent} was made by another version, with {', '.join(unknown)}; choose another folder.")
+    if other := [f"{name} {recorded[name]} (now {now[name]})" for name in recorded if recorded[name] != now[name]]:
         raise ConfigError(f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its settings.")
-    if len(known) < len(asked):
-        write_json(path, asked)
+    if len(recorded) < len(now):
+        write_json(path, now)
 
 
 def identity_of(dataset: Dataset) -> dict[str, Any]:
-    """What tells a dataset from another: its folder, episodes and frames."""
+    """Return what distinguishes a dataset from others: its folder, episodes and frames."""
     return {"path": str(dataset.root.resolve()), "episodes": len(dataset), "frames": dataset.n_frames}

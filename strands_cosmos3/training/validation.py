@@ -1,6 +1,6 @@
-"""How good a policy is without a simulator: one step from pure noise on held-out windows, in metres and degrees.
+"""Validation without a simulator: chunks predicted in one step from pure noise, compared in metres and degrees.
 
-Squared errors of normalised rows say little; where a chunk ends says what the arm would do.
+Squared errors of normalised rows say little; the end point of a chunk is where the arm would go.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class ChunkErrors:
     """Errors of predicted chunks.
 
     Args:
-        mse: Of normalised rows.
+        mse: Mean squared error of normalised rows.
         end_mm, end_deg: Median distance and angle between the ends of predicted and true chunks.
         moved_mm: Median distance that the true chunks cover, for comparison.
-        grasp: Share of rows whose gripper command falls on the right side of one half.
+        grasp: Fraction of rows whose gripper command is on the right side of one half.
     """
 
     mse: float
@@ -40,7 +40,7 @@ class ChunkErrors:
 
 @torch.no_grad()
 def predict_rows(policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """[B, rows, 10] the chunk that one step from pure noise [B, rows, 10] gives, for windows of one given picture."""
+    """Return the chunks [B, rows, 10] that one step from pure noise gives, for windows of a single picture."""
     config = policy.transformer.config
     B, _, frames, H, W = batch.latents.shape
     layout = layout_of((H, W), frames, range(frames), 1)
@@ -75,6 +75,6 @@ def chunk_errors(predicted: torch.Tensor, true: torch.Tensor) -> ChunkErrors:
 
 
 def _ends(rows: torch.Tensor) -> F64:
-    """[B, 4, 4] where chunks end, seen from where they start."""
+    """Return the end poses [B, 4, 4] of chunks in the frame of their starts."""
     metres = denormalize_chunk(rows.double().numpy().clip(-9, 9).reshape(-1, rows.shape[-1]), "droid_lerobot")
     return np.stack([decode_pose_trajectory(chunk[:, :9], np.eye(4))[-1] for chunk in metres.reshape(rows.shape)])

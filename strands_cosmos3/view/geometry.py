@@ -11,13 +11,13 @@ import trimesh
 from numpy.typing import NDArray
 
 _HIDDEN_GROUPS = (3, 4, 5)
-"""Geom groups that are for contact and not for the eye."""
+"""Groups of collision geoms."""
 _ROUND = 28  # facets around
 
 
 @dataclass(frozen=True, eq=False)
 class BodyMesh:
-    """What is to be seen of a body in one colour.
+    """The visible surface of a body in one colour.
 
     Args:
         body: The body's index.
@@ -33,7 +33,7 @@ class BodyMesh:
 
 
 def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
-    """Every visible geom, merged by body and colour."""
+    """Return all visible geoms, merged by body and colour."""
     parts: dict[tuple[int, tuple[int, int, int]], list[Any]] = {}
     for geom in range(model.ngeom):
         mesh = None if int(model.geom_group[geom]) in _HIDDEN_GROUPS else _mesh(model, geom)
@@ -62,12 +62,12 @@ def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
 
 
 def _mesh(model: mujoco.MjModel, geom: int) -> Any:
-    """A geom's surface in its own frame, or None where it has none that can be drawn."""
+    """Return a geom's surface in its own frame, or None for a type without one."""
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     create: Any = trimesh.creation
     if kind == mujoco.mjtGeom.mjGEOM_BOX:
         box = create.box(extents=2 * size)
-        box.unmerge_vertices()  # corners that faces share would be shaded round
+        box.unmerge_vertices()  # shared corners would be shaded as if round
         return box
     if kind == mujoco.mjtGeom.mjGEOM_PLANE:
         return create.box(extents=[2 * size[0], 2 * size[1], 1e-4])

@@ -1,8 +1,7 @@
-"""Rollouts on the page while they happen, no faster than the clock on the wall."""
+"""Rollouts on the page while they run, no faster than wall-clock time."""
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
-from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW
+from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory, Rollout
@@ -21,17 +21,17 @@ _POSE_S = 1 / 25
 _PANEL_S = 1 / 8
 _CAMERA_S = 1 / 5
 _TRAIL_POINTS = 400
-_BEHIND_S = 1.0
+_TOLERANCE_S = 1.0
 
 
 class LiveView:
     """Feeds a :class:`Stage` from a robot that runs a policy: pass :meth:`on_tick` and the object itself as audience.
 
     Args:
-        robot: Who is shown.
-        stage: Where.
-        source: Who decides, for the panel.
-        cameras: Whether to draw what the cameras see; it costs most of the time.
+        robot: The robot.
+        stage: The page.
+        source: The policy's source of actions, for the panel.
+        cameras: Whether to render the cameras, which takes most of the time.
     """
 
     def __init__(self, robot: Robot, stage: Stage, source: str, cameras: bool = True):
@@ -40,7 +40,7 @@ class LiveView:
         self.begin("")
 
     def begin(self, instruction: str) -> None:
-        """An episode begins."""
+        """Start a new episode."""
         self.instruction, self.inference_ms = instruction, None
         self._commanded: F64 | None = None
         self._trail: list[F64] = []
@@ -48,33 +48,29 @@ class LiveView:
         self._video_from_s = 0.0
         self._pose_due = self._panel_due = self._camera_due = -1.0
         self._seen_s = float(self.robot.data.time)
-        self._offset_s = time.monotonic() - self._seen_s
+        self._pacer = Pacer(self._seen_s, _TOLERANCE_S)
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
-        """A chunk was accepted: its path, in the robot's base, which is the world."""
+        """Show the path of an accepted chunk."""
         self._notice_reset()
         T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
         self._commanded, self.inference_ms = (T_hand @ T_hand_tcp)[:, :3, 3], inference_ms
 
     def show_prediction(self, video: Any, since_s: float) -> None:
-        """The world predicted with a chunk, from its observation ``since_s`` seconds ago on."""
+        """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
         self._notice_reset()
         self._video = None if video is None else np.asarray(video)
         self._video_from_s = float(self.robot.data.time) - since_s
 
     def on_tick(self, robot: Robot) -> None:
-        """Update what is due, then wait for the clock."""
+        """Update what is due, then wait for wall-clock time."""
         self._notice_reset()
         now_s = float(robot.data.time)
         self._show(now_s)
-        ahead_s = now_s + self._offset_s - time.monotonic()
-        if ahead_s > 0:
-            time.sleep(ahead_s)
-        elif ahead_s < -_BEHIND_S:  # planning took long; do not hurry after it
-            self._offset_s -= ahead_s
+        self._pacer.wait(now_s)
 
     def _notice_reset(self) -> None:
-        """Begin anew where the clock has gone back, before anything of the new episode is shown."""
+        """Start a new episode if the simulated clock went back."""
         now_s = float(self.robot.data.time)
         if now_s < self._seen_s:
             self.begin(self.instruction)
@@ -99,10 +95,10 @@ class LiveView:
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:
             return None
-        return self._video[min(int((now_s - self._video_from_s) * 15.0), len(self._video) - 1)]
+        return self._video[min(int((now_s - self._video_from_s) * PREDICTION_FPS), len(self._video) - 1)]
 
     def end(self, rollout: Rollout) -> None:
-        """The episode is over: show how."""
+        """Show how the episode ended."""
         self._show(float(self.robot.data.time), f"{rollout.outcome}: {rollout.fault or rollout.outcome.message}", True)
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""A recorded episode on the page: from a dataset, with its pictures, or from a rollout's npz."""
+"""Playback of recorded episodes on the page, from a dataset or from a rollout's npz file."""
 
 from __future__ import annotations
 
-import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from strands_cosmos3.datasets.spec import ACTION, EE_POSE, IMAGES, STATE
 from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
+from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.view.stage import Stage, Status
 
@@ -30,15 +30,15 @@ _AHEAD_ROWS = 16
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What can be shown of an episode.
+    """An episode to play back.
 
     Args:
         q_rad: [N, 7] measured angles.
         gripper: [N] measured open fractions.
         tcp_commanded_m: [N, 3] commanded path of the tool centre point.
         fps: Rows a second.
-        label: What was told, and how it ended.
-        episode: Where pictures come from, or None.
+        label: The instruction or file name.
+        episode: Source of the camera frames, or None.
     """
 
     q_rad: F64
@@ -50,15 +50,15 @@ class Recorded:
 
 
 def from_episode(episode: RecordedEpisode) -> Recorded:
-    """An episode of a dataset.
+    """Return an episode of a dataset.
 
     Raises:
-        ConfigError: It is not one of a seven-jointed arm in this project's schema.
+        ConfigError: It is not of a seven-joint arm in this project's schema.
     """
     features = episode.dataset.spec.columns
     wanted = {STATE: 8, EE_POSE: 7, ACTION: 10}
     if any(key not in features or features[key].shape != (width,) for key, width in wanted.items()):
-        raise ConfigError(f"{episode.dataset.root} holds no episodes of our arm; it needs {', '.join(wanted)}.")
+        raise ConfigError(f"{episode.dataset.root} holds no episodes of a Panda; the columns needed are {', '.join(wanted)}.")
     pose, rows = episode[EE_POSE].astype(np.float64), episode[ACTION].astype(np.float64)
     start = se3(quaternion_to_matrix(pose[0, 3:]), pose[0, :3])
     T_cosmos_tcp = se3_inverse(get_embodiment("droid").tool_frame.T_parent_cosmos) @ T_hand_tcp
@@ -68,17 +68,17 @@ def from_episode(episode: RecordedEpisode) -> Recorded:
 
 
 def from_npz(path: Path) -> Recorded:
-    """A rollout's trajectories, as ``rollout --npz`` writes them.
+    """Return the episode in a file of ``rollout --npz``.
 
     Raises:
-        InputError: The file is no such recording.
+        InputError: The file is not such a recording.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = ("t_s", "q_achieved_rad", "gripper_achieved", "q_commanded_rad")
             t_s, q, gripper, commanded = (np.asarray(arrays[name]) for name in names)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is no recording of a rollout ({error}); `rollout --npz` writes one.") from None
+        raise InputError(f"{path} is not a recording of a rollout ({error}); `rollout --npz` writes one.") from None
     t_s = finite_array(t_s, "t_s", (None,))
     at_s = np.append(np.arange(t_s[0], t_s[-1], 1 / _NPZ_FPS), t_s[-1])
     rows = np.clip(np.searchsorted(t_s, at_s), 0, len(t_s) - 1)
@@ -88,10 +88,10 @@ def from_npz(path: Path) -> Recorded:
 
 
 def recorded_episodes(path: Path, first: int = 0) -> Iterator[Recorded]:
-    """The episodes of a dataset from number ``first`` on, or the one of an npz file.
+    """Yield the episodes of a dataset from number ``first`` on, or that of an npz file.
 
     Raises:
-        ConfigError, InputError, DatasetError: Nothing there can be shown.
+        ConfigError, InputError, DatasetError: There is nothing to play back.
     """
     if path.suffix == ".npz":
         yield from_npz(path)
@@ -103,15 +103,22 @@ def recorded_episodes(path: Path, first: int = 0) -> Iterator[Recorded]:
             yield from_episode(dataset[i])
 
 
-def play(stage: Stage, scene: Scene, recorded: Recorded) -> None:
-    """Show an episode in real time. Where the cubes were is not recorded; they are hidden."""
+def play(stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Play back an episode in real time. The cubes are hidden, because their poses are not recorded.
+
+    Args:
+        stage, scene, recorded: The page, its scene and the episode.
+        stopped: Ends the playback when it returns True.
+    """
     data = mujoco.MjData(scene.model)
     for name in scene.cubes:
         stage.hide(name)
-    stage.world(None, "a recording holds no predicted world")
+    stage.world(None, "a recording holds no predicted video")
     trail: list[Any] = []
-    begun = time.monotonic()
+    pacer = Pacer(0.0)
     for k, (q, opening) in enumerate(zip(recorded.q_rad, recorded.gripper, strict=True)):
+        if stopped():
+            return
         data.qpos[scene.arm_qpos] = q
         data.qpos[scene.finger_qpos] = PANDA_FINGER.from_fraction(opening)
         mujoco.mj_kinematics(scene.model, data)
@@ -125,4 +132,4 @@ def play(stage: Stage, scene: Scene, recorded: Recorded) -> None:
             views = [key for key in recorded.episode.dataset.spec.cameras if key.startswith(IMAGES)]
             if views:
                 stage.cameras({key.removeprefix(IMAGES): recorded.episode.frames(key, [k])[0] for key in views})
-        time.sleep(max(0.0, begun + (k + 1) / recorded.fps - time.monotonic()))
+        pacer.wait((k + 1) / recorded.fps)

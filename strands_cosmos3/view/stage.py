@@ -1,4 +1,4 @@
-"""The page: a 3D scene and a panel beside it. It knows what a robot looks like and nothing of policies."""
+"""The web page: a 3D scene with a panel beside it. It does not depend on policies."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _STATE_RGB = {
     "FAULT": "#cf3a32",
     "PLAYBACK": "#2b7fd0",
 }
-_NO_WORLD = "this backend predicts no world"
+_NO_PREDICTION = "this backend predicts no video"
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the panel says.
+    """Contents of the panel.
 
     Args:
-        state: The executor's, in capitals.
-        instruction: What the policy was told.
-        source: Who decides, e.g. ``"scripted"``.
-        time_s: The episode's clock.
-        outcome: How it ended, or nothing yet.
-        inference_ms: What the latest chunk took on the wall's clock, or None before the first.
+        state: The executor's state, in capitals.
+        instruction: The policy's instruction.
+        source: Source of actions, e.g. ``"scripted"``.
+        time_s: Simulated time of the episode.
+        outcome: The outcome, or empty.
+        inference_ms: Wall-clock time of the latest chunk, or None before the first.
         counters: Events by name.
     """
 
@@ -57,7 +57,7 @@ class Status:
     counters: Mapping[str, int] = field(default_factory=dict)
 
     def to_html(self) -> str:
-        """The panel's upper part."""
+        """Return the upper part of the panel."""
         colour = _STATE_RGB.get(self.state, "#6b7280")
         inference = "-" if self.inference_ms is None else f"{self.inference_ms:.1f} ms"
         rows = {"backend": self.source, "time": f"{self.time_s:.2f} s", "chunk inference": inference}
@@ -78,20 +78,22 @@ class Status:
 
 
 def require_loopback(address: str, expose: bool) -> None:
-    """Refuse to serve other machines unless told to.
+    """Check the address to serve on.
 
     Raises:
-        ConfigError: The address is not loopback and ``expose`` is off, or is no address, or one of IPv6.
+        ConfigError: It is not loopback and ``expose`` is off, or it is not an IPv4 address.
     """
     try:
         ip = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
     except ValueError:
-        raise ConfigError(f"{address!r} is no IP address to serve on; use 127.0.0.1, or 0.0.0.0 with --expose.") from None
+        raise ConfigError(f"{address!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with --expose.") from None
     if ip.version == 6:
-        raise ConfigError(f"{address} is of IPv6, and the page is served on IPv4; use 127.0.0.1, or 0.0.0.0 with --expose.")
+        raise ConfigError(
+            f"{address} is an IPv6 address, and the page is served on IPv4; use 127.0.0.1, or 0.0.0.0 with --expose."
+        )
     if not ip.is_loopback and not expose:
         raise ConfigError(
-            f"{address} can be reached from other machines, and the page has no password; say --expose if that is meant, or "
+            f"{address} can be reached from other machines, and the page has no password; add --expose to allow that, or "
             "keep 127.0.0.1 and use an ssh tunnel."
         )
 
@@ -103,14 +105,14 @@ class Stage:
         model: The scene.
         address: Interface to serve on.
         port: TCP port; 0 takes any free one.
-        expose: Whether other machines may look.
-        title: The page's name.
+        expose: Whether other machines may open it.
+        title: Title of the page.
 
     Attributes:
-        url: Where the page is.
+        url: Address of the page.
 
     Raises:
-        ConfigError: An interface that is not loopback without ``expose``, or a port that is taken.
+        ConfigError: An interface that is not loopback without ``expose``, or a port in use.
     """
 
     def __init__(
@@ -123,14 +125,14 @@ class Stage:
     ):
         require_loopback(address, expose)
         port = _free_port(address, whole_number(port, "port", 0, 65535))
-        with redirect_stdout(io.StringIO()):  # it announces itself in a box; whoever made this says where the page is
+        with redirect_stdout(io.StringIO()):  # viser prints a banner
             self.server = viser.ViserServer(host=address, port=port, label=title, verbose=False)
         self.url = f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
         self._model = model
         self._bodies: dict[int, Any] = {}
         self._lines: dict[str, Any] = {}
-        self._seen: Any = None
-        self._world: Any = None
+        self._camera_image: Any = None
+        self._prediction: Any = None
         self._open = True
         self._build_scene()
         self._build_panel()
@@ -158,7 +160,7 @@ class Stage:
         self._camera_folder = gui.add_folder("Cameras")
         self._world_folder = gui.add_folder("Predicted world")
         with self._world_folder:
-            self._world_note = gui.add_markdown(_NO_WORLD)
+            self._world_note = gui.add_markdown(_NO_PREDICTION)
         with gui.add_folder("Legend"):
             gui.add_html(
                 '<div style="padding:2px 10px 8px;font-size:13px">'
@@ -171,17 +173,17 @@ class Stage:
             )
 
     def pose(self, data: mujoco.MjData) -> None:
-        """Put every body where the state has it (as last forwarded or stepped)."""
+        """Place every body at its pose in the state, as last forwarded or stepped."""
         with self.server.atomic():
             for body, frame in self._bodies.items():
                 frame.position, frame.wxyz = data.xpos[body].copy(), data.xquat[body].copy()
 
     def hide(self, name: str) -> None:
-        """Hide a body, e.g. one whose place a recording does not tell."""
+        """Hide a body, e.g. one whose pose is not recorded."""
         self._bodies[int(self._model.body(name).id)].visible = False
 
     def path(self, commanded_m: F64 | None, achieved_m: F64 | None) -> None:
-        """Draw the commanded path of the present chunk and the trail, [N, 3] each in the world; None or short is nothing."""
+        """Draw the commanded path and the achieved trail, [N, 3] in the world; one of under two points is removed."""
         for name, points, rgb in (("commanded", commanded_m, COMMANDED_RGB), ("achieved", achieved_m, ACHIEVED_RGB)):
             if points is None or len(points) < 2:
                 if name in self._lines:
@@ -195,7 +197,7 @@ class Stage:
                 self._lines[name] = self.server.scene.add_line_segments(f"/paths/{name}", segments, rgb, thickness=thickness)
 
     def cameras(self, views: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Show the cameras' frames, [H, W, 3] uint8 each, by name: the first large, the others below it at half its size."""
+        """Show camera frames, [H, W, 3] uint8 by name: the first large, the others below it at half its size."""
         first, *rest = views.values()
         picture = first
         if rest:
@@ -204,32 +206,32 @@ class Stage:
             strip = np.concatenate(half, axis=1)[:, : first.shape[1]]
             below[:, : strip.shape[1]] = strip
             picture = np.concatenate([first, below])
-        if self._seen is None:
+        if self._camera_image is None:
             label = ", ".join(name.replace("_", " ") for name in views)
             with self._camera_folder:
-                self._seen = self.server.gui.add_image(picture, label=label, format="jpeg", jpeg_quality=88)
+                self._camera_image = self.server.gui.add_image(picture, label=label, format="jpeg", jpeg_quality=88)
         else:
-            self._seen.image = picture
+            self._camera_image.image = picture
 
-    def world(self, frame: NDArray[np.uint8] | None, why_none: str = _NO_WORLD) -> None:
-        """Show a frame of the predicted world, or say why there is none."""
-        self._world_note.content = why_none if frame is None else "imagined by the model, not observed"
+    def world(self, frame: NDArray[np.uint8] | None, why_none: str = _NO_PREDICTION) -> None:
+        """Show a frame of the predicted video, or say why there is none."""
+        self._world_note.content = why_none if frame is None else "predicted by the model, not observed"
         if frame is None:
-            if self._world is not None:
-                self._world.remove()
-                self._world = None
-        elif self._world is None:
+            if self._prediction is not None:
+                self._prediction.remove()
+                self._prediction = None
+        elif self._prediction is None:
             with self._world_folder:
-                self._world = self.server.gui.add_image(frame, format="jpeg", jpeg_quality=85)
+                self._prediction = self.server.gui.add_image(frame, format="jpeg", jpeg_quality=85)
         else:
-            self._world.image = frame
+            self._prediction.image = frame
 
     def status(self, status: Status) -> None:
-        """Fill the panel."""
+        """Update the panel."""
         self._status.content = status.to_html()
 
     def close(self) -> None:
-        """Stop serving. Harmless when repeated."""
+        """Stop serving; closing twice is harmless."""
         if self._open:
             self._open = False
             self.server.flush()
@@ -244,17 +246,17 @@ class Stage:
 
 
 def _backdrop() -> NDArray[np.uint8]:
-    """A wall, lighter above: [H, W, 3]."""
+    """Return the background, lighter above: [H, W, 3]."""
     shade = np.linspace(238, 205, 90).round().astype(np.uint8)
     return np.repeat(np.repeat(shade[:, None, None], 160, axis=1), 3, axis=2)
 
 
 def _free_port(address: str, port: int) -> int:
-    """The port, which must be free (viser would silently take another); 0 is any."""
+    """Return the port if it is free, because viser would silently take another; 0 is any free one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
         except OSError as error:
-            raise ConfigError(f"{address}:{port} cannot be served on ({error.strerror}); choose another --page-port.") from None
+            raise ConfigError(f"{address}:{port} is not available ({error.strerror}); choose another --page-port.") from None
         return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from strands_cosmos3.cli import main
-from strands_cosmos3.evaluation.cluster import _guarded
+from strands_cosmos3.evaluation.cluster import _auth_token
 
 OPTIONS = [
     "--backend",
@@ -78,7 +78,9 @@ def workers_of(pid):
     """Its simulators: Ray names a process after the class or the method that it runs."""
     family = {child.pid for child in psutil.Process(pid).children(recursive=True)}
     found = psutil.process_iter(["pid", "cmdline"])
-    return [p.info["pid"] for p in found if p.info["pid"] in family and "ray::Worker" in " ".join(p.info["cmdline"] or [])]
+    return [
+        p.info["pid"] for p in found if p.info["pid"] in family and "ray::SimulatorActor" in " ".join(p.info["cmdline"] or [])
+    ]
 
 
 def settle(pid, within_s=30.0):
@@ -117,7 +119,7 @@ def test_ctrl_c_leaves_a_report_and_nothing_else(tmp_path, start):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground hears it
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
-    assert "--resume goes on" in said
+    assert "--resume to continue" in said
     assert not any(rays_of(process.pid))
     report = json.loads((out / "report.json").read_text())
     assert report["complete"] is False
@@ -217,7 +219,7 @@ def test_a_file_and_the_command_line_together(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_running_cluster_is_joined_and_left_running(local_ray, tmp_path, start, monkeypatch):
-    for name, value in _guarded().items():
+    for name, value in _auth_token().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     process = start(tmp_path / "run", "--address", ray.get_runtime_context().gcs_address)
@@ -232,5 +234,5 @@ def test_no_cluster_answers(tmp_path, start):
     process = start(tmp_path / "run", "--address", "127.0.0.1:1")
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 1, said
-    assert "nobody listens at --address 127.0.0.1:1" in said
+    assert "no server listens at --address 127.0.0.1:1" in said
     assert stored(tmp_path / "run") == []

@@ -12,12 +12,12 @@ import ray
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation import driver as module
 from strands_cosmos3.evaluation.cluster import ONE_THREAD, Resources, require_gpus
-from strands_cosmos3.evaluation.driver import MAX_ATTEMPTS, Driver, RemoteWorker
+from strands_cosmos3.evaluation.driver import MAX_ATTEMPTS, Driver, RemoteSimulator
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
 from strands_cosmos3.evaluation.report import make_report
 from strands_cosmos3.evaluation.settings import make_settings
-from strands_cosmos3.evaluation.worker import Worker
+from strands_cosmos3.evaluation.simulator_actor import SimulatorActor
 
 SETTINGS = make_settings({"tasks": "reach,pick", "seeds": 3, "conditions": "plain,swapped", "duration": 6.0, "films": 0})
 
@@ -58,7 +58,7 @@ def test_a_killed_workers_episode_is_given_out_again(reference, tmp_path):
 
     driver, found = run(tmp_path, 2, each=kill_once)
     assert found == reference
-    assert (driver.progress.deaths, driver.progress.requeued) == (1, 1)
+    assert (driver.progress.worker_failures, driver.progress.requeued) == (1, 1)
     assert killed[0] in found
     assert driver.progress.new == 12, "each was stored once"
 
@@ -102,7 +102,7 @@ def test_an_episode_that_kills_its_worker_again_and_again_is_named(reference, tm
 
     driver, found = run(tmp_path, 2, each=kill)
     assert driver.progress.lost == ["plain/reach/1"]
-    assert driver.progress.deaths == MAX_ATTEMPTS
+    assert driver.progress.worker_failures == MAX_ATTEMPTS
     assert set(reference) - set(found) == {poison}
     assert run(tmp_path, 1, resume=True)[1] == reference
 
@@ -134,7 +134,7 @@ def test_a_stopped_simulator_is_killed_and_its_episode_given_to_another(referenc
 
     driver, found = run(tmp_path, 1, each=stop_once)
     assert found == reference
-    assert (driver.progress.hangs, driver.progress.requeued, driver.progress.deaths) == (1, 1, 0)
+    assert (driver.progress.hangs, driver.progress.requeued, driver.progress.worker_failures) == (1, 1, 0)
     deadline = time.monotonic() + 60
     while Path(f"/proc/{stopped[0]}").exists():  # Ray has to collect it
         assert time.monotonic() < deadline
@@ -142,14 +142,14 @@ def test_a_stopped_simulator_is_killed_and_its_episode_given_to_another(referenc
 
 
 def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(reference, tmp_path, clock, monkeypatch):
-    class Hanging(Worker):
+    class Hanging(SimulatorActor):
         def run(self, assignment):
             if assignment.index == 1:
                 threading.Event().wait()
             return super().run(assignment)
 
     remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Hanging)
-    monkeypatch.setattr(module, "RemoteWorker", remote)
+    monkeypatch.setattr(module, "RemoteSimulator", remote)
     settings = make_settings({"tasks": "reach", "seeds": 3, "duration": 6.0, "films": 1})
 
     def wait_long(driver):
@@ -160,8 +160,8 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(refer
     assert (driver.progress.hangs, driver.progress.requeued, driver.progress.new) == (2, 1, 3)
     hung = found.pop(("plain", "reach", 1))
     assert (hung["success"], hung["outcome"]) == (False, "fault")
-    assert hung["fault"] == "no end within 1800 s on the wall, 2 times; its simulator was killed"
-    assert hung["asked"] == driver.plan[1].asked
+    assert hung["fault"] == "did not end within 1800 s of wall-clock time, 2 times; its simulator was killed"
+    assert hung["goal_instruction"] == driver.plan[1].goal_instruction
     assert found == {key: reference[key] for key in found}
     assert len(found) == 2
     report = make_report(driver.folder, driver.records, {}, driver.progress.lost)
@@ -173,7 +173,7 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(refer
 
 def test_a_worker_that_cannot_start_says_why(local_ray, tmp_path):
     settings = make_settings({"tasks": "reach", "seeds": 1, "backend": "service", "dialect": "klingon"})
-    with pytest.raises(EvaluationError, match=r"klingon.*at a start"):
+    with pytest.raises(EvaluationError, match=r"klingon.*while a worker started"):
         run(tmp_path / "run", 1, settings)
 
 
@@ -192,7 +192,7 @@ def test_failures_are_filmed_and_the_report_shows_them(local_ray, tmp_path):
 
 def test_workers_have_one_thread(local_ray):
     """numpy, torch and software OpenGL would each take every core, and two workers would stand in each other's way."""
-    worker = RemoteWorker.remote(0)
+    worker = RemoteSimulator.remote(0)
     seen = ray.get(worker.__ray_call__.remote(lambda self, names: [os.environ.get(name) for name in names], list(ONE_THREAD)))
     ray.kill(worker)
     assert {"OMP_NUM_THREADS", "LP_NUM_THREADS"} <= set(ONE_THREAD)

@@ -13,7 +13,13 @@ PLAN = SETTINGS.plan()
 
 
 def record(a):
-    return {"asked": a.asked, "told": a.told, "seed": a.seed, "task": a.task, "success": True, "times": {"wall_s": 1.0}}
+    return {
+        **a.instructions(),
+        "seed": a.seed,
+        "task": a.task,
+        "success": True,
+        "times": {"wall_s": 1.0},
+    }
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def test_what_a_killed_process_left_is_removed_and_run_again(tmp_path):
 def test_a_full_folder_wants_resume(tmp_path):
     with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
         folder.write(PLAN[0], record(PLAN[0]))
-    with pytest.raises(ConfigError, match="holds 1 episode already; add --resume"):
+    with pytest.raises(ConfigError, match="contains 1 episode already; add --resume"):
         RunFolder(tmp_path, SETTINGS, resume=False)
     RunFolder(tmp_path, SETTINGS, resume=True).close()
 
@@ -110,11 +116,11 @@ def test_figures_of_dynamics_are_kept_for_the_settings_they_were_made_with(tmp_p
         return make_settings({"tasks": "reach", "seeds": 1, "model": "somewhere", "clips": 4, **more})
 
     with RunFolder(tmp_path, settings(), resume=False) as folder:
-        assert folder.read_world() is None
-        folder.write_world({"forward_db": 21.0})
-        assert folder.read_world()["forward_db"] == 21.0
+        assert folder.read_dynamics() is None
+        folder.write_dynamics({"forward_db": 21.0})
+        assert folder.read_dynamics()["forward_db"] == 21.0
     for other in ({"clips": 5}, {"seed": 1}, {"num_steps": 1}, {"model": "elsewhere"}):
         with RunFolder(tmp_path, settings(**other), resume=False) as folder:
-            assert folder.read_world() is None, other
+            assert folder.read_dynamics() is None, other
     with RunFolder(tmp_path, settings(seeds=9), resume=False) as folder:
-        assert folder.read_world() is not None
+        assert folder.read_dynamics() is not None

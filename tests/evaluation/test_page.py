@@ -43,12 +43,12 @@ def made(tmp_path, instruction="reach the {a} cube"):
     with RunFolder(tmp_path, settings, resume=False) as folder:
         records = {}
         for a in plan[:-1]:
-            good = a.condition.name == "plain" and a.index > 0
+            good = a.perturbation.name == "plain" and a.index > 0
             tracking = {"mean_mm": 0.1, "max_mm": 1.0}
             times = {"answer_ms": [5.0, 6.0], "cpu_s": 0.2}
             outcome = "success" if good else "timeout"
             figures = {"seed": a.seed, "duration_s": 3.0, "tracking": tracking, "outcome": outcome, "times": times}
-            figures |= {"success": good, "success_told": good or a.condition.name == "swapped"}
+            figures |= {"success": good, "success_told": good or a.perturbation.name == "swapped"}
             records[a.key] = folder.write(a, figures)
         folder.write_film(plan[0], b"\0\0\0\x18ftypmp42", same=True)
         report = make_report(folder, records, {"versions": {"a": "<1>"}, "command": "x --out <run>"}, [])

@@ -7,7 +7,7 @@ import pytest
 
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES, Perturbation, parse_conditions
-from strands_cosmos3.evaluation.plan import asked_instruction, episode_seed, make_plan
+from strands_cosmos3.evaluation.plan import episode_seed, goal_instruction, make_plan
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Verb, parse_instruction
 
 TASKS = ("reach", "pick", "place", "stack")
@@ -58,7 +58,7 @@ def plan(condition, task, seeds=300):
 def test_swapped_tells_another_colour_and_leaves_what_is_asked(task):
     colours = Counter()
     for told, plain in zip(plan("swapped", task), plan("plain", task), strict=True):
-        assert told.asked == plain.asked == plain.told
+        assert told.goal_instruction == plain.goal_instruction == plain.policy_instruction
         asked, other = told.goals
         assert (asked.verb, asked.onto) == (other.verb, other.onto)
         assert asked.cube != other.cube != asked.onto
@@ -78,8 +78,8 @@ def test_paraphrases_mean_the_same_in_other_words(task):
     for assignment in plan("paraphrased", task):
         asked, told = assignment.goals
         assert asked == told
-        assert assignment.told != assignment.asked
-        words.add(assignment.told)
+        assert assignment.policy_instruction != assignment.goal_instruction
+        words.add(assignment.policy_instruction)
     assert len(words) >= 3 * len(PARAPHRASES[Verb(task)]), "every wording, with every colour"
 
 
@@ -89,7 +89,7 @@ def test_paraphrases_are_no_templates():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_asked_goes_round_the_colours(task):
-    goals = Counter(parse_instruction(asked_instruction(task, index)) for index in range(60))
+    goals = Counter(parse_instruction(goal_instruction(task, index)) for index in range(60))
     assert len(goals) == (6 if task == "stack" else 3)
     assert len(set(goals.values())) == 1
     assert {goal.verb for goal in goals} == {Verb(task)}
@@ -108,4 +108,4 @@ def test_seeds_follow_from_task_and_index_alone():
 
 
 def test_a_wording_of_ones_own():
-    assert asked_instruction("pick", 1, "grab the {a} cube") == f"grab the {COLOURS[1]} cube"
+    assert goal_instruction("pick", 1, "grab the {a} cube") == f"grab the {COLOURS[1]} cube"

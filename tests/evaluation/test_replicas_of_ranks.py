@@ -19,7 +19,7 @@ from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint  # noq
 from strands_cosmos3.errors import CheckpointError, ConfigError  # noqa: E402
 from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
 from strands_cosmos3.evaluation.folder import RunFolder, without_times  # noqa: E402
-from strands_cosmos3.evaluation.replica import Replicas, check_model  # noqa: E402
+from strands_cosmos3.evaluation.replica import ReplicaPool, check_model  # noqa: E402
 from strands_cosmos3.evaluation.settings import make_settings  # noqa: E402
 from strands_cosmos3.evaluation.simulator import Simulator  # noqa: E402
 
@@ -30,7 +30,7 @@ OPTIONS = {"tasks": "reach", "seeds": 2, "num_steps": 1, "duration": 1.5, "repla
 def model(tmp_path_factory):
     """A small checkpoint of random weights that two ranks can split, saying that it was trained on small pictures."""
     sizes = FactorySizes(64, 2, heads=4, kv_heads=2, head_dim=16, intermediate=128)
-    folder = write_checkpoint(tmp_path_factory.mktemp("gang") / "random", sizes=sizes)
+    folder = write_checkpoint(tmp_path_factory.mktemp("ranks") / "random", sizes=sizes)
     about = json.loads((folder / "checkpoint.json").read_text())
     about["strands_cosmos3"]["resolution_tier"] = 256
     (folder / "checkpoint.json").write_text(json.dumps(about))
@@ -38,18 +38,18 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def gang(local_ray, model):
+def replicas_of_two(local_ray, model):
     settings = make_settings({**OPTIONS, "model": model, "tp_size": 2})
-    replicas = Replicas(settings)
+    replicas = ReplicaPool(settings)
     yield settings, replicas
     replicas.close()
 
 
-def run(path, gang, each=lambda driver: None):
-    settings, replicas = gang
+def run(path, replicas_of_two, each=lambda driver: None):
+    settings, replicas = replicas_of_two
     with RunFolder(path, settings, resume=False) as folder:
         driver = Driver(folder, 1, report=lambda progress: each(driver))
-        driver.share(replicas)
+        driver.replicas = replicas
         try:
             driver.run()
         finally:
@@ -58,30 +58,30 @@ def run(path, gang, each=lambda driver: None):
 
 
 @pytest.mark.slow  # the command, below, loses a rank in every run of the suite
-def test_a_dead_rank_restarts_its_gang_and_changes_nothing(gang, model, tmp_path):
+def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, model, tmp_path):
     killed = []
 
     def kill_a_rank(driver):
         if not killed and driver.busy:
-            ranks = ray.get(gang[1].handle(0).ranks.remote())
+            ranks = ray.get(replicas_of_two[1].handle(0).ranks.remote())
             assert len(ranks) == 2
             groups = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
             assert [(g["strategy"], len(g["bundles"])) for g in groups] == [("STRICT_PACK", 2)], "both on one machine"
             os.kill(ranks[1], signal.SIGKILL)
             killed.extend(ranks)
 
-    progress, found = run(tmp_path / "killed", gang, kill_a_rank)
+    progress, found = run(tmp_path / "killed", replicas_of_two, kill_a_rank)
     assert len(found) == 2
-    ranks = ray.get(gang[1].handle(0).ranks.remote())
-    assert not set(ranks) & set(killed), "the whole gang is new"
-    assert ray.get(gang[1].handle(0).restarts.remote()) == 1
-    assert (progress.deaths, progress.requeued) == (0, 0), "simulators see nothing but a long wait"
+    ranks = ray.get(replicas_of_two[1].handle(0).ranks.remote())
+    assert not set(ranks) & set(killed), "all ranks are new"
+    assert ray.get(replicas_of_two[1].handle(0).restarts.remote()) == 1
+    assert (progress.worker_failures, progress.requeued) == (0, 0), "simulators see nothing but a long wait"
 
-    _, again = run(tmp_path / "again", gang)
+    _, again = run(tmp_path / "again", replicas_of_two)
     assert again == found
 
     alone = Simulator(make_settings({**OPTIONS, "model": model, "device": "cpu"}))
-    for assignment in gang[0].plan():
+    for assignment in replicas_of_two[0].plan():
         one, two = alone.run(assignment), found[assignment.key]
         assert one["model_sha256"] == two["model_sha256"]
         assert (one["outcome"], one["steps"]["total"]) == (two["outcome"], two["steps"]["total"])
@@ -91,7 +91,7 @@ def test_a_dead_rank_restarts_its_gang_and_changes_nothing(gang, model, tmp_path
 def ranks_below(process):
     """Processes of a command's ranks; Ray names a process after the class or the method that it runs."""
     family = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in family if child.is_running() and "ray::RankHost" in " ".join(child.cmdline())]
+    return [child for child in family if child.is_running() and "ray::RayRank" in " ".join(child.cmdline())]
 
 
 def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
@@ -116,25 +116,25 @@ def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
             process.kill()
     assert process.returncode == 0, said
     report = json.loads((out / "report.json").read_text())
-    assert (report["complete"], report["episodes"], report["run"]["gangs_restarted"]) == (True, 4, 1)
+    assert (report["complete"], report["episodes"], report["run"]["replica_restarts"]) == (True, 4, 1)
     assert (report["run"]["workers_died"], report["run"]["requeued"]) == (0, 0)
     _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
 
 
 @pytest.mark.slow
-def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(gang, tmp_path):
-    before, wanted = run(tmp_path / "plain", gang)
+def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(replicas_of_two, tmp_path):
+    before, wanted = run(tmp_path / "plain", replicas_of_two)
     killed = []
 
     def kill_the_front(driver):
         if not killed and driver.busy:
-            killed.append(ray.kill(gang[1]._actors[0], no_restart=True))
+            killed.append(ray.kill(replicas_of_two[1]._actors[0], no_restart=True))
 
-    progress, found = run(tmp_path / "killed", gang, kill_the_front)
+    progress, found = run(tmp_path / "killed", replicas_of_two, kill_the_front)
     assert found == wanted
     assert progress.requeued == 1
-    assert progress.deaths == 0
+    assert progress.worker_failures == 0
     assert progress.restarts == before.restarts + 1
 
 

@@ -34,7 +34,7 @@ def plain(simulator):
 
 def test_a_record_holds_the_figures_and_the_times_apart(plain):
     assert plain["success"] is plain["success_told"] is True
-    assert (plain["asked"], plain["told"]) == (PLAIN.asked, PLAIN.told)
+    assert (plain["goal_instruction"], plain["policy_instruction"]) == (PLAIN.goal_instruction, PLAIN.policy_instruction)
     assert plain["tracking"]["max_mm"] < 2
     assert len(plain["times"]["answer_ms"]) == plain["counters"]["chunks"]
     assert {"wall_s", "cpu_s", "inference_ms", "realtime_factor"} <= set(plain["times"])
@@ -62,7 +62,7 @@ class Deaf(ScriptedBackend):
     """The expert, doing what is asked whatever it is told."""
 
     def infer(self, request):
-        return super().infer(replace(request, instruction=PLAIN.asked))
+        return super().infer(replace(request, instruction=PLAIN.goal_instruction))
 
 
 def test_told_another_colour_but_deaf_to_it_the_asked_one_counts(simulator, plain, monkeypatch):

@@ -45,7 +45,7 @@ def rows_of(conditions, tasks, seeds, outcome):
 
 def test_success_is_judged_by_what_was_asked():
     """A policy that reads: swapped, it never does what is judged, and always what it was told."""
-    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(a.told == a.asked, told=True))
+    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(a.policy_instruction == a.goal_instruction, told=True))
     assert rows["plain", "reach"]["success"]["successes"] == 30
     swapped = rows["swapped", "reach"]
     assert swapped["success"]["successes"] == 0
@@ -57,14 +57,14 @@ def test_success_is_judged_by_what_was_asked():
 
 def test_a_policy_that_ignores_the_text_is_seen():
     """It does what was asked, by habit, whatever it is told: of its successes none is the told one."""
-    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(True, told=a.told == a.asked))
+    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(True, told=a.policy_instruction == a.goal_instruction))
     assert rows["swapped", "reach"]["success"]["rate"] == 1.0
     assert rows["swapped", "reach"]["reads"]["rate"] == 0.0
     assert rows["swapped", "reach"]["reads"]["of"] == 30
 
 
 def test_shuffled_tells_how_much_is_chance():
-    rows = rows_of(["shuffled"], ["reach"], 60, lambda a: record(a.told == a.asked, told=True))
+    rows = rows_of(["shuffled"], ["reach"], 60, lambda a: record(a.policy_instruction == a.goal_instruction, told=True))
     row = rows["shuffled", "reach"]
     assert row["chance"] == row["success"]["rate"]
     assert 0.15 < row["chance"] < 0.55
@@ -88,7 +88,7 @@ def test_differences_compare_the_same_episodes():
     """Five points of difference where only common episodes are counted, not where each side brings its own."""
 
     def outcome(a):
-        if a.condition.name == "plain":
+        if a.perturbation.name == "plain":
             return record(a.index < 10)
         return record(a.index < 9) if a.index < 20 else None
 

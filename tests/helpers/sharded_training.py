@@ -12,10 +12,10 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.parallel.process_exit import exit_rank
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LoopConfig
+from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import fresh_policy
-from strands_cosmos3.training.sharding import averaged, processes, spread
+from strands_cosmos3.training.sharding import mean_over_ranks, processes, shard_policy
 from strands_cosmos3.training.windows import Batch
 
 
@@ -23,7 +23,7 @@ def main(folder: Path, until: int) -> None:
     torch.set_num_threads(1)
     config = TransformerConfig.from_dict(transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32))
     with processes() as share:
-        policy = spread(fresh_policy(config, seed=1), share)
+        policy = shard_policy(fresh_policy(config, seed=1), share.ranks)
         losses = []
 
         def loss(step: int):
@@ -38,10 +38,10 @@ def main(folder: Path, until: int) -> None:
                 return flow_loss(mine, batch, FlowConfig(), noise, share)
 
             value, parts = policy(job)
-            losses.append(averaged(parts, share)["loss"])
+            losses.append(mean_over_ranks(parts, share.ranks)["loss"])
             return value, parts
 
-        Loop(policy, loss, LoopConfig(steps=8, lr=1e-2, warmup=1, ema=0.9), folder).run(until)
+        Loop(policy, loss, TrainLoopConfig(steps=8, lr=1e-2, warmup=1, ema=0.9), folder).run(until)
         if share.rank == 0:
             (folder / f"losses-{until}.json").write_text(json.dumps(losses))
 

@@ -74,7 +74,7 @@ def listening(pids=None):
 
 def strike(engine, sent, rank):
     """Send a signal to a rank in the middle of a step; returns the error, and how long after the signal it came."""
-    pids = [member.pid for member in engine.gang.members]
+    pids = [handle.pid for handle in engine.ranks.handles]
     sent_at, ports = [], listening(pids)
     assert ports, "ranks of several processes listen for each other"
 
@@ -117,7 +117,7 @@ def test_the_backend_s_life(checkpoints):
 def test_closed_ranks_leave_without_the_end_of_python(checkpoints, who_came_to_the_end_of_python):
     """Where gloo's threads might abort them."""
     backend = make_backend("distributed", checkpoints["nano"], options(ParallelConfig(tp_size=2)))
-    ranks = [member.pid for member in backend.engine.gang.members]
+    ranks = [handle.pid for handle in backend.engine.ranks.handles]
     backend.close()
     assert not any(map(alive, ranks))
     assert not set(ranks) & set(who_came_to_the_end_of_python())
@@ -127,17 +127,19 @@ LEADER = """
 import json, sys, tempfile, time
 from dataclasses import asdict
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.worker import ProcessMember
+from strands_cosmos3.parallel.rank_process import RankProcess
 common = {"checkpoint": sys.argv[1], "parallel": asdict(ParallelConfig(2)), "options": asdict(RankOptions(threads=1))}
 common["init_method"] = f"file://{tempfile.mkdtemp()}/ranks"
-members = [ProcessMember(rank, {**common, "rank": rank}, 8.0) for rank in range(2)]
-print(*[member.pid for member in members], "torch" in sys.modules, flush=True)
-for member in members:
-    while not any(report.kind == "ready" for report in member.reports(1.0)):
+ranks = [RankProcess(rank, 8.0) for rank in range(2)]
+for number, rank in enumerate(ranks):
+    rank.send({**common, "rank": number})
+print(*[rank.pid for rank in ranks], "torch" in sys.modules, flush=True)
+for rank in ranks:
+    while not any(status.kind == "ready" for status in rank.statuses(1.0)):
         pass
-for member in members:
-    member.submit(open(sys.argv[2], "rb").read())
-while not any(report.progress > 2 for report in members[0].reports(1.0)):
+for rank in ranks:
+    rank.submit(open(sys.argv[2], "rb").read())
+while not any(status.progress > 2 for status in ranks[0].statuses(1.0)):
     pass
 print("working", flush=True)
 time.sleep(600)
@@ -163,7 +165,7 @@ def test_nothing_is_started_for_what_cannot_work(checkpoints, tmp_path, monkeypa
         make_backend("distributed", checkpoints["nano"], options(ParallelConfig(tp_size=3)))
     with pytest.raises(LayoutError):
         make_backend("distributed", tmp_path, options(ParallelConfig(tp_size=2)))
-    with pytest.raises(ConfigError, match="'native'"):
+    with pytest.raises(ConfigError, match="belongs to backend distributed, not to native"):
         make_backend("native", checkpoints["nano"], options(ParallelConfig(tp_size=2)))
     with pytest.raises(ConfigError, match="one each"):
         make_backend("distributed", checkpoints["nano"], InferenceOptions(device="cuda:0", parallel=ParallelConfig(2)))

@@ -176,6 +176,6 @@ def test_an_episode_in_which_nothing_was_answered_is_no_episode(robot: Robot, sh
     """Not "completed", nor one more failure of a policy that was never heard."""
     before = held()
     service = backend(shared, "inference/hang", read_s=60.0)
-    with policy(service) as asking, pytest.raises(BackendError, match="not answered once"):
+    with policy(service) as asking, pytest.raises(BackendError, match="returned no chunk"):
         robot.run_policy(policy=asking, instruction="reach the red cube", task=task, duration=0.5, realtime=True)
     until(lambda: held() == before)

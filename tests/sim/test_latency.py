@@ -12,7 +12,7 @@ from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import FER
-from strands_cosmos3.sim import episode
+from strands_cosmos3.sim import pacing
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
@@ -61,7 +61,7 @@ def test_a_predicted_world_begins_with_its_observation(robot):
     film = VideoRecorder(robot.scene, None, 50.0)
     film.show_prediction(np.arange(9), 0.3)
     film.frame(robot.data)
-    assert film._imagined() == 4  # 0.32 s at 15 frames a second
+    assert film._predicted_frame() == 4  # 0.32 s at 15 frames a second
 
 
 @pytest.mark.slow
@@ -162,16 +162,15 @@ def test_ticks_that_took_too_long_are_counted(robot):
 
 
 def test_the_pace_counts_a_tick_as_late_if_the_wall_was_ahead(monkeypatch):
-    wall, arm = [100.0], SimpleNamespace(now_s=lambda: arm.t)
-    arm.t = 3.0
-    monkeypatch.setattr(episode.time, "monotonic", lambda: wall[0])
-    monkeypatch.setattr(episode.time, "sleep", lambda seconds: wall.__setitem__(0, wall[0] + seconds))
-    pace = episode._Pace(arm)
+    wall, now_s = [100.0], 3.0
+    monkeypatch.setattr(pacing.time, "monotonic", lambda: wall[0])
+    monkeypatch.setattr(pacing.time, "sleep", lambda seconds: wall.__setitem__(0, wall[0] + seconds))
+    pacer = pacing.Pacer(now_s)
     late = []
     for took_s in (0.005, 0.019, 0.05, 0.005, 0.021):
-        arm.t += 0.02
+        now_s += 0.02
         wall[0] += took_s
-        late.append(pace.wait())
+        late.append(pacer.wait(now_s))
     assert late == [False, False, True, False, True]
     assert wall[0] == pytest.approx(100.0 + 0.02 + 0.02 + 0.05 + 0.02 + 0.021)  # what was lost is not made up for
 

@@ -59,6 +59,11 @@ class Breaks(ScriptedBackend):
         return ActionChunk(rows, request.action_space, request.embodiment)
 
 
+def counting(counters):
+    """A scripted backend with counters of its own."""
+    return type("Counting", (ScriptedBackend,), {"counters": counters})()
+
+
 @pytest.mark.parametrize("how", ["nan", "inf", "huge", "width"])
 def test_a_broken_answer_ends_as_a_fault_with_the_arm_at_rest(robot, how):
     policy = Cosmos3Policy(robot="panda", backend=Breaks(how))
@@ -92,8 +97,7 @@ def test_rows_that_were_executed_before_a_fault_are_counted(robot, monkeypatch):
         return execute(block, before)
 
     monkeypatch.setattr(robot, "execute", refuse_the_fortieth)
-    backend = ScriptedBackend()
-    backend.counters = {"reconnects": 3}
+    backend = counting({"reconnects": 3})
     with Cosmos3Policy(robot="panda", backend=backend) as policy:
         rollout = robot.run_policy(instruction=REACH, policy=policy, duration=3.0)
     assert rollout.outcome is Outcome.FAULT
@@ -102,8 +106,7 @@ def test_rows_that_were_executed_before_a_fault_are_counted(robot, monkeypatch):
 
 
 def test_a_backend_counts_what_it_likes(robot):
-    backend = ScriptedBackend()
-    backend.counters = {"thoughts": 3}
+    backend = counting({"thoughts": 3})
     with Cosmos3Policy(robot="panda", backend=backend) as policy:
         assert robot.run_policy(instruction=REACH, policy=policy, duration=0.3).counters["reconnects"] == 0
 

@@ -10,11 +10,11 @@ import torch
 from helpers.training_data import CANVAS, EPISODES, TICKS
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
-from strands_cosmos3.training.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
+from strands_cosmos3.training.bundled.windows import state_row_of
 from strands_cosmos3.training.release import export, fresh_policy, fresh_tokenizer, read_captions
-from strands_cosmos3.training.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.vae import VaeSizes, flat_first_frames, make_vae
-from strands_cosmos3.training.windows import state_row_of
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 
@@ -22,7 +22,7 @@ SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 @pytest.fixture(scope="session")
 def records():
     """Two episodes."""
-    with DemoCollector(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15)) as studio:
         return [studio.record(3, episode) for episode in EPISODES]
 
 

@@ -20,26 +20,26 @@ from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.observe.views import compose, to_canvas
 from strands_cosmos3.robots.panda import dh_forward
-from strands_cosmos3.training.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.fast_composite import QuickComposite
-from strands_cosmos3.training.lerobot import VIDEO, add_record, demo_spec, unpack
-from strands_cosmos3.training.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
-from strands_cosmos3.training.shards import Demos
+from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.bundled.fast_composite import FastComposite
+from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
+from strands_cosmos3.training.bundled.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
+from strands_cosmos3.training.bundled.shards import Demos
+from strands_cosmos3.training.bundled.windows import executed_rows
 from strands_cosmos3.training.validation import chunk_errors
-from strands_cosmos3.training.windows import executed_rows
 
 
 def test_the_quick_composite_is_the_policys_picture():
     rng = np.random.default_rng(0)
     views = {name: rng.integers(0, 256, (180, 320, 3)).astype(np.uint8) for name in DROID_RIG.views}
-    quick = QuickComposite(DROID_RIG, (180, 320), 128)
+    quick = FastComposite(DROID_RIG, (180, 320), 128)
     exact = (to_canvas(compose(views, DROID_RIG)[None], (128, 160)).frames[0] + 1) * 127.5
     assert quick.content_hw == (128, 152)
     assert np.abs(np.clip(exact, 0, 255) - quick(views)).max() < 1.5
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoCollector(DemoConfig(ticks=TICKS, bend=0.15)) as studio:
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15)) as studio:
         again = studio.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
@@ -56,7 +56,7 @@ def test_undisturbed_rows_are_the_experts_labels(demos):
     """What was measured and ordered after a tick is what the expert said there, in the model's scale."""
     ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
     span = ticks[:, None] + np.arange(16)
-    calm = ~demos.bent[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
+    calm = ~demos.perturbed[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
     ticks = ticks[calm]
     assert len(ticks) >= 2
     which = np.searchsorted(demos.label_ticks, ticks)
@@ -70,17 +70,17 @@ def test_undisturbed_rows_are_the_experts_labels(demos):
 
 def test_fingers_move_after_they_are_told(demos):
     """The order beside a tick is for the row that follows it, not for the one that led there."""
-    closes = np.flatnonzero(np.diff(demos.opening) < -0.05)
+    closes = np.flatnonzero(np.diff(demos.gripper_opening) < -0.05)
     closes = closes[closes + 1 <= demos.last[closes]]
     assert len(closes) >= 2
-    assert (demos.told[closes] < 0.5).all()
+    assert (demos.gripper_command[closes] < 0.5).all()
 
 
 def test_executed_rows_decode_to_the_measured_poses(demos):
     ticks = np.array([0, 4])
     for tick, rows in zip(ticks, executed_rows(demos, ticks), strict=True):
         poses = demos.T_base_cosmos[tick : tick + 17]
-        np.testing.assert_allclose(rows, encode_chunk(poses, demos.told[tick : tick + 16], "droid"), atol=1e-5)
+        np.testing.assert_allclose(rows, encode_chunk(poses, demos.gripper_command[tick : tick + 16], "droid"), atol=1e-5)
 
 
 def test_goals_differ_in_their_labels(demos):
@@ -130,7 +130,7 @@ def test_there_and_back_through_lerobot(records, tmp_path):
             add_record(writer, record, 3, i)
     unpack(tmp_path / "set", tmp_path / "shards")
     back = Demos.open(tmp_path / "shards")
-    for name in ("T_base_cosmos", "opening", "told", "goal", "bent"):
+    for name in ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed"):
         there = np.concatenate([getattr(record, name) for record in records])
         np.testing.assert_allclose(getattr(back, name), there, atol=2e-6, err_msg=name)
     np.testing.assert_allclose(back.labels, np.concatenate([record.labels for record in records]), atol=1e-6)
@@ -156,7 +156,7 @@ def takes(records, monkeypatch):
         def record(self, seed, episode):
             return records[episode % len(records)] if taken["start"] else None
 
-    monkeypatch.setattr("strands_cosmos3.training.demos.DemoCollector", Studio)
+    monkeypatch.setattr("strands_cosmos3.training.bundled.demos.DemoCollector", Studio)
     return taken
 
 
@@ -183,17 +183,17 @@ def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, 
     monkeypatch.setattr("strands_cosmos3.datasets.merge_datasets", killed)
     for episodes in (3, 4):
         with pytest.raises(KeyboardInterrupt):
-            DemosCommand(tmp_path / "demos", episodes=episodes, bend=0.1).run()
+            DemosCommand(tmp_path / "demos", episodes=episodes, perturbed=0.1).run()
     assert merged == [["000000-000001", "000002-000002"], ["000000-000001", "000002-000003"]]
     with Dataset(tmp_path / ".demos.parts-seed0/000002-000003") as dataset:
         assert len(dataset) == 2
-    with pytest.raises(ConfigError, match=r"bend 0\.1 \(now 0\.5\)"):
-        DemosCommand(tmp_path / "demos", episodes=4, bend=0.5).run()
+    with pytest.raises(ConfigError, match=r"perturbed 0\.1 \(now 0\.5\)"):
+        DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.5).run()
 
 
 def test_a_part_in_which_no_start_is_taken_says_so(takes, tmp_path):
     takes["start"] = False
-    with pytest.raises(ConfigError, match=r"episodes 0 to 1 of seed 0 no start.*--seed"):
+    with pytest.raises(ConfigError, match=r"episodes 0 to 1 of seed 0 have no reachable start.*--seed"):
         record_part(DemosCommand(tmp_path / "demos", episodes=2), tmp_path / "part", 0)
 
 
@@ -204,12 +204,12 @@ def test_a_part_that_was_interrupted_is_recorded_again(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         add_record(writer, record, seed, episode)
 
-    monkeypatch.setattr("strands_cosmos3.training.lerobot.add_record", killed)
+    monkeypatch.setattr("strands_cosmos3.training.bundled.lerobot.add_record", killed)
     options = DemosCommand(tmp_path / "demos", episodes=2)
     with pytest.raises(KeyboardInterrupt):
         record_part(options, tmp_path / "000000", 0)
     assert not (tmp_path / "000000").exists()
-    monkeypatch.setattr("strands_cosmos3.training.lerobot.add_record", add_record)
+    monkeypatch.setattr("strands_cosmos3.training.bundled.lerobot.add_record", add_record)
     for _ in range(2):  # the second time it is there
         record_part(options, tmp_path / "000000", 0)
     with Dataset(tmp_path / "000000") as dataset:

@@ -11,8 +11,8 @@ import pytest
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training import dynamics
-from strands_cosmos3.training.dynamics import judge_on_expert, require_video
+from strands_cosmos3.training.bundled import dynamics
+from strands_cosmos3.training.bundled.dynamics import judge_on_expert, require_video
 
 
 @pytest.fixture(scope="module")

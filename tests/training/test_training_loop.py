@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from strands_cosmos3.errors import ConfigError, InputError, TrainingError
-from strands_cosmos3.training.loop import Loop, LoopConfig
+from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 
 
 def model() -> nn.Module:
@@ -28,7 +28,7 @@ def loss_of(net: nn.Module):
 
 
 def test_resume_gives_the_same_weights_to_the_bit(tmp_path):
-    config = LoopConfig(steps=40, warmup=5, ema=0.9, save_s=1e9)
+    config = TrainLoopConfig(steps=40, warmup=5, ema=0.9, save_s=1e9)
     whole = Loop(net := model(), loss_of(net), config, tmp_path / "whole")
     whole.run()
     for stop in (13, 27, 40):  # three processes, each of which is stopped
@@ -41,7 +41,7 @@ def test_resume_gives_the_same_weights_to_the_bit(tmp_path):
 
 
 def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch):
-    config = LoopConfig(steps=10, warmup=1, save_s=1e9)
+    config = TrainLoopConfig(steps=10, warmup=1, save_s=1e9)
     loop = Loop(net := model(), loss_of(net), config, tmp_path)
     loop.run(until=4)
 
@@ -56,7 +56,7 @@ def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch
 
 
 def test_the_average_is_not_the_last_weights(tmp_path):
-    loop = Loop(net := model(), loss_of(net), LoopConfig(steps=30, lr=0.05, warmup=1, ema=0.95), tmp_path)
+    loop = Loop(net := model(), loss_of(net), TrainLoopConfig(steps=30, lr=0.05, warmup=1, ema=0.95), tmp_path)
     loop.run()
     averaged = loop.averaged(net)
     apart = [(a - b).abs().max().item() for a, b in zip(averaged.parameters(), net.parameters(), strict=True)]
@@ -66,7 +66,7 @@ def test_the_average_is_not_the_last_weights(tmp_path):
 
 
 def test_the_rate_rises_holds_and_falls_to_nothing():
-    config = LoopConfig(steps=100, lr=1.0, warmup=10, decay=0.4)
+    config = TrainLoopConfig(steps=100, lr=1.0, warmup=10, decay=0.4)
     assert config.rate(0) == pytest.approx(0.1)
     assert config.rate(30) == config.rate(59) == 1.0
     assert config.rate(80) == pytest.approx(0.5)
@@ -75,7 +75,7 @@ def test_the_rate_rises_holds_and_falls_to_nothing():
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_what_is_not_finite_stops_and_keeps_the_last_good_state(what, tmp_path):
-    net, config = model(), LoopConfig(steps=9, warmup=1)
+    net, config = model(), TrainLoopConfig(steps=9, warmup=1)
     Loop(net, loss_of(net), config, tmp_path).run(until=2)
     good = (tmp_path / "state.pt").read_bytes()
 
@@ -95,7 +95,7 @@ def test_what_is_not_finite_stops_and_keeps_the_last_good_state(what, tmp_path):
 
 
 def test_weights_that_a_step_left_without_numbers_do_not_replace_the_state(tmp_path):
-    net, config = model(), LoopConfig(steps=9, warmup=1, save_s=1e9)
+    net, config = model(), TrainLoopConfig(steps=9, warmup=1, save_s=1e9)
     Loop(net, loss_of(net), config, tmp_path).run(until=2)
     loop = Loop(net, loss_of(net), config, tmp_path)
 
@@ -110,12 +110,12 @@ def test_weights_that_a_step_left_without_numbers_do_not_replace_the_state(tmp_p
 
 
 def test_another_models_state_is_refused(tmp_path):
-    Loop(net := model(), loss_of(net), LoopConfig(steps=2), tmp_path).run()
+    Loop(net := model(), loss_of(net), TrainLoopConfig(steps=2), tmp_path).run()
     other = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="another model"):
-        Loop(other, loss_of(other), LoopConfig(steps=2), tmp_path)
+        Loop(other, loss_of(other), TrainLoopConfig(steps=2), tmp_path)
     with pytest.raises(ConfigError, match="frozen"):
-        Loop(other.requires_grad_(False), loss_of(other), LoopConfig(steps=2), tmp_path / "x")
+        Loop(other.requires_grad_(False), loss_of(other), TrainLoopConfig(steps=2), tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_another_models_state_is_refused(tmp_path):
 )
 def test_a_number_out_of_range_is_refused(name, value):
     with pytest.raises(InputError, match=name):
-        LoopConfig(**{"steps": 3, name: value})
+        TrainLoopConfig(**{"steps": 3, name: value})
 
 
 def test_a_curve_does_not_fold_back_after_a_kill(tmp_path):
-    config = LoopConfig(steps=20, log_every=5, save_s=1e9)
+    config = TrainLoopConfig(steps=20, log_every=5, save_s=1e9)
     Loop(net := model(), loss_of(net), config, tmp_path).run(until=10)
     curve = tmp_path / "curve.jsonl"
     with curve.open("a") as file:  # killed at step 15, after the state of step 10
@@ -141,7 +141,7 @@ def test_a_curve_does_not_fold_back_after_a_kill(tmp_path):
 
 
 def test_the_curve_has_a_point_every_so_often(tmp_path):
-    Loop(net := model(), loss_of(net), LoopConfig(steps=25, log_every=10), tmp_path).run()
+    Loop(net := model(), loss_of(net), TrainLoopConfig(steps=25, log_every=10), tmp_path).run()
     points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
     assert [point["step"] for point in points] == [10, 20, 25]
     assert points[-1]["loss"] < points[0]["loss"]

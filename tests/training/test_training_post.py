@@ -24,9 +24,8 @@ from strands_cosmos3.training import post as post_module
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
-from strands_cosmos3.training.lerobot import pose7, raw_rows
 from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
-from strands_cosmos3.training.windows import cached_latents
+from strands_cosmos3.training.windows import cached_latents, pose7, raw_rows
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 

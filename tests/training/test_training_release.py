@@ -19,12 +19,13 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
-from strands_cosmos3.training.phrases import TRAINED
+from strands_cosmos3.training.bundled.phrases import TRAINED
+from strands_cosmos3.training.bundled.vae_stage import encoder_of
+from strands_cosmos3.training.bundled.windows import PictureWindows, state_row_of
 from strands_cosmos3.training.release import caption, export
-from strands_cosmos3.training.run import encoder_of
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import predict_rows
-from strands_cosmos3.training.windows import PictureWindows, state_columns, state_row_of
+from strands_cosmos3.training.windows import state_columns
 from strands_cosmos3.types import Request
 
 
@@ -47,7 +48,7 @@ def request_at(demos, tick: int, instruction: str) -> Request:
         instruction=instruction,
         n_rows=16,
         q_rad=None,
-        gripper=float(np.clip(demos.opening[tick], 0, 1)),
+        gripper=float(np.clip(demos.gripper_opening[tick], 0, 1)),
         T_base_cosmos=demos.T_base_cosmos[tick],
         composite=np.zeros((540, 640, 3), np.uint8),
     )
@@ -75,7 +76,7 @@ def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
     processed = ModelInput(found, InferenceOptions())(request_at(demos, 7, "reach the red cube"), "native")
     assert processed.action_prefix is not None
     pose = demos.T_base_cosmos[7]
-    raw = np.array([*pose[:3, 3], *matrix_to_rot6d(pose[:3, :3]), np.clip(demos.opening[7], 0, 1)])
+    raw = np.array([*pose[:3, 3], *matrix_to_rot6d(pose[:3, :3]), np.clip(demos.gripper_opening[7], 0, 1)])
     mean, std = np.array(found.state_row.mean), np.array(found.state_row.std)
     np.testing.assert_allclose(processed.action_prefix[0, :10], (raw - mean) / std, atol=1e-6)
     np.testing.assert_allclose(state_columns(pose[None], np.array([raw[9]]))[0], raw)

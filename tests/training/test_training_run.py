@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,17 @@ from strands_cosmos3.commands.train import plot
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError, TrainingError
-from strands_cosmos3.training import run as run_module
+from strands_cosmos3.training.bundled import run as run_module
+from strands_cosmos3.training.bundled import vae_stage
+from strands_cosmos3.training.bundled.colour_gate import ColourGate
+from strands_cosmos3.training.bundled.phrases import GOALS
+from strands_cosmos3.training.bundled.run import TrainingRun
+from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
+from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
+from strands_cosmos3.training.bundled.windows import PictureWindows
 from strands_cosmos3.training.matching import FlowConfig
-from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.run import SmallRun
-from strands_cosmos3.training.run_config import RunConfig, tier_of
-from strands_cosmos3.training.shards import pack, shard_path, write_shard
-from strands_cosmos3.training.vae import ColourGate, flat_first_frames, to_pixels
-from strands_cosmos3.training.windows import PictureWindows
+from strands_cosmos3.training.vae import flat_first_frames, to_pixels
 
 TINY = RunConfig(
     hidden=64,
@@ -50,21 +53,73 @@ def shards(records, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def few_pictures(monkeypatch):
-    monkeypatch.setattr(run_module, "_GATE_PICTURES", 8)
-    monkeypatch.setattr(run_module, "_HELD_OUT_WINDOWS", 16)
-    monkeypatch.setattr(run_module, "_JUDGED_CLIPS", 1)
+@pytest.fixture(autouse=True, scope="module")
+def few_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vae_stage, "_GATE_PICTURES", 8)
+        patch.setattr(run_module, "_HELD_OUT_WINDOWS", 16)
+        patch.setattr(run_module, "_JUDGED_CLIPS", 1)
+        yield
+
+
+def let_the_gate_pass(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(vae_stage, "colour_gate", lambda *_: ColourGate(1.0, {"red": 1.0, "green": 1.0, "blue": 1.0}, 30.0))
 
 
 @pytest.fixture
 def passing_gate(monkeypatch):
-    monkeypatch.setattr(run_module, "colour_gate", lambda *_: ColourGate(1.0, {"red": 1.0, "green": 1.0, "blue": 1.0}, 30.0))
+    let_the_gate_pass(monkeypatch)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run after its policy stage, run again after an interrupted export, and after its joint stage."""
+
+    folder: Path
+    stages: list[tuple[str, int, int]]
+    checkpoint: Path
+    weights: dict[str, torch.Tensor]
+    metadata: dict[str, Any]
+    errors: list[dict[str, Any]]
+    vae: bytes
+    again: Path
+    again_weights: dict[str, torch.Tensor]
+    joint: Path
+
+
+def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(shards, tmp_path_factory) -> Trained:
+    folder, stages = tmp_path_factory.mktemp("run"), []
+    with pytest.MonkeyPatch.context() as patch:
+        let_the_gate_pass(patch)
+        run = TrainingRun(folder, shards, TINY, lambda stage, done, total, metrics: stages.append((stage, done, total)))
+        checkpoint = run.train_policy(run.train_vae())
+    weights, path = weights_of(checkpoint), checkpoint / "checkpoint.json"
+    metadata, vae = json.loads(path.read_text())["strands_cosmos3"], (folder / "vae/final.pt").read_bytes()
+    errors = lines_of(folder / "policy/held_out.jsonl")
+    path.write_text(path.read_text().replace('"steps": 4', '"steps": 2'))  # Ctrl-C interrupted the last export
+    run = TrainingRun(folder, shards, TINY)
+    finished = run.train_vae()
+    again = run.train_policy(finished)
+    again_weights = weights_of(again)
+    joint = run.train_joint(finished)
+    return Trained(folder, stages, checkpoint, weights, metadata, errors, vae, again, again_weights, joint)
+
+
+KEY, NAME = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"
 
 
 def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
     with pytest.raises(TrainingError, match="does not keep colours apart"):
-        SmallRun(tmp_path, shards, TINY).train_vae()
+        TrainingRun(tmp_path, shards, TINY).train_vae()
     assert json.loads((tmp_path / "vae/gate.json").read_text())["psnr"] < 25
     assert not (tmp_path / "vae/final.pt").exists()
     assert not (tmp_path / "policy").exists()
@@ -84,115 +139,132 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards,
     assert (one / transformer).read_bytes() != (two / transformer).read_bytes()
     assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
     with pytest.raises(ConfigError, match="no finished VAE"):
-        SmallRun(tmp_path / "three", shards, TINY).take_vae(tmp_path / "nowhere")
+        TrainingRun(tmp_path / "three", shards, TINY).copy_vae(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"vae_base 12 \(here 8\)"):
-        SmallRun(tmp_path / "three", shards, TINY).take_vae(tmp_path / "one")
+        TrainingRun(tmp_path / "three", shards, TINY).copy_vae(tmp_path / "one")
 
 
-def test_a_run_from_demonstrations_to_checkpoints(shards, tmp_path, passing_gate):
-    stages = []
-    run = SmallRun(tmp_path, shards, TINY, lambda stage, done, of, parts: stages.append((stage, done, of)))
-    vae = run.train_vae()
-    checkpoint = run.train_policy(vae)
-    assert ("policy", 4, 4) in stages
-    state = torch.load(tmp_path / "policy/state.pt", weights_only=True)
-    released = load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
-    key, name = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"
-    assert torch.equal(released[key], state["ema"][name].half())  # the average, not the last weights
-    assert not torch.equal(released[key], state["model"][name].half())
-    errors = json.loads((tmp_path / "policy/held_out.jsonl").read_text().splitlines()[-1])
-    assert (errors["step"], errors["windows"]) == (4, 32)
-    assert errors["end_mm"] > 0
+def test_a_policy_is_released_with_its_averaged_weights(trained):
+    assert ("policy", 4, 4) in trained.stages
+    state = torch.load(trained.folder / "policy/state.pt", weights_only=True)
+    assert torch.equal(trained.weights[KEY], state["ema"][NAME].half())
+    assert not torch.equal(trained.weights[KEY], state["model"][NAME].half())
+    assert trained.metadata["steps"] == 4
 
-    metadata = checkpoint / "checkpoint.json"
-    written = metadata.read_text()
-    assert json.loads(written)["strands_cosmos3"]["steps"] == 4
-    metadata.write_text(written.replace('"steps": 4', '"steps": 2'))  # Ctrl-C came in the last release
 
-    again = SmallRun(tmp_path, shards, TINY)
-    first = (tmp_path / "vae/final.pt").read_bytes()
-    assert again.train_policy(again.train_vae()) == checkpoint  # nothing is left to be trained
-    assert (tmp_path / "vae/final.pt").read_bytes() == first
+def test_held_out_errors_are_recorded(trained):
+    assert (trained.errors[-1]["step"], trained.errors[-1]["windows"]) == (4, 32)
+    assert trained.errors[-1]["end_mm"] > 0
 
-    assert json.loads(metadata.read_text())["strands_cosmos3"]["steps"] == 4
-    Checkpoint.open(checkpoint).verify()
-    again_released = load_file(checkpoint / "transformer/diffusion_pytorch_model.safetensors")
-    assert all(torch.equal(tensor, released[name]) for name, tensor in again_released.items())
-    assert len((tmp_path / "policy/held_out.jsonl").read_text().splitlines()) == 1
 
-    joint = again.train_joint(again.train_vae())
-    with Cosmos3Engine.from_pretrained(joint, dtype=torch.float32, decode_video=True) as engine:
+def test_an_interrupted_export_is_repeated_and_nothing_is_trained_again(trained):
+    assert trained.again == trained.checkpoint
+    assert (trained.folder / "vae/final.pt").read_bytes() == trained.vae
+    assert json.loads((trained.again / "checkpoint.json").read_text())["strands_cosmos3"]["steps"] == 4
+    Checkpoint.open(trained.again).verify()
+    assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in trained.again_weights.items())
+    assert len(lines_of(trained.folder / "policy/held_out.jsonl")) == 1
+
+
+def test_the_joint_checkpoint_predicts_video(trained):
+    with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32, decode_video=True) as engine:
         assert engine.checkpoint.policy_frames == (17, 1)
         assert "joint" in engine.checkpoint.metadata["label"]
-    dynamics = json.loads((tmp_path / "joint/dynamics.json").read_text())
+
+
+def test_dynamics_of_an_untrained_model_are_bad(trained):
+    dynamics = json.loads((trained.folder / "joint/dynamics.json").read_text())
     assert dynamics["clips"] >= 1
-    assert dynamics["copy_frame_psnr"] > dynamics["forward_db"]  # nothing was learnt, and the figures say so
+    assert dynamics["copy_frame_psnr"] > dynamics["forward_db"]
     assert dynamics["inverse_mm"] > 10
-    curve = [json.loads(line) for line in (tmp_path / "joint/curve.jsonl").read_text().splitlines()]
-    assert {"action", "video", "alone"} <= set(curve[-1])
-    optimised = curve[-1]["action"] + FlowConfig().video * curve[-1]["video"] + curve[-1]["alone"]
-    assert curve[-1]["loss"] == pytest.approx(optimised, abs=1e-5)
-    assert plot(tmp_path).stat().st_size > 5_000
 
-    on = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
-    goes_on = SmallRun(tmp_path / "on", shards, on, start=checkpoint)
-    motion = goes_on.train_vae()  # of the checkpoint's VAE nothing changes that a first frame passes through
-    assert not (tmp_path / "on/vae/curve.jsonl").exists()
-    picture = to_pixels(goes_on.demos.frames([0]))
-    assert torch.equal(
-        motion.encode(picture).latent_dist.mode(),
-        flat_first_frames(load_vae(Checkpoint.open(checkpoint))).encode(picture).latent_dist.mode(),
-    )
-    assert motion.config["latents_mean"] == json.loads((checkpoint / "vae/config.json").read_text())["latents_mean"]
-    begun = goes_on._first_policy().state_dict()
-    assert torch.equal(begun["transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"].half(), released[key])
-    assert goes_on.state == Checkpoint.open(checkpoint).state_row
-    further = goes_on.train_joint(motion)
-    assert "_name_or_path" not in json.loads(
-        (further / "vae/config.json").read_text()
-    )  # whose folder it was is nobody's business
-    assert Checkpoint.open(further).policy_frames == (17, 1)
-    assert (further / "text_tokenizer/tokenizer.json").read_bytes() == (
-        checkpoint / "text_tokenizer/tokenizer.json"
-    ).read_bytes()
-    with pytest.raises(ConfigError, match="checkpoint"):
-        SmallRun(tmp_path / "on", shards, on)
 
+def test_the_curve_has_the_optimised_loss_and_its_parts(trained):
+    last = lines_of(trained.folder / "joint/curve.jsonl")[-1]
+    assert {"action", "video", "alone"} <= set(last)
+    optimised = last["action"] + FlowConfig().video * last["video"] + last["alone"]
+    assert last["loss"] == pytest.approx(optimised, abs=1e-5)
+    assert plot(trained.folder).stat().st_size > 5_000
+
+
+def test_a_run_keeps_its_sizes(trained, shards):
     with pytest.raises(ConfigError, match="hidden 64 "):
-        SmallRun(tmp_path, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
+        TrainingRun(trained.folder, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
+
+
+CONTINUED = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
+
+
+@pytest.fixture(scope="module")
+def continued(trained, shards, tmp_path_factory):
+    """A run that starts from the policy's checkpoint, and its VAE."""
+    with pytest.MonkeyPatch.context() as patch:
+        let_the_gate_pass(patch)
+        run = TrainingRun(tmp_path_factory.mktemp("on") / "run", shards, CONTINUED, start=trained.checkpoint)
+        return run, run.train_vae()
+
+
+def test_a_start_brings_its_vae_on_pictures(continued, trained):
+    run, vae = continued
+    assert not (run.folder / "vae/curve.jsonl").exists()
+    picture = to_pixels(run.demos.frames([0]))
+    source = flat_first_frames(load_vae(Checkpoint.open(trained.checkpoint)))
+    assert torch.equal(vae.encode(picture).latent_dist.mode(), source.encode(picture).latent_dist.mode())
+    config = json.loads((trained.checkpoint / "vae/config.json").read_text())
+    assert vae.config["latents_mean"] == config["latents_mean"]
+
+
+def test_a_start_brings_its_weights_and_its_state_row(continued, trained):
+    run, _ = continued
+    assert torch.equal(run._first_policy().state_dict()[NAME].half(), trained.weights[KEY])
+    assert run.state == Checkpoint.open(trained.checkpoint).state_row
+
+
+def test_a_continued_run_is_released_with_the_starts_tokenizer(continued, trained):
+    run, vae = continued
+    further = run.train_joint(vae)
+    assert "_name_or_path" not in json.loads((further / "vae/config.json").read_text())  # no path of this machine
+    assert Checkpoint.open(further).policy_frames == (17, 1)
+    tokenizers = [(folder / "text_tokenizer/tokenizer.json").read_bytes() for folder in (further, trained.checkpoint)]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_a_continued_run_keeps_its_start(continued, shards):
+    with pytest.raises(ConfigError, match="checkpoint"):
+        TrainingRun(continued[0].folder, shards, CONTINUED)
 
 
 def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_lacks(shards, records, tmp_path):
-    SmallRun(tmp_path / "run", shards, TINY)
+    TrainingRun(tmp_path / "run", shards, TINY)
     path = tmp_path / "run/settings.json"
     settings = json.loads(path.read_text())
     older = {name: value for name, value in settings.items() if name not in ("joint_forward", "joint_inverse")}
     path.write_text(json.dumps(older))
-    SmallRun(tmp_path / "run", shards, TINY)
+    TrainingRun(tmp_path / "run", shards, TINY)
     assert json.loads(path.read_text()) == settings
     path.write_text(json.dumps(older))
     (tmp_path / "run/joint").mkdir()
     (tmp_path / "run/joint/state.pt").touch()
     with pytest.raises(ConfigError, match="older version, which did not record joint_forward, joint_inverse"):
-        SmallRun(tmp_path / "run", shards, TINY)
+        TrainingRun(tmp_path / "run", shards, TINY)
     path.write_text(json.dumps({**settings, "speed": 3}))
     with pytest.raises(ConfigError, match="another version, with speed"):
-        SmallRun(tmp_path / "run", shards, TINY)
+        TrainingRun(tmp_path / "run", shards, TINY)
     path.write_text(json.dumps(settings))
     other = tmp_path / "other"
     for i in range(2):
         other.mkdir(exist_ok=True)
         write_shard(shard_path(other, i), pack(records[::-1]))
     with pytest.raises(ConfigError, match=r"demos .*now .*other"):
-        SmallRun(tmp_path / "run", other, TINY)
+        TrainingRun(tmp_path / "run", other, TINY)
 
 
 def test_a_start_brings_its_sizes(released, shards, tmp_path):
     other = RunConfig(**{**vars(TINY), "layers": 3})
     with pytest.raises(ConfigError, match=r"has layers 2 \(here 3\)"):
-        SmallRun(tmp_path / "on", shards, other, start=released)
+        TrainingRun(tmp_path / "on", shards, other, start=released)
     assert not (tmp_path / "on").exists()
-    SmallRun(tmp_path / "on", shards, TINY, start=released)
+    TrainingRun(tmp_path / "on", shards, TINY, start=released)
 
 
 def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
@@ -202,7 +274,7 @@ def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
         seen.append(config.tier)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(SmallRun, "__init__", begun)
+    monkeypatch.setattr(TrainingRun, "__init__", begun)
     for tier, (height, width) in {128: (128, 160), 256: (256, 320)}.items():
         frames = [np.zeros((len(record.frames), height, width, 3), np.uint8) for record in records]
         grown = [replace(record, frames=pictures) for record, pictures in zip(records, frames, strict=True)]
@@ -210,7 +282,7 @@ def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
         write_shard(shard_path(tmp_path / str(tier), 0), pack(grown))
         assert main(["train", "--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))]) == 2
     assert seen == [128, 256]
-    with pytest.raises(ConfigError, match=r"no tier's canvas.*128, 256"):
+    with pytest.raises(ConfigError, match=r"not a canvas of any tier.*128, 256"):
         tier_of(100, 100)
 
 
@@ -246,10 +318,10 @@ def _state():
     ("arguments", "said"),
     [
         (["train", "--out", "x"], "give --demos"),
-        (["train", "--out", "x", "--demos", "d", "--dataset", "e"], "belong together"),
+        (["train", "--out", "x", "--demos", "d", "--dataset", "e"], "must be given together"),
         (["train", "--out", "x", "--demos", "d", "--policy-batch", "0"], "--policy-batch"),
         (["demos", "--out", "x", "--episodes", "0"], "--episodes"),
-        (["demos", "--out", "x", "--bend", "2"], "--bend is a share"),
+        (["demos", "--out", "x", "--perturbed", "2"], "--perturbed must be a fraction"),
     ],
 )
 def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, monkeypatch, capsys):
@@ -274,3 +346,12 @@ def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
     assert (out / "joint/checkpoint/checkpoint.json").exists()
     assert (out / "curves.png").exists()
+
+
+def test_renamed_flags_still_work_and_warn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(DeprecationWarning, match="--bend is renamed to --perturbed"):
+        assert main(["demos", "--out", "x", "--look", "0.5", "--bend=2"]) == 2
+    said = capsys.readouterr().err
+    assert "--perturbed must be a fraction in 0..1, got 2.0" in said
+    assert "--look is deprecated; use --visual-randomization" in said

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from strands_cosmos3.errors import TrainingError
+from strands_cosmos3.training.bundled.colour_gate import ColourGate, colour_gate
 from strands_cosmos3.training.release import plain_state
 from strands_cosmos3.training.vae import (
-    ColourGate,
     VaeLoss,
     VaeSizes,
     _weighted_error,
-    colour_gate,
     flat_first_frames,
     keep_first_frames,
     make_vae,

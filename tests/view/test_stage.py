@@ -120,12 +120,12 @@ def test_the_panel_says_what_is(stage: Stage):
     assert "1.23 s" in text
     assert "12.5 ms" in text
     assert "deadline misses" in text
-    assert stage._world_note.content == "this backend predicts no world"
+    assert stage._world_note.content == "this backend predicts no video"
     stage.world(np.zeros((4, 6, 3), np.uint8))
-    assert "imagined" in stage._world_note.content
+    assert "predicted by the model" in stage._world_note.content
     stage.world(None)
-    assert stage._world_note.content == "this backend predicts no world"
-    assert stage._world is None
+    assert stage._world_note.content == "this backend predicts no video"
+    assert stage._prediction is None
 
 
 def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch):
@@ -183,7 +183,7 @@ def test_a_second_episode_keeps_its_first_chunk(robot: Robot, stage: Stage, monk
 
 
 def test_ipv6_is_refused_by_name(robot: Robot):
-    with pytest.raises(ConfigError, match=r"::1 is of IPv6.*127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"::1 is an IPv6 address.*127\.0\.0\.1"):
         Stage(robot.scene.model, "::1", port=0)
 
 

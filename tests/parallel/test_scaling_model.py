@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from helpers import rank_cases as cases
-from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
-from strands_cosmos3.parallel.config import ParallelConfig
-from strands_cosmos3.parallel.plan import (
+from scaling_model import (
     Work,
     decode_exchanges,
     encode_exchanges,
@@ -20,6 +15,11 @@ from strands_cosmos3.parallel.plan import (
     transformer_exchanges,
     weight_bytes,
 )
+
+from helpers import rank_cases as cases
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from strands_cosmos3.parallel.config import ParallelConfig
 
 
 def configs(folder):

@@ -1,7 +1,7 @@
-"""What spreading costs: exchanges, bytes, memory and time, as formulas (docs/scaling.md).
+"""Cost of parallelism as formulas: exchanges, bytes, memory and time (docs/scaling.md).
 
-The tests compare every count with what :class:`~strands_cosmos3.parallel.mesh.Traffic` counted, and the memory with what a
-rank keeps. The time is a model: it takes a machine's rates from the caller.
+``tests/parallel/test_scaling_model.py`` compares every count with :class:`~strands_cosmos3.parallel.collectives.Traffic`, and
+the memory with what a rank keeps. The time is a model: the caller gives a machine's rates.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What demonstrations are told: many ways of saying the same, and some that no training ever sees.
+"""Sentences of demonstrations: many trained wordings, and some that are held out.
 
-Wordings are verbs x names x tails, and some others. Left out is every one in which a wording of :data:`HELD_OUT`, or of the
-evaluation's ``paraphrased`` rows, occurs; their words are seen in other sentences.
+Trained wordings combine verbs, names and endings; a few are written out. A wording is left out if it contains one of
+:data:`HELD_OUT` or of the evaluation's ``paraphrased`` rows; the words of these occur in other sentences.
 
-Every sentence is one that :func:`strands_cosmos3.instruction.parse_instruction` understands, because the expert obeys it and
-the tasks judge by it.
+:func:`strands_cosmos3.instruction.parse_instruction` understands every sentence, because expert and tasks rely on it.
 """
 
 from __future__ import annotations
@@ -19,31 +18,20 @@ from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import COLOURS, Verb
 
-_REACHES = (
-    *(
-        "reach",
-        "reach for",
-        "go to",
-        "move to",
-        "touch",
-        "approach",
-        "point at",
-        "hover over",
-        "hover above",
-        "lean over and touch",
-    ),
-    *("let the gripper approach", "move over and point at", "let the hand go to"),
+_REACH_VERBS = (
+    *("reach", "reach for", "go to", "move to", "touch", "approach", "point at", "hover over", "hover above"),
+    *("lean over and touch", "let the gripper approach", "move over and point at", "let the hand go to"),
 )
-_PICKS = (
+_PICK_VERBS = (
     *("pick up", "grab", "grasp", "lift", "take", "raise", "fetch", "get hold of and lift", "pick", "grab and lift"),
     *("lift up", "take hold of and raise", "fetch me"),
 )
-_CALLED = ("the {} cube", "the {} block", "the {} one", "that {} cube", "that {} block", "this {} cube", "the cube which is {}")
-_TAILS: Mapping[Verb, tuple[str, ...]] = {
+_NAMES = ("the {} cube", "the {} block", "the {} one", "that {} cube", "that {} block", "this {} cube", "the cube which is {}")
+_ENDINGS: Mapping[Verb, tuple[str, ...]] = {
     Verb.REACH: ("", " with the hand", " and stay there", " now", " on the table", " with your fingers", ", that is all"),
     Verb.PICK: ("", " off the table", " and hold it up", " now", " from the table", " with the gripper", ", high up"),
 }
-_OTHERWISE: Mapping[Verb, tuple[str, ...]] = {
+_OTHER: Mapping[Verb, tuple[str, ...]] = {
     Verb.REACH: (
         "move the gripper so that you touch the {} cube",
         "go to the {} block and stay there",
@@ -76,37 +64,37 @@ HELD_OUT: Mapping[Verb, tuple[str, ...]] = MappingProxyType(
         Verb.PICK: ("please pick up the {} cube", "grasp the {} block", "take the {} block", "lift up the cube that is {}"),
     }
 )
-"""Verb -> templates that training never sees."""
+"""Verb -> templates that are never trained."""
 
 
-def _said(verb: Verb) -> tuple[str, ...]:
-    """Every way of saying it, the plainest first, but for those in which a sentence that is kept for tests occurs."""
-    verbs = _REACHES if verb is Verb.REACH else _PICKS
-    made = (f"{act} {name}{tail}" for act, name, tail in product(verbs, _CALLED, _TAILS[verb]))
-    kept = (*HELD_OUT[verb], *(text.replace("{a}", "{}") for text in PARAPHRASES[verb]))
-    ways = dict.fromkeys((_PLAIN[verb], *_OTHERWISE[verb], *made))
-    return tuple(way for way in ways if not any(text in way for text in kept))
+def _trained(verb: Verb) -> tuple[str, ...]:
+    """Return every trained wording, the plainest first."""
+    verbs = _REACH_VERBS if verb is Verb.REACH else _PICK_VERBS
+    combined = (f"{act} {name}{ending}" for act, name, ending in product(verbs, _NAMES, _ENDINGS[verb]))
+    held_out = (*HELD_OUT[verb], *(text.replace("{a}", "{}") for text in PARAPHRASES[verb]))
+    wordings = dict.fromkeys((_PLAIN[verb], *_OTHER[verb], *combined))
+    return tuple(wording for wording in wordings if not any(text in wording for text in held_out))
 
 
-TRAINED: Mapping[Verb, tuple[str, ...]] = MappingProxyType({verb: _said(verb) for verb in (Verb.REACH, Verb.PICK)})
-"""Verb -> templates of training, ``{}`` being the colour, the plainest first."""
+TRAINED: Mapping[Verb, tuple[str, ...]] = MappingProxyType({verb: _trained(verb) for verb in (Verb.REACH, Verb.PICK)})
+"""Verb -> trained templates with ``{}`` for the colour, the plainest first."""
 
 GOALS: tuple[tuple[Verb, str], ...] = tuple((verb, colour) for verb in TRAINED for colour in COLOURS)
-"""What a demonstration may be asked for, in the order of the labels' leading axis."""
+"""Goals of demonstrations, in the order of the labels' goal axis."""
 
 
 def sentence(goal: int, rng: np.random.Generator, templates: Mapping[Verb, tuple[str, ...]] = TRAINED) -> str:
-    """A sentence for a goal by its index in :data:`GOALS`."""
+    """Draw a sentence for a goal, given by its index in :data:`GOALS`."""
     verb, colour = GOALS[goal]
     choices = templates[verb]
     return choices[int(rng.integers(len(choices)))].format(colour)
 
 
 def plain(goal: int) -> str:
-    """The goal's first, plainest sentence.
+    """Return the plainest sentence of a goal.
 
     Raises:
-        UnknownNameError: No such goal.
+        UnknownNameError: There is no such goal.
     """
     if not 0 <= goal < len(GOALS):
         raise UnknownNameError("goal", str(goal), [f"{i}" for i in range(len(GOALS))])

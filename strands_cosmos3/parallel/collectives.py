@@ -1,0 +1,165 @@
+"""Process groups and their exchanges, each counted in :class:`Traffic`. Nothing else in this package sends tensors."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from strands_cosmos3.errors import ConfigError
+
+
+@dataclass
+class Traffic:
+    """What this rank contributed to exchanges, by kind.
+
+    Attributes:
+        messages: Number of exchanges; a halo counts once for each neighbour that it was sent to.
+        payload: Bytes of this rank's tensors in them. The bytes on the wire follow from the kind of exchange.
+    """
+
+    messages: Counter[str] = field(default_factory=Counter)
+    payload: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, x: torch.Tensor) -> None:
+        """Count one exchange of a tensor."""
+        self.messages[kind] += 1
+        self.payload[kind] += x.numel() * x.element_size()
+
+    def clear(self) -> None:
+        """Reset all counters."""
+        self.messages.clear()
+        self.payload.clear()
+
+
+class Group:
+    """A group of ranks that exchange tensors. All of them make the same calls in the same order.
+
+    Args:
+        group: torch's process group; None for a group of one.
+        traffic: Counters of this rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic):
+        self._group = group
+        self._traffic = traffic
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+
+    def sum(self, x: torch.Tensor, kind: str) -> torch.Tensor:
+        """Return the sum over ranks, computed in place and bit-equal on all of them."""
+        if self.size > 1:
+            x = x.contiguous()
+            self._traffic.add(kind, x)
+            dist.all_reduce(x, group=self._group)
+        return x
+
+    def gather(self, x: torch.Tensor, kind: str) -> list[torch.Tensor]:
+        """Return every rank's tensor, in rank order. All have the same shape."""
+        if self.size == 1:
+            return [x]
+        x = x.contiguous()
+        self._traffic.add(kind, x)
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x, group=self._group)
+        return parts
+
+    def gather_widths(self, x: torch.Tensor, widths: Sequence[int], kind: str) -> torch.Tensor:
+        """Concatenate tensors [..., widths[rank]] of all ranks along the last axis, on every rank."""
+        parts = self.gather(_padded(x, max(widths)), kind)
+        return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
+
+    def collect(self, x: torch.Tensor, widths: Sequence[int], kind: str) -> list[torch.Tensor] | None:
+        """Return the tensors [..., widths[rank]] of all ranks on rank 0, None on the others."""
+        if self.size == 1:
+            return [x]
+        padded = _padded(x, max(widths)).contiguous()
+        parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
+        if self.rank:
+            self._traffic.add(kind, padded)
+        dist.gather(padded, parts, group=self._group, group_dst=0)
+        return None if parts is None else [part[..., :width] for part, width in zip(parts, widths, strict=True)]
+
+    def neighbours(
+        self, to_left: torch.Tensor | None, to_right: torch.Tensor | None, kind: str
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Send tensors to both neighbours and return what they sent: (from the left, from the right).
+
+        All ranks pass tensors of the same shape, or None for a direction that is not used. The result is None where there is
+        no neighbour.
+        """
+        received: list[torch.Tensor | None] = []
+        operations: list[dist.P2POp] = []
+        for step, out in ((-1, to_right), (1, to_left)):  # what moves right arrives from the left
+            buffer = torch.empty_like(out) if out is not None and 0 <= self.rank + step < self.size else None
+            received.append(buffer)
+            if buffer is not None:
+                operations.append(dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=self.rank + step))
+        for step, out in ((-1, to_left), (1, to_right)):
+            if out is not None and 0 <= self.rank + step < self.size:
+                self._traffic.add(kind, out)
+                operations.append(dist.P2POp(dist.isend, out, group=self._group, group_peer=self.rank + step))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        return received[0], received[1]
+
+
+def world_size() -> int:
+    """Return the number of processes that this one runs with: an initialised group's, torchrun's, or 1."""
+    if not dist.is_available():
+        return 1
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+
+
+def join(device: torch.device, timeout_s: float) -> tuple[torch.device, bool]:
+    """Join the process group of this process, if there is more than one process.
+
+    Returns:
+        This rank's device, and whether the process group was made here and should be destroyed here.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return _own_device(device), False
+    if world_size() > 1:
+        device = _own_device(device)
+        connect(device, timeout_s, "env://")
+    return device, True
+
+
+def connect(device: torch.device, timeout_s: float, init_method: str, rank: int = -1, size: int = -1) -> None:
+    """Initialise the process group: NCCL between GPUs, gloo between CPUs. Returns when every rank has connected.
+
+    Raises:
+        ConfigError: This torch was built without torch.distributed.
+    """
+    if not dist.is_available():
+        raise ConfigError("this torch was built without torch.distributed; install one with it, or use one process.")
+    cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if cuda else None,
+    )
+
+
+def _own_device(device: torch.device) -> torch.device:
+    """Resolve ``cuda`` to the GPU with this process's local rank, and select it."""
+    if device.type != "cuda":
+        return device
+    if device.index is None:
+        device = torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
+    return x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))

@@ -1,0 +1,262 @@
+"""A group of ranks: send them requests, wait for all of them, and end all of them if one fails.
+
+The group knows its ranks through :class:`RankHandle`, so processes and Ray actors are supervised alike. A working rank sends a
+heartbeat every second; a rank that is silent for some seconds counts as stopped. Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+from strands_cosmos3 import errors
+from strands_cosmos3.errors import BackendError, Cosmos3Error, RankFailedError, RanksError, RankSilentError
+
+HEARTBEAT_S = 1.0
+"""Interval between two heartbeats of a working rank."""
+RESTART_NOTE = "All ranks were ended; the next call starts them again."
+_WAIT_S = 0.02
+_ATTRIBUTION_S = 1.0
+_LOADING_GRACE_S = 30.0
+
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """A message from a rank.
+
+    Args:
+        kind: ``ready`` after loading, ``heartbeat`` during work, then one ``answer`` or ``error`` for each request.
+        progress: Heartbeats: a counter that grows as work proceeds.
+        step: Heartbeats: denoising steps done, and their total.
+        payload: Rank 0's answer.
+        error: Type name and message of an error. After an error of this package the rank accepts the next request.
+    """
+
+    kind: Literal["ready", "heartbeat", "answer", "error"]
+    progress: int = 0
+    step: tuple[int, int] | None = None
+    payload: bytes = b""
+    error: tuple[str, str] = ("", "")
+
+
+class RankHandle(ABC):
+    """One rank, as its group controls it."""
+
+    name: str
+    """For messages, e.g. ``rank 1 (process 4711)``."""
+
+    @abstractmethod
+    def submit(self, payload: bytes) -> None:
+        """Send a request without waiting for its answer.
+
+        Raises:
+            RankLostError, RankSilentError: The rank cannot be reached.
+        """
+
+    @abstractmethod
+    def statuses(self, wait_s: float) -> Sequence[RankStatus]:
+        """Return the messages since the last call; wait at most ``wait_s`` for the first.
+
+        Raises:
+            RankLostError, RankSilentError: The rank ended or stopped.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the rank at once, even if it is stopped or hangs, and wait until it is gone. Idempotent."""
+
+    def close(self) -> None:
+        """Let the rank end by itself; end it if it takes more than a few seconds."""
+        self.kill()
+
+
+@dataclass(frozen=True)
+class RankTimeouts:
+    """How long a group waits, in seconds.
+
+    Args:
+        start_s: For all ranks to load.
+        silent_s: For a heartbeat of a working rank.
+        stalled_s: For progress of any rank.
+    """
+
+    start_s: float = 900.0
+    silent_s: float = 8.0
+    stalled_s: float = 600.0
+
+
+class RankGroup:
+    """Ranks that answer requests together. The first request starts them, and so does the first one after a failure.
+
+    Args:
+        start: Starts the ranks and returns their handles, rank 0 first. It registers on the given stack what ends them.
+        timeouts: How long to wait.
+
+    Attributes:
+        handles: The running ranks; empty if there are none.
+        starts: How often ranks were started.
+    """
+
+    def __init__(self, start: Callable[[ExitStack], Sequence[RankHandle]], timeouts: RankTimeouts | None = None):
+        self.timeouts = timeouts or RankTimeouts()
+        self.handles: tuple[RankHandle, ...] = ()
+        self.starts = 0
+        self._start = start
+        self._end = ExitStack()
+
+    def start(self) -> None:
+        """Start the ranks, if they are not running, and wait until all have loaded.
+
+        Raises:
+            Cosmos3Error: A rank failed to load; every rank was ended.
+        """
+        if self.handles:
+            return
+        self.starts += 1
+        with ExitStack() as on_failure:
+            on_failure.callback(self.kill)
+            self.handles = tuple(self._start(self._end))
+            _raise_error(self._collect("ready", self.timeouts.start_s)[0])
+            on_failure.pop_all()
+
+    def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes:
+        """Let all ranks answer one request.
+
+        Args:
+            payload: From ``payload.encode_request``.
+            on_step: Called with (denoising steps done, total), as rank 0 reports them.
+
+        Returns:
+            Rank 0's answer, for ``payload.decode_result``.
+
+        Raises:
+            RanksError: A rank was lost, silent or failed. Every rank was ended.
+            Cosmos3Error: All ranks rejected the request alike; they accept the next one.
+        """
+        self.start()
+        with ExitStack() as on_failure:
+            on_failure.callback(self.kill)  # also when the caller is interrupted: the next answer would be this request's
+            for handle in self.handles:
+                handle.submit(payload)
+            answers = self._collect("answer", self.timeouts.silent_s, on_step)
+            on_failure.pop_all()
+        _raise_error(answers[0])
+        return answers[0].payload
+
+    def close(self) -> None:
+        """Let the ranks end in order. Idempotent."""
+        with self._end:
+            for handle in self.handles:
+                handle.close()
+        self.handles = ()
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        self.handles = ()
+        self._end.close()
+
+    def _collect(self, wanted: str, silent_s: float, on_step: OnStep | None = None) -> list[RankStatus]:
+        return _Round(self.handles, wanted, silent_s, self.timeouts, on_step).collect()
+
+
+class _Round:
+    """One wait for all ranks: one answer, or one known error, of each."""
+
+    def __init__(
+        self,
+        handles: Sequence[RankHandle],
+        wanted: str,
+        silent_s: float,
+        timeouts: RankTimeouts,
+        on_step: OnStep | None,
+    ):
+        now = time.monotonic()
+        self._handles, self._wanted, self._silent_s, self._on_step = handles, wanted, silent_s, on_step
+        self._stalled_s = max(timeouts.stalled_s, silent_s)
+        self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if wanted == "ready" else 0.0)
+        self._heard_at, self._progress = [now] * len(handles), [0] * len(handles)
+        self._moved_at, self._rejected_at = now, float("inf")
+        self._answers: dict[int, RankStatus] = {}
+
+    def collect(self) -> list[RankStatus]:
+        """Return one status of each rank; all have the same kind and error.
+
+        Raises:
+            RanksError: See :meth:`RankGroup.infer`.
+        """
+        while len(self._answers) < len(self._handles):
+            pending = [rank for rank in range(len(self._handles)) if rank not in self._answers]
+            for rank in pending:
+                for status in self._handles[rank].statuses(_WAIT_S if rank == pending[0] else 0.0):
+                    self._take(rank, status)
+            self._check_time()
+        answers = [self._answers[rank] for rank in range(len(self._handles))]
+        if len({(status.kind, status.error) for status in answers}) > 1:
+            pairs = zip(self._handles, answers, strict=True)
+            said = "; ".join(f"{handle.name}: {status.kind} {': '.join(status.error)}" for handle, status in pairs)
+            raise RankFailedError(f"ranks disagree ({said}). {RESTART_NOTE}")
+        return answers
+
+    def _take(self, rank: int, status: RankStatus) -> None:
+        now = self._heard_at[rank] = time.monotonic()
+        if status.kind == "heartbeat":
+            if status.progress > self._progress[rank]:
+                self._progress[rank], self._moved_at = status.progress, now
+            if status.step is not None and rank == 0 and self._on_step is not None:
+                self._on_step(*status.step)
+        elif status.kind == "error" and not _is_known(status.error[0]):
+            self._raise_failure(rank, status)
+        elif status.kind in (self._wanted, "error"):
+            self._answers[rank], self._moved_at = status, now
+            if status.kind == "error":
+                self._rejected_at = min(self._rejected_at, now)
+
+    def _check_time(self) -> None:
+        now = time.monotonic()
+        pending = [rank for rank in range(len(self._handles)) if rank not in self._answers]
+        for rank in pending:
+            if (silent_s := now - self._heard_at[rank]) > self._silent_s:
+                raise RankSilentError(
+                    f"{self._handles[rank].name} has sent no heartbeat for {silent_s:.0f} s: it was stopped, or hangs. "
+                    f"{RESTART_NOTE}"
+                )
+        if now - self._moved_at > self._stalled_s:
+            raise RankSilentError(f"no rank has made progress for {now - self._moved_at:.0f} s. {RESTART_NOTE}")
+        if pending and now - self._rejected_at > self._grace_s:
+            kind, message = next(status.error for status in self._answers.values() if status.kind == "error")
+            raise RankFailedError(f"some ranks rejected a request that others work on ({kind}: {message}). {RESTART_NOTE}")
+
+    def _raise_failure(self, rank: int, status: RankStatus) -> None:
+        """Raise for the rank at fault: one that lost its neighbour fails too, and often reports first."""
+        deadline = time.monotonic() + _ATTRIBUTION_S
+        while time.monotonic() < deadline:
+            for handle in self._handles:
+                if handle is not self._handles[rank]:
+                    handle.statuses(_WAIT_S)  # raises if that rank is lost
+        raise RankFailedError(f"{self._handles[rank].name} failed with {': '.join(status.error)}. {RESTART_NOTE}")
+
+
+def _raise_error(status: RankStatus) -> None:
+    if status.kind == "error":
+        raise error_from_name(*status.error)
+
+
+def _is_known(name: str) -> bool:
+    kind = vars(errors).get(name)
+    return isinstance(kind, type) and issubclass(kind, Cosmos3Error) and not issubclass(kind, RanksError)
+
+
+def error_from_name(name: str, message: str) -> Cosmos3Error:
+    """Return an error of this package that another process raised; a ``BackendError`` for any other name."""
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Cosmos3Error)):
+        return BackendError(f"{name}: {message}")
+    if kind is errors.UnknownNameError:  # its constructor composes the message
+        return errors.InputError(message)
+    return kind(message)

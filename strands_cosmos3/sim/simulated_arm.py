@@ -1,0 +1,196 @@
+"""The simulated Panda: its state, its observations, and references followed with real dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.checks import F64
+from strands_cosmos3.control.executor import Executor, ReferenceBlock
+from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
+from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
+from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS, JointLimits
+from strands_cosmos3.robots.servo import FeedForward, JointServo
+from strands_cosmos3.sim.scene import Layout, Scene
+from strands_cosmos3.types import Observation
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """How references are followed.
+
+    Args:
+        limits: ``"fer"`` (Panda) or ``"fr3"``. The joint ranges never exceed those of the Panda's model.
+        derating: Factor in (0, 1] on velocity, acceleration and jerk.
+        feed_forward: ``"velocity"``, ``"computed_torque"`` or ``"none"``.
+    """
+
+    limits: str = "fer"
+    derating: float = 1.0
+    feed_forward: str = "velocity"
+
+    def joint_limits(self) -> JointLimits:
+        """Return the limits in force.
+
+        Raises:
+            UnknownNameError: No such table.
+        """
+        if self.limits not in LIMITS:
+            raise UnknownNameError("limits", self.limits, LIMITS)
+        table, arm = LIMITS[self.limits], LIMITS["fer"]
+        return JointLimits(
+            np.maximum(table.q_min, arm.q_min),
+            np.minimum(table.q_max, arm.q_max),
+            table.velocity,
+            table.acceleration,
+            table.jerk,
+            table.torque,
+        ).derated(self.derating)
+
+
+class SimulatedArm:
+    """A simulated Panda on its table (a :class:`~strands_cosmos3.control.loop.Arm`).
+
+    Args:
+        control: How references are followed.
+        scene: The scene; None is three cubes and a bin around the arm.
+        arm_model: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
+            ``"menagerie"`` (fetched over the network). A given scene has its own.
+
+    Raises:
+        UnknownNameError: No such arm model, limits or feed-forward.
+        ConfigError, EnvironmentalError: The model cannot be used, or not be fetched.
+    """
+
+    def __init__(self, control: ControlConfig | None = None, scene: Scene | None = None, arm_model: str | Path | None = None):
+        self.scene = Scene(arm=arm_model) if scene is None else scene
+        self.data = mujoco.MjData(self.scene.model)
+        self.control = ControlConfig() if control is None else control
+        self.limits = self.control.joint_limits()
+        self.servo = JointServo(self.scene.model)
+        try:
+            self._feed_forward = FeedForward(self.control.feed_forward)
+        except ValueError:
+            raise UnknownNameError("feed-forward", self.control.feed_forward, tuple(FeedForward)) from None
+        self.dt_s = float(self.scene.model.opt.timestep)
+        self.executor = Executor(self.limits, self.dt_s, HOME_Q)
+        self._loop_counters: Mapping[str, int] = {}
+        self.on_step: Callable[[F64, float], None] | None = None
+        """Called after every physics step with the references at its end: angles [7] and open fraction."""
+        self.reset(0)
+
+    def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
+        """Place the arm at rest (at ``q_rad`` [7], by default at home) and the cubes (at ``layout``, by default random)."""
+        layout = self.scene.sample_layout(np.random.default_rng(seed)) if layout is None else layout
+        start = HOME_Q if q_rad is None else q_rad
+        self.executor = Executor(self.limits, self.dt_s, start)
+        self._loop_counters = {}
+        self.scene.reset(self.data, layout, start)
+
+    def counters(self) -> dict[str, int]:
+        """Events of the current episode by name, from the executor and the control loop."""
+        return {**self.executor.counters, **self._loop_counters}
+
+    def now_s(self) -> float:
+        """Simulated time in seconds."""
+        return float(self.data.time)
+
+    def joint_state(self) -> tuple[F64, F64, float]:
+        """Measured angles [7], velocities [7] and the gripper's open fraction."""
+        data, scene = self.data, self.scene
+        fingers = float(np.mean(data.qpos[scene.finger_qpos]))
+        return (
+            data.qpos[scene.arm_qpos].copy(),
+            data.qvel[scene.arm_dof].copy(),
+            float(PANDA_FINGER.to_fraction(fingers)),
+        )
+
+    def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
+        data, scene = self.data, self.scene
+        names = (*ARM_JOINTS, *FINGER_JOINTS)
+        q = np.concatenate((data.qpos[scene.arm_qpos], data.qpos[scene.finger_qpos]))
+        qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
+        flat: dict[str, Any] = {name: float(value) for name, value in zip(names, q, strict=True)}
+        flat |= {f"{name}.vel": float(value) for name, value in zip(names, qd, strict=True)}
+        return flat | dict(images or {})
+
+    def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
+        """Typed observation, with the simulator's ground truth as ``privileged``."""
+        q, qd, gripper = self.joint_state()
+        now_s, motion_s = float(self.data.time), self.executor.motion_s
+        return Observation(q, gripper, images or {}, qd, now_s, motion_s, self._privileged())
+
+    def _privileged(self) -> dict[str, F64]:
+        scene, data = self.scene, self.data
+        tcp, twist = np.eye(4), np.zeros(6)
+        tcp[:3, :3], tcp[:3, 3] = data.site_xmat[scene.tcp_site].reshape(3, 3), data.site_xpos[scene.tcp_site]
+        mujoco.mj_objectVelocity(scene.model, data, mujoco.mjtObj.mjOBJ_SITE, scene.tcp_site, twist, 0)
+        cubes = {name: scene.T_world_body(data, name) for name in scene.cubes}
+        edge = next(iter(scene.cubes.values())).edge_m
+        return {
+            **cubes,
+            "tcp": tcp,
+            "tcp_twist": np.concatenate((twist[3:], twist[:3])),  # MuJoCo puts rotation first
+            "edge_m": np.array(edge),
+            "bin": np.array([*scene.bin.center_m, scene.bin.height_m]),
+        }
+
+    def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
+        """Follow a block of references, one physics step each.
+
+        Args:
+            block: References at the end of each of the M steps.
+            before: Reference at the beginning of the first step.
+
+        Returns:
+            Measured angles [M, 7] and open fractions [M] after each step.
+
+        Raises:
+            ActuatorGuardError: A reference is not finite; none of the block was written.
+            ControlError: The physics diverged.
+        """
+        scene, data, model = self.scene, self.data, self.scene.model
+        references = (*(before.q_rad, before.qd_rad_s, before.qdd_rad_s2), block.q_rad, block.qd_rad_s, block.qdd_rad_s2)
+        if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
+            raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
+        fingers = PANDA_TENDON.from_fraction(block.gripper)
+        until_s = data.time + len(block) * self.dt_s
+        arm_ctrl = self._arm_ctrl(block, before)
+        q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
+        for k in range(len(block)):
+            if arm_ctrl is None:
+                mujoco.mj_step1(model, data)
+                arm = self.servo.computed_torque(data, before.q_rad, before.qd_rad_s, before.qdd_rad_s2)
+                data.ctrl[scene.arm_actuators], data.ctrl[scene.gripper_actuator] = arm, fingers[k]
+                mujoco.mj_step2(model, data)
+                before = JointState(block.q_rad[k], block.qd_rad_s[k], block.qdd_rad_s2[k])
+            else:
+                data.ctrl[scene.arm_actuators], data.ctrl[scene.gripper_actuator] = arm_ctrl[k], fingers[k]
+                mujoco.mj_step(model, data)
+            q[k] = data.qpos[scene.arm_qpos]
+            finger_q[k] = data.qpos[scene.finger_qpos[0]]
+            if self.on_step is not None:
+                self.on_step(block.q_rad[k], float(block.gripper[k]))
+        if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is not finite, and its clock
+            raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
+        return q, PANDA_FINGER.to_fraction(finger_q)
+
+    def _arm_ctrl(self, block: ReferenceBlock, before: JointState) -> F64 | None:
+        """Return the controls [M, 7], or None if they depend on the state at each step.
+
+        The servo compares ctrl with the angle at the beginning of the step, so it receives that reference angle. The
+        integrator is implicit in velocity, so it receives the reference velocity at the end of the step.
+        """
+        if self._feed_forward is FeedForward.COMPUTED_TORQUE:
+            return None
+        q_rad = np.concatenate((before.q_rad[None], block.q_rad[:-1]))
+        if self._feed_forward is FeedForward.NONE:
+            return self.servo.no_feed_forward(q_rad)
+        return self.servo.velocity_feed_forward(q_rad, block.qd_rad_s)

@@ -1,0 +1,336 @@
+"""Demonstrations: the scripted expert on random tables, sometimes perturbed, with labels of the undisturbed expert.
+
+An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start over the table. Most chunks
+are the expert's own; some are perturbed by a random drift, so that states beside its path are seen as well (DART). A tick
+records the picture, the measured pose and gripper opening, the gripper command and whether the current chunk is perturbed.
+Every second tick the expert, which is stateless, also answers for *each* goal from that very state: six undisturbed labels
+per picture.
+
+Everything random follows from (seed, episode), so that any worker records the same episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.scripted import ScriptedBackend
+from strands_cosmos3.checks import F64
+from strands_cosmos3.control.executor import ExecutorState
+from strands_cosmos3.control.ik import MinkIKBridge
+from strands_cosmos3.control.targets import tool_frame_in_ee
+from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON, get_embodiment
+from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
+from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
+from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.render import Renderer
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
+from strands_cosmos3.training.bundled.fast_composite import FastComposite
+from strands_cosmos3.training.bundled.phrases import GOALS, plain
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
+
+ROW_HZ = 15.0
+_STEPS_PER_ROW = round(PHYSICS_HZ / ROW_HZ)
+DISTRACTORS = (Cube("other_yellow", (0.90, 0.78, 0.12)), Cube("other_violet", (0.50, 0.18, 0.62)))
+_OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
+_HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
+_SETTLED_RAD_S = 0.03
+_TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the episode ends
+_RANDOMIZED = ("mat_rgba", "light_diffuse", "light_dir", "cam_pos", "cam_quat", "cam_fovy")
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Options of demonstrations.
+
+    Args:
+        tier: Resolution tier of the pictures.
+        ticks: Longest episode, in rows at 15 Hz.
+        label_every: Ticks between labels.
+        perturbed: Fraction of chunks that are perturbed.
+        home: Fraction of episodes that start near home; the others start anywhere over the table.
+        distractors: Fraction of episodes with additional cubes of other colours.
+        visual_randomization: Scale of the random changes of colours, light and cameras; 0 is the nominal scene.
+    """
+
+    tier: int = 128
+    ticks: int = 56
+    label_every: int = 2
+    perturbed: float = 0.3
+    home: float = 0.35
+    distractors: float = 0.15
+    visual_randomization: float = 1.0
+
+
+@dataclass
+class EpisodeRecord:
+    """One episode, tick by tick.
+
+    Attributes:
+        frames: [T, H, W, 3] uint8 canvases.
+        q_rad: [T, 7] measured angles.
+        T_base_cosmos: [T, 4, 4] measured poses.
+        gripper_opening: [T] measured open fractions.
+        gripper_command: [T] open fraction commanded at the tick, for the row that follows.
+        goal: [T] index of the goal pursued.
+        perturbed: [T] whether the row that follows is perturbed.
+        label_ticks: [L] ticks with labels.
+        labels: [L, goals, rows, 10] the expert's rows in the model's scale.
+    """
+
+    frames: NDArray[np.uint8]
+    q_rad: F64
+    T_base_cosmos: F64
+    gripper_opening: F64
+    gripper_command: F64
+    goal: NDArray[np.int8]
+    perturbed: NDArray[np.bool_]
+    label_ticks: NDArray[np.int16]
+    labels: NDArray[np.float32]
+
+
+class PerturbedExpert(Backend):
+    """The scripted expert for a goal that the collector sets, whatever the instruction; some of its chunks are perturbed."""
+
+    name = "perturbed expert"
+    needs_privileged = True
+    requires_images = False
+
+    def __init__(self) -> None:
+        self.expert = ScriptedBackend()
+        self.rng = np.random.default_rng(0)
+        self.goal = 0
+        self.share = 0.0
+        self.perturbed = False
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Return the expert's chunk for the goal, perturbed or not."""
+        chunk = self.expert.infer(replace(request, instruction=plain(self.goal)))
+        self.perturbed = bool(self.rng.random() < self.share)
+        return replace(chunk, action=self._perturb(np.array(chunk.action))) if self.perturbed else chunk
+
+    def _perturb(self, rows: F64) -> F64:
+        ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
+        size = self.rng.choice([0.2, 0.5, 0.9])
+        rows[:, :3] += ramp * self.rng.normal(0, size, 3)  # 1 is about 1.4 cm per row
+        rows[:, 3:9] += ramp * self.rng.normal(0, 0.3 * size, 6)  # 1 is about 2.7 degrees per row
+        if self.rng.random() < 0.08:  # sometimes the fingers do the opposite
+            rows[:, 9] = -rows[:, 9]
+        return np.clip(rows, -3, 3)
+
+
+@dataclass
+class _Stage:
+    """A scene, its renderer and the nominal values of what is randomized."""
+
+    robot: Robot
+    renderer: Renderer
+    nominal: dict[str, Any]
+
+    @classmethod
+    def make(cls, crowded: bool) -> _Stage:
+        robot = Robot(scene=Scene((*DEFAULT_CUBES, *DISTRACTORS) if crowded else DEFAULT_CUBES))
+        model: Any = robot.scene.model
+        return cls(robot, Renderer(model, *VIEW_HW), {name: np.array(getattr(model, name)) for name in _RANDOMIZED})
+
+
+class DemoCollector:
+    """Record episodes. A context manager that holds OpenGL contexts; use it in the thread that made it.
+
+    Args:
+        config: Options of the demonstrations.
+    """
+
+    def __init__(self, config: DemoConfig | None = None):
+        self.config = config or DemoConfig()
+        self.expert = PerturbedExpert()
+        self.composite = FastComposite(DROID_RIG, VIEW_HW, self.config.tier)
+        self._stages: dict[bool, _Stage] = {}
+        self._policy = Cosmos3Policy("droid", "panda", backend=self.expert)
+        self._bridge = MinkIKBridge(load_model())
+        self._droid = get_embodiment("droid")
+
+    def record(self, seed: int, episode: int) -> EpisodeRecord | None:
+        """Record one episode.
+
+        Args:
+            seed: Seed of the whole collection.
+            episode: Index of the episode.
+
+        Returns:
+            The record, or None if the episode ended within two ticks because the arm cannot reach its start.
+        """
+        rng = np.random.default_rng([seed, episode])
+        crowded = bool(rng.random() < self.config.distractors)
+        stage = self._stages.get(crowded) or self._stages.setdefault(crowded, _Stage.make(crowded))
+        randomize_visuals(stage, rng, self.config.visual_randomization)
+        layout = stage.robot.scene.sample_layout(rng)
+        stage.robot.reset(q_rad=self._start(rng, layout), layout=layout)
+        self.expert.rng, self.expert.share = rng, self.config.perturbed
+        self.expert.goal = int(rng.integers(len(GOALS)))
+        self._policy.reset(0)
+        recorder = EpisodeRecorder(self, stage, rng)
+        try:
+            self._play(stage.robot, recorder)
+        except Cosmos3Error:  # the start is at the edge of the workspace
+            if len(recorder.frames) < 2:
+                return None
+        return recorder.record()
+
+    def _play(self, robot: Robot, recorder: EpisodeRecorder) -> None:
+        """Run until the time is over or the recorder ends the episode; every tick is one row long."""
+        executor, horizon = robot.executor, 0
+        recorder.tick(robot)  # the first picture shows the start
+        for _ in range(self.config.ticks):
+            spent = executor.state is not ExecutorState.RUNNING or executor.steps_to_row(horizon - 1) < _STEPS_PER_ROW
+            if spent:
+                plan = self._policy.plan(robot.observation(), plain(0))
+                assert isinstance(plan, JointTrajectory)  # the policy has an arm
+                executor.accept(plan)
+                horizon = recorder.horizon
+            before = executor.reference
+            robot.execute(executor.advance(_STEPS_PER_ROW), before)
+            if not recorder.tick(robot):
+                break
+
+    def _start(self, rng: np.random.Generator, layout: Layout) -> F64:
+        """Draw the start [7]: near home, or with the hand pointing down anywhere over the table or near a cube."""
+        if rng.random() < self.config.home:
+            return HOME_Q + rng.normal(0, 0.03, 7)
+        place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M])
+        if rng.random() < 0.6:  # near a cube, where precision matters
+            centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
+            place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(0.05, 0.22)])
+        yaw = np.pi / 4 + rng.uniform(-np.pi / 4, np.pi / 4)
+        tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
+        down = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [np.sin(yaw), -np.cos(yaw), 0.0], [0.0, 0.0, -1.0]])
+        target = se3(tilt @ down, place) @ np.linalg.inv(T_hand_tcp)
+        solved = self._bridge.solve(np.stack([target] * 3), self._configuration(HOME_Q))
+        return solved.q_rad[-1][self._bridge.q_address] if solved.converged[-1] else HOME_Q
+
+    def _configuration(self, q_rad: F64) -> F64:
+        q = np.zeros(self._bridge.model.nq)
+        q[self._bridge.q_address] = q_rad
+        return q
+
+    def request(self, observation: Observation) -> Request:
+        """Return the request of a policy in a state; the caller replaces its instruction."""
+        q = self._configuration(observation.q_rad)
+        return Request(
+            embodiment=self._droid,
+            action_space=self._droid.action_space("midtrain"),
+            instruction=plain(0),
+            n_rows=self._droid.chunk_rows("midtrain"),
+            q_rad=observation.q_rad,
+            gripper=observation.gripper,
+            T_base_cosmos=self._bridge.ee_pose(q) @ tool_frame_in_ee(self._droid, self._bridge, q),
+            privileged=observation.privileged,
+        )
+
+    def close(self) -> None:
+        """Release the OpenGL contexts."""
+        for stage in self._stages.values():
+            stage.renderer.close()
+        self._stages.clear()
+        self._policy.close()
+
+    def __enter__(self) -> DemoCollector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EpisodeRecorder:
+    """Record one episode, tick by tick.
+
+    Args:
+        collector: Its expert, composite and options are used.
+        stage: The scene.
+        rng: Generator of the episode.
+
+    Attributes:
+        horizon: Rows of the next chunk to execute.
+    """
+
+    def __init__(self, collector: DemoCollector, stage: _Stage, rng: np.random.Generator):
+        self._collector, self._stage, self._rng = collector, stage, rng
+        self.frames: list[NDArray[np.uint8]] = []
+        self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
+        self._commands: list[tuple[float, bool]] = []  # gripper command and perturbation of the row before each tick
+        self._labels: dict[int, F64] = {}  # tick -> labels
+        self._settled = 0
+        self.horizon = 0
+
+    def tick(self, robot: Robot) -> bool:
+        """Record the robot's current state; return whether the episode continues."""
+        collector, expert = self._collector, self._collector.expert
+        if self.frames:
+            command = float(PANDA_TENDON.to_fraction(float(robot.data.ctrl[robot.scene.gripper_actuator])))
+            self._commands.append((command, expert.perturbed))
+        observation = robot.observation()
+        request = collector.request(observation)
+        assert request.T_base_cosmos is not None
+        tick = len(self.frames)
+        views = {name: self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names}
+        self.frames.append(collector.composite(views))
+        self._states.append((observation.q_rad, request.T_base_cosmos, observation.gripper, expert.goal))
+        if tick % collector.config.label_every == 0:
+            answers = [expert.expert.infer(replace(request, instruction=plain(goal))).action for goal in range(len(GOALS))]
+            self._labels[tick] = np.stack(answers)
+        return self._choose(observation)
+
+    def _choose(self, observation: Observation) -> bool:
+        """Draw the next chunk's length and, once the arm has settled, a new goal or the end of the episode."""
+        rng = self._rng
+        self.horizon = int(rng.integers(*_HORIZONS, endpoint=True))
+        settled = observation.qd_rad_s is not None and np.abs(observation.qd_rad_s).max() < _SETTLED_RAD_S
+        self._settled = self._settled + 1 if settled else 0
+        if self._settled >= _TICKS_SETTLED:
+            if rng.random() < 0.5:
+                return False
+            self._settled = 0
+            self._collector.expert.goal = int(rng.integers(len(GOALS)))
+        return True
+
+    def record(self) -> EpisodeRecord:
+        """Return the record without the last tick, whose row was never executed."""
+        n = len(self._commands)
+        labels = {tick: rows for tick, rows in self._labels.items() if tick < n}
+        q_rad, poses, openings, goals = zip(*self._states[:n], strict=True)
+        commands, perturbed = zip(*self._commands, strict=True)
+        return EpisodeRecord(
+            np.stack(self.frames[:n]),
+            np.stack(q_rad),
+            np.stack(poses),
+            np.array(openings),
+            np.array(commands),
+            np.array(goals, np.int8),
+            np.array(perturbed),
+            np.array(list(labels), np.int16),
+            np.stack(list(labels.values())).astype(np.float32),
+        )
+
+
+def randomize_visuals(stage: _Stage, rng: np.random.Generator, scale: float) -> None:
+    """Draw an episode's colours, light and cameras around the nominal ones."""
+    model: Any = stage.robot.scene.model
+    nominal = stage.nominal
+    for name, value in nominal.items():
+        getattr(model, name)[:] = value
+    tint = rng.normal(0, 0.05 * scale, nominal["mat_rgba"][:, :3].shape) + rng.normal(0, 0.03 * scale)
+    model.mat_rgba[:, :3] = np.clip(nominal["mat_rgba"][:, :3] * (1 + tint), 0, 1)
+    model.light_diffuse[:] = nominal["light_diffuse"] * np.clip(1 + rng.normal(0, 0.2 * scale), 0.4, 1.6)
+    model.light_dir[:] = nominal["light_dir"] + rng.normal(0, 0.1 * scale, nominal["light_dir"].shape)
+    model.cam_pos[:] = nominal["cam_pos"] + scale * rng.normal(0, 0.004, nominal["cam_pos"].shape)
+    quat = nominal["cam_quat"] + scale * rng.normal(0, 0.004, nominal["cam_quat"].shape)
+    model.cam_quat[:] = quat / np.linalg.norm(quat, axis=1, keepdims=True)
+    model.cam_fovy[:] = nominal["cam_fovy"] + scale * rng.normal(0, 0.4, nominal["cam_fovy"].shape)

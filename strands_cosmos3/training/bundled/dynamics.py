@@ -1,0 +1,201 @@
+"""Quality of a checkpoint's world model: PSNR of forward dynamics, end-point error of inverse dynamics.
+
+Clips are held out from training and run through the engine and its VAE. Forward dynamics is compared with repeating the given
+frame; the VAE's own reconstruction is the upper limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.checks import whole_number
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
+from strands_cosmos3.engine.tokens import PromptTokenizer
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.bundled.phrases import plain
+from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
+from strands_cosmos3.training.bundled.windows import executed_rows, latent_columns, undisturbed
+from strands_cosmos3.training.release import DOMAIN, caption
+from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.validation import chunk_errors
+from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, state_columns
+from strands_cosmos3.types import Mode
+
+HELD_OUT_SEED = 1_000_000
+_CLIPS_PER_EPISODE = 4
+
+
+@dataclass(frozen=True)
+class DynamicsReport:
+    """Figures over held-out clips.
+
+    Args:
+        clips: Number of clips.
+        forward_db: Mean PSNR of predicted frames [dB].
+        copy_frame_psnr: Mean PSNR of repeating the given frame [dB].
+        vae_psnr: Mean PSNR of the true frames through the VAE [dB].
+        inverse_mm: Median distance between the end points of recovered and true chunks.
+        moved_mm: Median distance that the true chunks cover.
+        steps: Denoising steps.
+    """
+
+    clips: int
+    forward_db: float
+    copy_frame_psnr: float
+    vae_psnr: float
+    inverse_mm: float
+    moved_mm: float
+    steps: int
+
+
+def judge_dynamics(
+    checkpoint: Path,
+    demos: Demos,
+    ticks: NDArray[np.int64],
+    steps: int = 4,
+    on_clip: Callable[[int, int], None] | None = None,
+) -> DynamicsReport:
+    """Measure forward and inverse dynamics on clips.
+
+    Args:
+        checkpoint: In the released layout, trained with the future.
+        demos: Demonstrations with the clips.
+        ticks: First ticks of the clips; they must be held out from training.
+        steps: Denoising steps.
+        on_clip: Called with (clips done, clips in total).
+
+    Raises:
+        ConfigError: As :func:`require_video`.
+    """
+    require_video(checkpoint)
+    rows = executed_rows(demos, ticks)
+    decibels, recovered = [], []
+    with Cosmos3Engine.from_pretrained(checkpoint, dtype=torch.float32, decode_video=True) as engine:
+        clip = _ClipJudge(engine, PromptTokenizer(checkpoint / "text_tokenizer"), demos, steps)
+        for i, tick in enumerate(ticks):
+            forward, inverse = clip(int(tick), torch.from_numpy(rows[i]))
+            decibels.append(forward)
+            recovered.append(inverse)
+            if on_clip is not None:
+                on_clip(i + 1, len(ticks))
+    errors = chunk_errors(torch.stack(recovered), torch.from_numpy(rows))
+    forward_db, copy_frame, vae = np.mean(decibels, axis=0).tolist()
+    return DynamicsReport(len(ticks), forward_db, copy_frame, vae, errors.end_mm, errors.moved_mm, steps)
+
+
+def judge_on_expert(
+    checkpoint: Path,
+    clips: int,
+    seed: int = 0,
+    steps: int | None = None,
+    on_step: Callable[[str, int, int], None] | None = None,
+) -> DynamicsReport:
+    """Record the unperturbed expert on new tables and measure a checkpoint's dynamics on its chunks.
+
+    Args:
+        checkpoint: As in :func:`judge_dynamics`.
+        clips: Number of clips; on average four per episode.
+        seed: Seed of the tables, drawn as ``HELD_OUT_SEED + seed``; demonstrations of any other seed have other tables.
+        steps: Denoising steps; None means the checkpoint's preset.
+        on_step: Called with (stage, done, total).
+
+    Raises:
+        ConfigError: The checkpoint was not trained on demonstrations jointly with the future.
+    """
+    whole_number(clips, "clips", 1)
+    opened = require_video(checkpoint)
+    report = on_step or (lambda *_: None)
+    config = DemoConfig(int(opened.metadata["resolution_tier"]), perturbed=0.0, distractors=0.0)
+    with TemporaryDirectory(prefix="sc3-clips-") as folder, DemoCollector(config) as collector:
+        records, episode, episodes = [], 0, -(-clips // _CLIPS_PER_EPISODE)
+        while len(records) < episodes:
+            record = collector.record(HELD_OUT_SEED + seed, episode)
+            episode += 1
+            if record is not None and len(record.gripper_opening) > ROWS + 1:
+                records.append(record)
+                report("expert", len(records), episodes)
+        write_shard(shard_path(Path(folder), 0), pack(records))
+        demos = Demos.open(Path(folder))
+        ticks = demos.clips(ROWS)
+        ticks = ticks[undisturbed(demos, ticks)]
+        chosen = ticks[np.linspace(0, len(ticks) - 1, clips).round().astype(int)]
+        preset = steps or (opened.sampling and opened.sampling.num_steps) or 4
+        return judge_dynamics(checkpoint, demos, chosen, preset, lambda done, total: report("dynamics", done, total))
+
+
+def require_video(checkpoint: Path) -> Checkpoint:
+    """Return the opened checkpoint if it can predict video.
+
+    Raises:
+        ConfigError: It predicts actions only, or was not trained on demonstrations.
+    """
+    opened = Checkpoint.open(checkpoint)
+    if opened.state_row is None:
+        raise ConfigError(
+            f"{checkpoint} has no state row: dynamics are measured only for checkpoints that were trained on demonstrations."
+        )
+    if opened.policy_frames == (1,):
+        raise ConfigError(f"{checkpoint} answers actions without a video; train it jointly with the future first.")
+    return opened
+
+
+class _ClipJudge:
+    """Measure an engine on one clip at a time."""
+
+    def __init__(self, engine: Cosmos3Engine, tokens: PromptTokenizer, demos: Demos, steps: int):
+        self._engine, self._tokens, self._demos, self._steps = engine, tokens, demos, steps
+        height, _ = demos.canvas_hw
+        self._content_hw = height, 16 * latent_columns(demos.canvas_hw)  # the rest is padding, which no model sees
+
+    def __call__(self, tick: int, rows: torch.Tensor) -> tuple[tuple[float, float, float], torch.Tensor]:
+        """Return PSNR of prediction, of the repeated frame and of the VAE, and the recovered rows [rows, 10]."""
+        height, width = self._content_hw
+        frames = to_pixels(self._demos.frames(range(tick, tick + ROWS + 1))[None])
+        real = (frames[..., :height, :width] + 1) / 2
+        common = self._common(tick, frames)
+        forward = Cosmos3ActionRequest(mode=Mode.FORWARD_DYNAMICS, cond_action=rows, **common)
+        predicted = self._engine.step(forward)["pixels"][..., :height, :width]
+        with torch.inference_mode():
+            decoded = self._engine.vae.decode(self._engine.vae.encode(frames))
+            assert decoded is not None
+        through_vae = ((decoded + 1) / 2)[..., :height, :width].clamp(0, 1)
+        candidates = predicted, real[:, :, :1].expand_as(real), through_vae
+        forward_db, copy_frame, vae = (_psnr(frames[:, :, 1:], real[:, :, 1:]) for frames in candidates)
+        recovered = self._engine.step(Cosmos3ActionRequest(mode=Mode.INVERSE_DYNAMICS, **common))["action"][0]
+        return (forward_db, copy_frame, vae), recovered
+
+    def _common(self, tick: int, frames: torch.Tensor) -> dict[str, Any]:
+        """Return the arguments that both requests share."""
+        demos, checkpoint = self._demos, self._engine.checkpoint
+        state, sampling = checkpoint.state_row, checkpoint.sampling
+        assert state is not None  # by require_video
+        measured = state_columns(demos.T_base_cosmos[[tick]], demos.gripper_opening[[tick]])
+        return {
+            "text_ids": self._tokens.ids(caption(plain(int(demos.goal[tick])), demos.canvas_hw)),
+            "video_shape": pixel_to_latent_shape(frames.shape[2], *self._content_hw),
+            "action_chunk": ROWS,
+            "domain_id": get_embodiment(DOMAIN).domain_id,
+            "raw_action_dim": RAW_WIDTH,
+            "cond_video_pixels": frames,
+            "action_prefix": torch.from_numpy(state.scaled(measured)).float(),
+            "fps": FPS,
+            "num_inference_steps": self._steps,
+            "flow_shift": 5.0 if sampling is None else sampling.flow_shift,
+            "use_karras_sigmas": False,
+        }
+
+
+def _psnr(made: torch.Tensor, real: torch.Tensor) -> float:
+    return float(-10 * torch.log10((made - real).square().mean().clamp(min=1e-10)))

@@ -1,0 +1,142 @@
+"""Demonstrations as a LeRobot v3 dataset, and back into the shards that the trainer reads.
+
+An episode has the columns of any arm's episode (joint angles, measured pose of the Cosmos frame, executed ``midtrain`` rows)
+and the expert's labels: its undisturbed answer for every goal, in the model's scale. Random access into video is far slower
+than a training step, so the trainer unpacks a dataset once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strands_cosmos3.datasets import (
+    ACTION,
+    EE_POSE,
+    STATE,
+    Dataset,
+    DatasetSpec,
+    DatasetWriter,
+    Feature,
+    VideoConfig,
+    arm_spec,
+    camera_key,
+)
+from strands_cosmos3.datasets.spec import DONE, SUCCESS
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.bundled.demos import ROW_HZ, EpisodeRecord
+from strands_cosmos3.training.bundled.phrases import GOALS, sentence
+from strands_cosmos3.training.bundled.shards import EPISODES_PER_SHARD, pack, read_shard, shard_indices, shard_path, write_shard
+from strands_cosmos3.training.run_manifest import identity_of, keep_settings
+from strands_cosmos3.training.windows import RAW_WIDTH, ROWS, pose7, poses_of, raw_rows
+
+COMPOSITE = camera_key("composite")
+EXPERT, LABELLED, PERTURBED, GOAL = "expert.rows", "expert.labelled", "perturbed", "goal"
+_OLD_PERTURBED = "bent"  # of 0.1.0
+VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
+"""Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
+
+
+def demo_spec(canvas_hw: tuple[int, int]) -> DatasetSpec:
+    """Return the schema of demonstrations with composites of a size."""
+    names = [f"{verb}_{colour}" for verb, colour in GOALS]
+    labels = {"goals": names, "rows": ROWS, "width": RAW_WIDTH, "normalized": "droid_lerobot quantiles"}
+    extra = {
+        EXPERT: Feature("float32", (len(GOALS) * ROWS * RAW_WIDTH,), None, labels),
+        LABELLED: Feature("bool", (1,)),
+        PERTURBED: Feature("bool", (1,)),
+        GOAL: Feature("int64", (1,), None, {"goals": names}),
+    }
+    return arm_spec({"composite": canvas_hw}, fps=int(ROW_HZ), extra=extra)
+
+
+def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode: int) -> int:
+    """Add an episode, with a sentence for its first goal as its task. The last frame's action is to stay."""
+    n = len(record.gripper_opening)
+    labelled, done = np.zeros(n, bool), np.zeros(n, bool)
+    labelled[record.label_ticks] = True
+    done[-1] = True
+    labels = np.zeros((n, len(GOALS) * ROWS * RAW_WIDTH), np.float32)
+    labels[record.label_ticks] = record.labels.reshape(len(record.label_ticks), -1)
+    columns: dict[str, Any] = {
+        STATE: np.concatenate([record.q_rad, record.gripper_opening[:, None]], axis=1).astype(np.float32),
+        EE_POSE: pose7(record.T_base_cosmos).astype(np.float32),
+        ACTION: raw_rows(record.T_base_cosmos, record.gripper_command).astype(np.float32),
+        DONE: done,
+        SUCCESS: np.zeros(n, bool),
+        EXPERT: labels,
+        LABELLED: labelled,
+        PERTURBED: record.perturbed,
+        GOAL: record.goal.astype(np.int64),
+    }
+    task = sentence(int(record.goal[0]), np.random.default_rng([seed, episode, 7]))
+    return writer.add_episode(columns, {COMPOSITE: record.frames}, task, {"seed": seed, "episode": episode})
+
+
+def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:
+    """Turn a dataset of demonstrations into shards; existing shards of the same dataset are kept.
+
+    Args:
+        root: The dataset.
+        folder: Folder of the shards.
+        on_shard: Called with (shards done, shards in total).
+
+    Raises:
+        ConfigError: The dataset has no expert's labels, or the existing shards are of another dataset.
+    """
+    with Dataset(root) as dataset:
+        features = dataset.spec.features
+        perturbed = _OLD_PERTURBED if _OLD_PERTURBED in features and PERTURBED not in features else PERTURBED
+        if perturbed == _OLD_PERTURBED:
+            warnings.warn(f"{root}: the feature 'bent' is renamed to 'perturbed'.", DeprecationWarning, stacklevel=2)
+        missing = [key for key in (EXPERT, LABELLED, perturbed, GOAL, COMPOSITE, EE_POSE) if key not in features]
+        if missing:
+            raise ConfigError(
+                f"{root} lacks {', '.join(missing)}: it was not recorded by `strands-cosmos3 demos`. To post-train a "
+                "checkpoint on any arm's episodes use --checkpoint."
+            )
+        count = -(-len(dataset) // EPISODES_PER_SHARD)
+        _require_same(dataset, folder)
+        for index in range(count):
+            if not shard_path(folder, index).exists():
+                first = index * EPISODES_PER_SHARD
+                episodes = range(first, min(first + EPISODES_PER_SHARD, len(dataset)))
+                write_shard(shard_path(folder, index), pack([_record(dataset[i], perturbed) for i in episodes]))
+            if on_shard is not None:
+                on_shard(index + 1, count)
+
+
+def _require_same(dataset: Dataset, folder: Path) -> None:
+    """Require that existing shards are of a dataset; without a record of their dataset, episodes are compared."""
+    record = folder / "dataset.json"
+    for index in [] if record.exists() else shard_indices(folder):
+        first = index * EPISODES_PER_SHARD
+        shard = read_shard(shard_path(folder, index))
+        lengths = np.diff(shard["starts"])
+        same = np.array_equal(lengths, dataset.lengths[first : first + EPISODES_PER_SHARD])
+        if not same or not np.allclose(poses_of(dataset[first][EE_POSE]), shard["T_base_cosmos"][: lengths[0]]):
+            raise ConfigError(f"{shard_path(folder, index)} was not unpacked from {dataset.root}; choose another --out.")
+    try:
+        keep_settings(record, identity_of(dataset))
+    except ConfigError as error:
+        raise ConfigError(f"the demonstrations in {folder} are of another dataset: {error}") from None
+
+
+def _record(episode: Any, perturbed: str) -> EpisodeRecord:
+    labelled = np.flatnonzero(episode[LABELLED])
+    state = np.asarray(episode[STATE], np.float64)
+    return EpisodeRecord(
+        frames=episode.frames(COMPOSITE),
+        q_rad=state[:, :-1],
+        T_base_cosmos=poses_of(episode[EE_POSE]),
+        gripper_opening=state[:, -1],
+        gripper_command=np.asarray(episode[ACTION], np.float64)[:, -1],
+        goal=np.asarray(episode[GOAL]).astype(np.int8),
+        perturbed=np.asarray(episode[perturbed]).astype(bool),
+        label_ticks=labelled.astype(np.int16),
+        labels=np.asarray(episode[EXPERT])[labelled].reshape(-1, len(GOALS), ROWS, RAW_WIDTH),
+    )

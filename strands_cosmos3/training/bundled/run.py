@@ -1,0 +1,316 @@
+"""Train a small policy from table demonstrations, stage by stage. A stage resumes from what the run's folder holds.
+
+::
+
+    vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
+    latents/    every picture and clip, encoded once     frame0.npy, clips.npy
+    policy/     frame 0 and actions                      state.pt, held_out.jsonl, checkpoint/
+    joint/      with the future, and both dynamics       state.pt, held_out.jsonl, checkpoint/
+
+``settings.json`` holds the options of the run; apart from numbers of steps, they cannot change.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import transformer_config
+from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.views import TIERS
+from strands_cosmos3.resources import write_json
+from strands_cosmos3.training.bundled.dynamics import judge_dynamics
+from strands_cosmos3.training.bundled.phrases import GOALS
+from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
+from strands_cosmos3.training.bundled.shards import Demos, shard_indices
+from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, lower_precision, step_noise
+from strands_cosmos3.training.bundled.windows import Captions, ClipWindows, PictureWindows, latent_columns, state_row_of
+from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.loop import STATE, Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
+from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.release import (
+    DOMAIN,
+    export,
+    fresh_policy,
+    fresh_tokenizer,
+    load_policy,
+    policy_sizes,
+    read_captions,
+    released_steps,
+)
+from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
+from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
+from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.validation import chunk_errors, predict_rows
+from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
+
+_CHECKPOINT_STEPS = 500
+_JUDGED_CLIPS = 64
+_HELD_OUT_WINDOWS = 384
+_HELD_OUT_FRACTION = 0.04
+
+
+class TrainingRun:
+    """A run of the bundled policy's recipe.
+
+    Args:
+        folder: Folder of the run.
+        demos: Folder of the demonstrations' shards.
+        config: Options.
+        on_step: Called with stage, steps done, steps in total and metrics.
+        shard: This process's share of the data. Train the VAE and encode the latents with one process first.
+        start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state row and weights.
+
+    Raises:
+        ConfigError: There are no demonstrations, or the folder holds a run with other options or demonstrations.
+        CheckpointError: The checkpoint cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        demos: Path,
+        config: RunConfig | None = None,
+        on_step: OnStep | None = None,
+        shard: DataShard | None = None,
+        start: Path | None = None,
+    ):
+        self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
+        self._on_step = on_step or (lambda *_: None)
+        self._start = None if start is None else Checkpoint.open(start)
+        self._require_sizes_of_start()
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
+        has_joint_state = (folder / "joint" / STATE).exists()
+        keep_settings(folder / "settings.json", self.config.fixed, [] if has_joint_state else RunConfig.of_joint())
+        shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
+        self.demos = Demos.open(demos, shards)
+        where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
+        keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _require_sizes_of_start(self) -> None:
+        if self._start is None:
+            return
+        start, config = self._start.config, self.config
+        sizes = {
+            "hidden": (start.hidden_size, config.hidden),
+            "layers": (start.num_hidden_layers, config.layers),
+            "latent_channels": (start.latent_channel, config.latent_channels),
+        }
+        if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
+            raise ConfigError(f"the checkpoint {self._start.root} has {', '.join(other)}; give its sizes with --start.")
+
+    @cached_property
+    def canvas_hw(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        height, width = self.demos.canvas_hw
+        if (height, width) not in TIERS.get(self.config.tier, ()):
+            raise ConfigError(
+                f"demonstrations are {height} x {width}, which is not a canvas of tier {self.config.tier} but of "
+                f"{tier_of(height, width)}."
+            )
+        return height, width
+
+    @property
+    def _vae_stage(self) -> VaeStage:
+        return VaeStage(self.folder, self.demos, self.config, self._start, self.device, self._on_step)
+
+    def train_vae(self) -> Any:
+        """Train the VAE (see :meth:`VaeStage.train`)."""
+        return self._vae_stage.train()
+
+    def copy_vae(self, run: Path) -> Any:
+        """Use the VAE of another run (see :meth:`VaeStage.copy_from`)."""
+        return self._vae_stage.copy_from(run)
+
+    def train_policy(self, vae: Any) -> Path:
+        """Train on frame 0 and actions; return the checkpoint."""
+        config = self.config
+        windows, held_out = self._pictures(vae, config.policy_batch)
+        policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
+        loss = self._loss(policy, config.seed, windows)
+        how = TrainLoopConfig(steps=config.policy_steps, lr=config.policy_lr, seed=config.seed)
+        return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), held_out)
+
+    def train_joint(self, vae: Any) -> Path:
+        """Continue the policy stage with the future and both dynamics; return the checkpoint."""
+        config = self.config
+        ticks = self.demos.clips(ROWS)[:: config.clip_every]
+        latents = self._latents(vae, "clips", ticks, lambda tick: self.demos.frames(range(tick, tick + ROWS + 1)), batch=4)
+        n_train = self._training_windows(ticks)
+        windows = ClipWindows(
+            *(self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch),
+            forward=config.joint_forward,
+            inverse=config.joint_inverse,
+            seed=config.seed,
+        )
+        pictures, held_out = self._pictures(vae, config.joint_pictures)
+        policy = self._first_policy()
+        if (self.folder / "policy" / STATE).exists():
+            policy.load_state_dict(torch.load(self.folder / "policy" / STATE, weights_only=True)["ema"])
+        policy = shard_policy(policy.to(self.device), self.shard.ranks)
+        loss = self._loss(policy, config.seed + 1, windows, pictures)
+        how = TrainLoopConfig(steps=config.joint_steps, lr=config.joint_lr, seed=config.seed)
+        loop = Loop(policy, loss, how, self.folder / "joint")
+        checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), held_out)
+        if not self.shard.rank:
+            clips = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
+            report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
+            write_json(self.folder / "joint/dynamics.json", asdict(report))
+        return checkpoint
+
+    def _first_policy(self) -> TrainedPolicy:
+        """Return the policy that training starts with."""
+        if self._start is None:
+            return fresh_policy(self.transformer_config, self.config.seed)
+        return load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
+
+    def _pictures(self, vae: Any, batch: int) -> tuple[PictureWindows, Batch]:
+        """Return windows of frame 0 to train on, and held-out ones."""
+        ticks, seed = self.demos.label_ticks, self.config.seed
+        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
+        n_train = self._training_windows(ticks)
+        args = self.demos, latents[:, :, 0], self.state, self.captions, batch
+        windows = PictureWindows(*args, seed=seed, among=range(n_train))
+        return windows, self._held_out(windows, n_train)
+
+    def _latents(
+        self, vae: Any, name: str, ticks: NDArray[np.int64], frames_of: Callable[[int], NDArray[np.uint8]], batch: int
+    ) -> NDArray[np.float16]:
+        encode, path = encoder_of(vae), self.folder / f"latents/{name}.npy"
+        columns, on_batch = latent_columns(self.canvas_hw), self._progress("latents")
+        return cached_latents(
+            lambda some: encode(to_pixels(np.stack([frames_of(int(t)) for t in some]))), ticks, path, columns, on_batch, batch
+        )
+
+    def _progress(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._on_step(stage, done, total, {})
+
+    def _training_windows(self, ticks: NDArray[np.int64]) -> int:
+        """Return the number of windows to train on, given their first ticks; whole episodes at the end are held out."""
+        ends = self.demos.last[ticks]
+        n = int(len(ticks) * (1 - _HELD_OUT_FRACTION))
+        while n > 0 and ends[n] == ends[n - 1]:
+            n -= 1
+        if n == 0:
+            raise ConfigError("too few demonstrations to hold an episode out; record more.")
+        return n
+
+    def _held_out(self, windows: PictureWindows, first: int) -> Batch:
+        rng = np.random.default_rng(5)
+        chosen = rng.integers(first, len(windows), size=_HELD_OUT_WINDOWS)
+        drawn = rng.integers(len(GOALS), size=len(chosen))
+        goal = np.where(np.arange(_HELD_OUT_WINDOWS) % 2 == 0, windows.pursued[chosen], drawn)
+        return windows.pick(chosen, goal, tuple(sentences[0] for sentences in self.captions.by_goal), goal)
+
+    def _loss(
+        self, policy: TrainedPolicy, seed: int, windows: PictureWindows | ClipWindows, *pictures: PictureWindows
+    ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
+        """Return the loss of a step's windows; for clips, plus that of pictures."""
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            noise = step_noise(seed, step)
+
+            def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
+                value, metrics = flow_loss(gathered, windows.batch(step), FlowConfig(), noise, self.shard)
+                for source in pictures:
+                    more, seen = flow_loss(gathered, source.batch(step), FlowConfig(), noise, self.shard)
+                    total = metrics["loss"] + seen["loss"]
+                    value, metrics = value + more, {**metrics, "loss": total, "alone": seen["action"]}
+                return value, metrics
+
+            with lower_precision(self.device):
+                value, metrics = policy(job)
+            return value, mean_over_ranks(metrics, self.shard.ranks)
+
+        return loss
+
+    def _fit(self, loop: Loop, vae: Any, windows: int, frames: tuple[int, ...], held_out: Batch) -> Path:
+        """Run a stage's loop, with a validation and a checkpoint every now and then; return the checkpoint."""
+        stage, steps = loop.folder.name, loop.config.steps
+        checkpoint = loop.folder / "checkpoint"
+
+        def validate() -> None:
+            average = {name: full_tensor(tensor).cpu() for name, tensor in loop.ema.items()}
+            if self.shard.rank:
+                return
+            self._validate(average, loop, windows, held_out)
+            label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
+            args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
+            export(*args, frames=frames, label=label, steps=loop.step)
+
+        def on_step(step: int, metrics: LossMetrics) -> None:
+            self._on_step(stage, step, steps, metrics)
+            if step % _CHECKPOINT_STEPS == 0 or step == steps:
+                validate()
+
+        if loop.step >= steps and released_steps(checkpoint) != loop.step:  # interrupted during its last export
+            validate()
+        loop.run(on_step=on_step)
+        return checkpoint
+
+    def _validate(self, average: dict[str, torch.Tensor], loop: Loop, windows: int, held_out: Batch) -> None:
+        """Append the errors of averaged weights on held-out windows to the stage's ``held_out.jsonl``."""
+        policy, path = fresh_policy(self.transformer_config), loop.folder / "held_out.jsonl"
+        policy.load_state_dict(average)
+        errors = asdict(chunk_errors(predict_rows(policy, held_out), held_out.rows))
+        drop_from(path, loop.step)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": loop.step, "windows": loop.step * windows, **errors}) + "\n")
+
+    @cached_property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer."""
+        folder = self.folder / "tokenizer"
+        if not (folder / "tokenizer.json").exists():
+            if self._start is None:
+                fresh_tokenizer(folder, self.canvas_hw)
+            else:
+                shutil.copytree(self._start.root / "text_tokenizer", folder, dirs_exist_ok=True)
+        return folder
+
+    @cached_property
+    def captions(self) -> Captions:
+        """Token ids of every caption."""
+        return read_captions(self.tokenizer, self.canvas_hw)
+
+    @cached_property
+    def config_json(self) -> dict[str, Any]:
+        """Content of ``transformer/config.json``."""
+        if self._start is not None:
+            return json.loads((self._start.root / "transformer/config.json").read_text(encoding="utf-8"))
+        tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
+        size = max(len(tokenizer["model"]["vocab"]), 1 + max(int(token["id"]) for token in tokenizer["added_tokens"]))
+        sizes = policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels)
+        return transformer_config(sizes, "silu", size)
+
+    @property
+    def transformer_config(self) -> TransformerConfig:
+        """The same, typed."""
+        return TransformerConfig.from_dict(self.config_json)
+
+    @cached_property
+    def state(self) -> StateRow:
+        """Scale of the state row."""
+        if self._start is not None and self._start.state_row is not None:
+            return self._start.state_row
+        path = self.folder / "state_row.json"
+        if not path.exists():
+            write_json(path, state_row_of(self.demos).to_metadata())
+        state = StateRow.from_metadata({"state": json.loads(path.read_text())})
+        assert state is not None
+        return state

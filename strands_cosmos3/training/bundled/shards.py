@@ -1,0 +1,149 @@
+"""Demonstrations on disk as the trainer reads them: shards of several episodes, with pictures that are mapped.
+
+A shard holds the arrays of :class:`~strands_cosmos3.training.bundled.demos.EpisodeRecord`, one episode after another;
+``starts`` holds the first tick of each.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_whole
+from strands_cosmos3.training.bundled.demos import EpisodeRecord
+
+EPISODES_PER_SHARD = 20
+_PER_TICK = ("frames", "T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
+_OLD_NAMES = {"opening": "gripper_opening", "told": "gripper_command", "bent": "perturbed"}  # of 0.1.0
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """Return the path of a shard."""
+    return folder / f"shard-{index:05d}.npz"
+
+
+def shard_indices(folder: Path) -> list[int]:
+    """Return the indices of the shards in a folder."""
+    return sorted(int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz"))
+
+
+def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a shard atomically and uncompressed, so that its pictures can be mapped."""
+    write_whole(path, lambda hidden: np.savez(hidden, allow_pickle=False, **arrays))
+
+
+def read_shard(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a shard, apart from its pictures."""
+    with np.load(path) as file:
+        return {_OLD_NAMES.get(str(name), str(name)): file[name] for name in file.files if name != "frames"}
+
+
+def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a shard.
+
+    Raises:
+        ConfigError: There are no records.
+    """
+    if not records:
+        raise ConfigError("a shard without episodes: no start pose was reachable; check the demonstrations' configuration.")
+    starts = np.concatenate([[0], np.cumsum([len(record.gripper_opening) for record in records])])
+    arrays: dict[str, NDArray[Any]] = {name: np.concatenate([getattr(r, name) for r in records]) for name in _PER_TICK}
+    ticks = [record.label_ticks.astype(np.int64) + start for record, start in zip(records, starts, strict=False)]
+    labels = np.concatenate([record.labels for record in records])
+    return {**arrays, "starts": starts, "label_ticks": np.concatenate(ticks), "labels": labels}
+
+
+@dataclass(frozen=True, eq=False)
+class Demos:
+    """All shards of a folder, tick by tick; frames stay on disk until they are read.
+
+    Attributes:
+        T_base_cosmos: [n, 4, 4] measured poses.
+        gripper_opening, gripper_command: [n] open fractions, measured and commanded.
+        goal: [n] index of the goal pursued.
+        perturbed: [n] whether the row that follows is perturbed.
+        last: [n] the last tick of each tick's episode.
+        label_ticks: [L] ticks with labels.
+        labels: [L, goals, rows, 10] the expert's rows in the model's scale.
+    """
+
+    T_base_cosmos: NDArray[np.float64]
+    gripper_opening: NDArray[np.float64]
+    gripper_command: NDArray[np.float64]
+    goal: NDArray[np.int8]
+    perturbed: NDArray[np.bool_]
+    last: NDArray[np.int64]
+    label_ticks: NDArray[np.int64]
+    labels: NDArray[np.float32]
+    _frames: tuple[NDArray[np.uint8], ...]
+    _first: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, folder: Path, shards: Sequence[int] | None = None) -> Demos:
+        """Open a folder of shards.
+
+        Args:
+            folder: Folder of the shards.
+            shards: Indices of the shards to open; None means all.
+
+        Raises:
+            ConfigError: The folder lacks a shard, or has none.
+        """
+        paths = [shard_path(folder, i) for i in (shard_indices(folder) if shards is None else shards)]
+        if not paths or not all(path.exists() for path in paths):
+            raise ConfigError(f"{folder} lacks demonstrations; record some with `strands-cosmos3 demos --out {folder}`.")
+        parts: list[dict[str, NDArray[Any]]] = []
+        first = [0]
+        for path in paths:
+            part = read_shard(path)
+            part["last"] = np.repeat(part["starts"][1:] - 1, np.diff(part["starts"])) + first[-1]
+            part["label_ticks"] = part["label_ticks"] + first[-1]
+            first.append(first[-1] + len(part["goal"]))
+            parts.append(part)
+        names = (*_PER_TICK[1:], "last", "label_ticks", "labels")
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
+        return cls(**joined, _frames=tuple(_mapped(path, "frames") for path in paths), _first=np.array(first))
+
+    @property
+    def canvas_hw(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        height, width = self._frames[0].shape[1:3]
+        return height, width
+
+    def __len__(self) -> int:
+        return len(self.goal)
+
+    def frame(self, tick: int) -> NDArray[np.uint8]:
+        """[H, W, 3] picture of a tick."""
+        shard = int(np.searchsorted(self._first, tick, side="right")) - 1
+        return self._frames[shard][tick - self._first[shard]]
+
+    def frames(self, ticks: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
+        """[n, H, W, 3] pictures of ticks."""
+        return np.stack([self.frame(int(tick)) for tick in ticks])
+
+    def clips(self, rows: int) -> NDArray[np.int64]:
+        """Return the ticks that ``rows`` further ticks of the same episode follow: the first ticks of whole clips."""
+        ticks = np.arange(len(self))
+        return ticks[ticks + rows <= self.last]
+
+
+def _mapped(path: Path, name: str) -> NDArray[Any]:
+    """Map an array of an uncompressed .npz."""
+    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        header = member.tell()
+        info = archive.getinfo(f"{name}.npy")
+    with path.open("rb") as file:  # the local header repeats the name and may carry an extra field of its own length
+        file.seek(info.header_offset + 26)
+        name_length, extra = np.frombuffer(file.read(4), "<u2")
+    return np.memmap(path, dtype, "r", info.header_offset + 30 + int(name_length) + int(extra) + header, shape)

@@ -1,0 +1,163 @@
+"""The VAE stage: train on pictures, check that colours survive, then learn motion from clips."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.training.bundled.colour_gate import colour_gate
+from strands_cosmos3.training.bundled.run_config import RunConfig
+from strands_cosmos3.training.bundled.shards import Demos
+from strands_cosmos3.training.bundled.windows import latent_columns
+from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
+from strands_cosmos3.training.release import load_vae, with_statistics
+from strands_cosmos3.training.vae import (
+    VaeLoss,
+    VaeSizes,
+    flat_first_frames,
+    keep_first_frames,
+    make_vae,
+    reconstruction_loss,
+    to_pixels,
+)
+from strands_cosmos3.training.windows import ROWS
+
+OnStep = Callable[[str, int, int, LossMetrics], None]
+"""Called with stage, steps done, steps in total and metrics."""
+_FILES = ("gate.json", "latent_stats.json", "final.pt")
+_GATE_PICTURES = 160
+
+
+@dataclass(frozen=True, eq=False)
+class VaeStage:
+    """The VAE stage of a run.
+
+    Args:
+        folder: Folder of the run.
+        demos: Demonstrations to train on.
+        config: Options of the run.
+        start: Checkpoint whose VAE is used instead of training one on pictures, or None.
+        device: Device to train on.
+        on_step: Called after each step.
+    """
+
+    folder: Path
+    demos: Demos
+    config: RunConfig
+    start: Checkpoint | None
+    device: torch.device
+    on_step: OnStep
+
+    def train(self) -> Any:
+        """Train the VAE, or load the finished one.
+
+        Raises:
+            TrainingError: Colours do not survive.
+        """
+        final, config = self.folder / "vae/final.pt", self.config
+        sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_base)
+        vae: Any = flat_first_frames(make_vae(sizes) if self.start is None else load_vae(self.start))
+        vae.to(self.device)
+        if final.exists():
+            vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
+        else:
+            if self.start is None:
+                self._fit(vae, "vae", self._pictures, config.vae_steps, config.vae_lr, config.seed, ema=0.995, decay=0.5)
+            gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
+            write_json(self.folder / "vae/gate.json", asdict(gate))
+            gate.require()
+            if config.vae_clip_steps:
+                keep_first_frames(vae)
+                steps, lr = config.vae_clip_steps, config.vae_lr / 2
+                self._fit(vae, "vae_clips", self._clips, steps, lr, config.seed + 1, ema=0.99)
+            write_whole(final, partial(torch.save, vae.state_dict()))
+        vae.eval().requires_grad_(False)
+        return self._with_latent_statistics(vae)
+
+    def copy_from(self, run: Path) -> Any:
+        """Use the finished VAE of another run.
+
+        Raises:
+            ConfigError: It has no finished VAE, or one with other sizes.
+        """
+        if not (run / "vae/final.pt").exists():
+            raise ConfigError(f"{run} has no finished VAE (vae/final.pt); train it: strands-cosmos3 train --until vae.")
+        settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
+        sizes = {name: (settings.get(name), getattr(self.config, name)) for name in ("latent_channels", "vae_base", "tier")}
+        if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
+            raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
+        for name in _FILES:
+            copy, content = self.folder / "vae" / name, (run / "vae" / name).read_bytes()
+            if copy.exists() and copy.read_bytes() != content:
+                raise ConfigError(f"{copy} differs from that of {run}; choose another folder.")
+            write_whole(copy, partial(Path.write_bytes, data=content))
+        return self.train()
+
+    def _pictures(self, step: int) -> torch.Tensor:
+        rng = np.random.default_rng([self.config.seed, step])
+        return to_pixels(self.demos.frames(rng.integers(len(self.demos), size=self.config.vae_batch)))
+
+    def _clips(self, step: int) -> torch.Tensor:
+        frames, starts = (5, 9, 17)[step % 3], self.demos.clips(ROWS)
+        rng = np.random.default_rng([self.config.seed + 1, step])
+        chosen = starts[rng.integers(len(starts), size=self.config.vae_clip_batch)]
+        return to_pixels(np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]))
+
+    def _fit(
+        self, vae: Any, stage: str, draw: Callable[[int], torch.Tensor], steps: int, lr: float, seed: int, **options: float
+    ) -> None:
+        """Train on what ``draw`` returns for each step; the averaged weights remain."""
+        width = 16 * (latent_columns(self.demos.canvas_hw) + 1)  # the pictures and one latent column of padding
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            pixels = draw(step)[..., :width].to(self.device)
+            with lower_precision(self.device):
+                return reconstruction_loss(vae, pixels, step_noise(seed, step), VaeLoss())
+
+        how = TrainLoopConfig(steps=steps, lr=lr, seed=self.config.seed, weight_decay=0.0, **options)  # pyright: ignore[reportArgumentType]
+        loop = Loop(vae, loss, how, self.folder / stage)
+        loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
+        loop.take_average()
+
+    def _with_latent_statistics(self, vae: Any) -> Any:
+        """Record mean and standard deviation of the latents in the VAE's config."""
+        path = self.folder / "vae/latent_stats.json"
+        if self.start is not None and not path.exists():  # the policy was trained with these statistics
+            known = self.start.vae_config
+            write_json(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
+        if not path.exists():
+            ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
+            with torch.no_grad():
+                parts = (to_pixels(self.demos.frames(part)).to(self.device) for part in np.array_split(ticks, 8) if len(part))
+                raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
+            latents = torch.cat(raw)[..., : latent_columns(self.demos.canvas_hw)]
+            write_json(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
+        statistics = json.loads(path.read_text())
+        return with_statistics(vae, statistics["mean"], statistics["std"])
+
+
+def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from pixels to latents, normalised by the VAE's recorded statistics."""
+    mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
+    device = next(vae.parameters()).device
+    return lambda pixels: (vae.encode(pixels.to(device)).latent_dist.mode().cpu() - mean) / std
+
+
+def lower_precision(device: torch.device) -> torch.autocast:
+    """Return autocast to bfloat16 on a GPU; it does nothing on a CPU, where bfloat16 is no faster."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def step_noise(seed: int, step: int) -> torch.Generator:
+    """Return the noise generator of a step."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) * 7919 + 3)

@@ -1,0 +1,211 @@
+"""Windows of table demonstrations: labelled pictures for the policy stage, clips with their future for the joint stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.decode import encode_pose_delta
+from strands_cosmos3.actions.rotations import se3_between
+from strands_cosmos3.actions.stats import normalize_chunk
+from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.bundled.phrases import GOALS
+from strands_cosmos3.training.bundled.shards import Demos
+from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, RAW_WIDTH, ROWS, Batch, state_columns
+
+
+def state_row_of(demos: Demos) -> StateRow:
+    """Return the scale of the state row: the translation's mean and deviation, round numbers for rotation and opening."""
+    columns = state_columns(demos.T_base_cosmos, demos.gripper_opening)
+    mean, std = np.zeros(RAW_WIDTH), np.ones(RAW_WIDTH)
+    mean[:3], std[:3] = columns[:, :3].mean(0).round(4), columns[:, :3].std(0).round(4)
+    mean[9], std[9] = 0.5, 0.5
+    return StateRow(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def executed_rows(demos: Demos, ticks: NDArray[np.int64], rows: int = ROWS) -> NDArray[np.float32]:
+    """Return [n, rows, 10] executed after each tick, in the model's scale: deltas of measured poses, gripper commands."""
+    index = ticks[:, None] + np.arange(rows + 1)
+    poses = demos.T_base_cosmos[index]
+    deltas = encode_pose_delta(se3_between(poses[:, :-1], poses[:, 1:]))
+    raw = np.concatenate([deltas, demos.gripper_command[index[:, :-1]][..., None]], axis=-1)
+    return normalize_chunk(raw.reshape(-1, raw.shape[-1]), "droid_lerobot").reshape(raw.shape).astype(np.float32)
+
+
+def undisturbed(demos: Demos, ticks: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return [n] whether the chunk after each tick pursues one goal and is not perturbed."""
+    span = ticks[:, None] + np.arange(ROWS)
+    return ~demos.perturbed[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
+
+
+def latent_columns(canvas_hw: tuple[int, int]) -> int:
+    """Return the number of latent columns that contain pictures; DROID's composite is 640 x 540, the rest is padding."""
+    height, width = canvas_hw
+    return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Captions:
+    """Token ids of captions.
+
+    Args:
+        by_goal: [goal][template], every trained sentence.
+        empty: The empty caption, for the unconditional branch.
+    """
+
+    by_goal: tuple[tuple[tuple[int, ...], ...], ...]
+    empty: tuple[int, ...]
+
+    def drawn(self, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
+        """Draw one sentence for each goal; the empty caption comes last."""
+        return (*(sentences[int(rng.integers(len(sentences)))] for sentences in self.by_goal), self.empty)
+
+
+class _DemoWindows:
+    """Windows of demonstrations; subclasses draw them."""
+
+    def __init__(
+        self,
+        demos: Demos,
+        ticks: NDArray[np.int64],
+        latents: NDArray[np.float16],
+        state: StateRow,
+        captions: Captions,
+        batch: int,
+        dropout: float,
+        seed: int,
+    ):
+        self._latents, self._captions, self._batch, self._dropout, self._seed = latents, captions, batch, dropout, seed
+        columns = state_columns(demos.T_base_cosmos[ticks], demos.gripper_opening[ticks])
+        self._state, self._goal = state.scaled(columns).astype(np.float32), demos.goal[ticks].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._latents)
+
+    def _draw_prompts(
+        self, rng: np.random.Generator, goal: NDArray[np.int64]
+    ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.int64]]:
+        """Draw a sentence for each goal, and for each window its sentence's index; some windows read the empty caption."""
+        prompts = self._captions.drawn(rng)
+        return prompts, np.where(rng.random(self._batch) < self._dropout, len(GOALS), goal)
+
+    def _windows(
+        self,
+        chosen: NDArray[np.int64],
+        rows: NDArray[np.float32],
+        prompts: tuple[tuple[int, ...], ...],
+        prompt: NDArray[np.int64],
+        mode: NDArray[np.int64] | None = None,
+    ) -> Batch:
+        latents = torch.from_numpy(self._latents[chosen].astype(np.float32))
+        return Batch(
+            latents if latents.ndim == 5 else latents[:, :, None],
+            torch.from_numpy(self._state[chosen]),
+            torch.from_numpy(np.clip(rows, -3, 3)),
+            prompts,
+            torch.from_numpy(prompt),
+            None if mode is None else torch.from_numpy(mode),
+        )
+
+
+class PictureWindows(_DemoWindows):
+    """Windows of a single picture with the expert's labels for every goal.
+
+    Args:
+        demos: Labels and poses.
+        latents: [L, C, H, W] float16 of the pictures at labelled ticks.
+        state: Scale of the state row.
+        captions: Trained captions.
+        batch: Windows per step.
+        dropout: Fraction of windows that read the empty caption.
+        own: Fraction of windows that use the goal of their episode; the others draw any goal.
+        seed: Seed of the draws.
+        among: Windows to draw from; None means all.
+
+    Attributes:
+        pursued: [L] goal that the episode pursued.
+    """
+
+    def __init__(
+        self,
+        demos: Demos,
+        latents: NDArray[np.float16],
+        state: StateRow,
+        captions: Captions,
+        batch: int = 64,
+        dropout: float = 0.08,
+        own: float = 0.5,
+        seed: int = 0,
+        among: range | None = None,
+    ):
+        super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed)
+        self._labels, self._own, self.pursued = demos.labels, own, self._goal
+        self._among = range(len(latents)) if among is None else among
+
+    def batch(self, step: int) -> Batch:
+        """Return the windows of a step, drawn by (seed, step)."""
+        rng = np.random.default_rng([self._seed, step])
+        chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
+        own = rng.random(self._batch) < self._own
+        goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
+        return self.pick(chosen, goal, *self._draw_prompts(rng, goal))
+
+    def pick(
+        self,
+        chosen: NDArray[np.int64],
+        goal: NDArray[np.int64],
+        prompts: tuple[tuple[int, ...], ...],
+        prompt: NDArray[np.int64],
+    ) -> Batch:
+        """Return windows by index, each with a goal and the index of its prompt."""
+        return self._windows(chosen, self._labels[chosen, goal], prompts, prompt)
+
+
+class ClipWindows(_DemoWindows):
+    """Clips with their future, executed rows and goal.
+
+    The policy is trained on clips in which the expert pursued one goal undisturbed, dynamics on all clips.
+
+    Args:
+        demos: Poses, gripper commands and goals.
+        ticks: [n] first tick of each clip.
+        latents: [n, C, F, H, W] float16.
+        state, captions, batch, dropout, seed: As in :class:`PictureWindows`.
+        forward, inverse: Fractions of windows that train forward and inverse dynamics.
+
+    Raises:
+        ConfigError: No clip is undisturbed.
+    """
+
+    def __init__(
+        self,
+        demos: Demos,
+        ticks: NDArray[np.int64],
+        latents: NDArray[np.float16],
+        state: StateRow,
+        captions: Captions,
+        batch: int = 32,
+        dropout: float = 0.08,
+        forward: float = 0.15,
+        inverse: float = 0.15,
+        seed: int = 0,
+    ):
+        super().__init__(demos, ticks, latents, state, captions, batch, dropout, seed)
+        self._rows = executed_rows(demos, ticks)
+        self._undisturbed = np.flatnonzero(undisturbed(demos, ticks))
+        if not len(self._undisturbed):
+            raise ConfigError("no clip shows the expert undisturbed for a whole chunk; record more demonstrations.")
+        self._forward, self._inverse = forward, inverse
+
+    def batch(self, step: int) -> Batch:
+        """Return the windows of a step, drawn by (seed, step)."""
+        rng = np.random.default_rng([self._seed, step, 1])
+        draw = rng.random(self._batch)
+        mode = np.where(draw < self._forward, FORWARD, np.where(draw > 1 - self._inverse, INVERSE, POLICY))
+        free, clean = rng.integers(len(self), size=self._batch), rng.integers(len(self._undisturbed), size=self._batch)
+        chosen = np.where(mode == POLICY, self._undisturbed[clean], free)
+        return self._windows(chosen, self._rows[chosen], *self._draw_prompts(rng, self._goal[chosen]), mode)
