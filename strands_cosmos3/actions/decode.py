@@ -78,10 +78,7 @@ def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
 
 
 def decode_chunk(
-    chunk: ActionChunk,
-    T_base_anchor_cosmos: Any,
-    stats: ActionStats | str | Path | None = None,
-    method: Method = "quantile",
+    chunk: ActionChunk, T_base_anchor_cosmos: Any, stats: ActionStats | str | Path | None = None, method: Method = "quantile"
 ) -> PoseTrajectory:
     """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into poses of the Cosmos frame.
 

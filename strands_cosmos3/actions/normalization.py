@@ -120,13 +120,7 @@ class ActionStats:
         raw = None if self.raw is None else self.raw.first(width)
         skipped = tuple(i for i in self.skip_rotation_dims if i < width)
         return ActionStats(
-            self.domain,
-            self.columns[:width],
-            self.q01[:width],
-            self.q99[:width],
-            **cut,
-            raw=raw,
-            skip_rotation_dims=skipped,
+            self.domain, self.columns[:width], self.q01[:width], self.q99[:width], **cut, raw=raw, skip_rotation_dims=skipped
         )
 
     def normalizer(self, method: Method = "quantile") -> Affine:

@@ -120,10 +120,7 @@ def denormalize_quantile(z: Any, q01: Any, q99: Any) -> F64:
 
 
 def denormalize_chunk(
-    action: Any,
-    embodiment: Embodiment | str,
-    stats: ActionStats | str | Path | None = None,
-    method: Method = "quantile",
+    action: Any, embodiment: Embodiment | str, stats: ActionStats | str | Path | None = None, method: Method = "quantile"
 ) -> F64:
     """De-normalise [T, D] ``midtrain`` rows to metres, rotation columns and the gripper's own unit.
 

@@ -21,10 +21,7 @@ _SPEED_SHARE = 0.8
 
 
 def feasible_chunk(
-    rng: np.random.Generator,
-    rows: int = 32,
-    step_m: tuple[float, float] = BRISK_M,
-    step_deg: tuple[float, float] = BRISK_DEG,
+    rng: np.random.Generator, rows: int = 32, step_m: tuple[float, float] = BRISK_M, step_deg: tuple[float, float] = BRISK_DEG
 ) -> tuple[F64, F64]:
     """Draw a smooth motion within the Panda's joint and velocity limits at 15 Hz.
 

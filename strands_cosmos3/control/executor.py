@@ -14,13 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
-from strands_cosmos3.control.trajectory import (
-    JointState,
-    PlannedMotion,
-    StopProfile,
-    plan_motion,
-    plan_stop,
-)
+from strands_cosmos3.control.trajectory import JointState, PlannedMotion, StopProfile, plan_motion, plan_stop
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import JointTrajectory

@@ -48,12 +48,7 @@ class LevenbergMarquardt:
     """
 
     def __init__(
-        self,
-        model: mujoco.MjModel,
-        frame_id: int,
-        frame_type: str,
-        q_address: NDArray[np.intp],
-        dof_address: NDArray[np.intp],
+        self, model: mujoco.MjModel, frame_id: int, frame_type: str, q_address: NDArray[np.intp], dof_address: NDArray[np.intp]
     ):
         self.model = model
         self.data = mujoco.MjData(model)

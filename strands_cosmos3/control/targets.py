@@ -35,11 +35,7 @@ def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) ->
 
 
 def solve_chunk(
-    chunk: ActionChunk,
-    bridge: MinkIKBridge,
-    q_measured: F64,
-    stats: ActionStats | None = None,
-    t_capture_s: float = 0.0,
+    chunk: ActionChunk, bridge: MinkIKBridge, q_measured: F64, stats: ActionStats | None = None, t_capture_s: float = 0.0
 ) -> JointTrajectory:
     """Return joint angles that follow a chunk from the measured configuration.
 

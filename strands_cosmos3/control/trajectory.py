@@ -56,12 +56,7 @@ class JointSpline:
         k = np.clip(np.searchsorted(self.t_s, at_s, side="right") - 1, 0, len(self.t_s) - 2)
         h = self.t_s[k + 1] - self.t_s[k]
         return _hermite(
-            self.q_rad[k],
-            self.q_rad[k + 1],
-            self.qd_rad_s[k],
-            self.qd_rad_s[k + 1],
-            h[:, None],
-            (at_s - self.t_s[k])[:, None],
+            self.q_rad[k], self.q_rad[k + 1], self.qd_rad_s[k], self.qd_rad_s[k + 1], h[:, None], (at_s - self.t_s[k])[:, None]
         )
 
 
