@@ -1,7 +1,4 @@
-"""Random motions for benchmarks and tests.
-
-Feasible ones are drawn in joint space and resampled by arc length, so that each row moves the hand by a given distance.
-"""
+"""Random motions for benchmarks and tests. Feasible ones are drawn in joint space and resampled by arc length."""
 
 from __future__ import annotations
 
@@ -25,14 +22,8 @@ def feasible_chunk(
 ) -> tuple[F64, F64]:
     """Draw a smooth motion within the Panda's joint and velocity limits at 15 Hz.
 
-    Args:
-        rng: Random number generator.
-        rows: Number of rows.
-        step_m: Least and greatest distance per row.
-        step_deg: Least and greatest angle per row.
-
-    Returns:
-        Joint angles [7] at the start and poses [rows, 4, 4] of the hand after each row.
+    ``step_m`` and ``step_deg`` are the least and greatest distance and angle per row. Returns joint angles [7] at the start and
+    poses [rows, 4, 4] of the hand after each row.
     """
     s = np.linspace(0.0, 1.0, _FINE)
     while True:
