@@ -14,19 +14,15 @@ LARGEST = 1e9
 
 
 def trailing(value: Any, name: str, shape: tuple[int | None, ...], largest: float = LARGEST, leading: int | None = None) -> F64:
-    """Return a read-only float64 copy of ``value`` with shape [..., *shape].
+    """Return a read-only float64 copy of ``value`` with shape [..., *shape]; None frees an axis, and no axis may be empty.
 
     Args:
-        value: Anything numpy can convert to numbers.
-        name: Name of the argument in errors.
-        shape: The last axes; None leaves an axis free. No axis may be empty.
         largest: Bound on the magnitudes.
         leading: Number of axes before ``shape``; None allows any.
 
     Raises:
         InputError: It is not numeric, or a magnitude exceeds ``largest``.
-        ShapeError: It has another shape, or an empty axis.
-        NonFiniteError: It holds NaN or infinity.
+        ShapeError, NonFiniteError: It has another shape or an empty axis, or holds NaN or infinity.
     """
     if leading is None:
         try:

@@ -1,11 +1,11 @@
 """Chunks to poses in the robot's base frame, and back.
 
 A row of a ``midtrain`` chunk is a motion of the Cosmos frame expressed in that frame (cosmos-framework, ``pose_utils``:
-``backward_framewise``). A chunk is therefore anchored once, on the pose at the observation, and integrated open-loop.
-Anchoring each step on the measured pose would hide the arm's drift, because the targets would drift with it.
+``backward_framewise``). A chunk is anchored once, on the pose at the observation, and integrated open-loop: targets
+anchored on each measured pose would drift with the arm and hide its drift.
 
-The Cosmos frame is usually not the body that inverse kinematics drives. Decode in the Cosmos frame, then call
-:func:`to_frame`. Composing the deltas on the body instead bends the path, and no IK residual shows it.
+Inverse kinematics usually drives another body. Decode in the Cosmos frame, then call :func:`to_frame`; deltas composed on
+the body itself bend the path, and no IK residual shows it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "fram
     ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``.
 
     Raises:
-        UnknownNameError: No such convention.
-        InputError, ShapeError, NonFiniteError: An argument is malformed.
+        UnknownNameError, InputError, ShapeError, NonFiniteError: No such convention, or an argument is malformed.
     """
     _require_convention(convention)
     steps = _poses_of(trailing(deltas, "deltas", (_POSE,), leading=1))
@@ -66,9 +65,8 @@ def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
     """[N + 1, 4, 4] poses, the anchor first -> [N, 9] deltas; the inverse of :func:`decode_pose_trajectory`.
 
     Raises:
-        UnknownNameError: No such convention.
+        UnknownNameError, InputError, NonFiniteError: No such convention, or a pose is malformed.
         ShapeError: There are fewer than two poses.
-        InputError, NonFiniteError: A pose is malformed.
     """
     _require_convention(convention)
     poses = rigid(T, "T", leading=1)
@@ -78,22 +76,17 @@ def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
 
 
 def decode_chunk(
-    chunk: ActionChunk,
-    T_base_anchor_cosmos: Any,
-    stats: ActionStats | str | Path | None = None,
-    method: Method = "quantile",
+    chunk: ActionChunk, T_base_anchor_cosmos: Any, stats: ActionStats | str | Path | None = None, method: Method = "quantile"
 ) -> PoseTrajectory:
-    """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into poses of the Cosmos frame.
+    """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into T poses of the Cosmos frame in the base.
 
     Args:
         chunk: Rows in the model's own scale.
         T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base at the observation.
-        stats: Statistics for normalised rows; the embodiment's packaged ones by default.
-        method: Normalisation method of the rows.
+        stats, method: Statistics for normalised rows (the embodiment's packaged ones by default), and their method.
 
     Returns:
-        T poses in the robot's base, frame ``"cosmos"``, at the rows' times; the anchor is separate. The gripper column
-        becomes open fractions.
+        Poses at the rows' times, without the anchor; the gripper column becomes open fractions.
 
     Raises:
         ActionSpaceError: The rows are joint angles, undecodable, or of more than one arm.
@@ -120,11 +113,10 @@ def decode_chunk(
 def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
     """Decode a chunk of ``joint_pos`` rows: angles in radians as they are, the gripper as open fractions.
 
-    There is no normalisation and no inverse kinematics. Row 0 is due at the observation: remove a clean state row first.
+    Row 0 is due at the observation: remove a clean state row first.
 
     Raises:
-        ActionSpaceError: The rows are poses or deltas.
-        InputError: A magnitude exceeds 1e9.
+        ActionSpaceError, InputError: The rows are poses or deltas, or a magnitude exceeds 1e9.
     """
     chunk = instance_of(chunk, ActionChunk, "chunk")
     space = chunk.action_space
@@ -138,13 +130,9 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
 
 
 def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTrajectory:
-    """Return the same motion as poses of a body fixed to the Cosmos frame: ``T_base_ee = T_base_cosmos T_cosmos_ee``.
+    """Return the same motion as poses of a body ``name`` fixed to the Cosmos frame: ``T_base_ee = T_base_cosmos T_cosmos_ee``.
 
-    Args:
-        trajectory: Poses of the Cosmos frame.
-        T_cosmos_ee: [4, 4] pose of the body in the Cosmos frame; for the tool frame's parent,
-            ``se3_inverse(tool_frame.T_parent_cosmos)``.
-        name: Name of the body.
+    For the tool frame's parent, ``T_cosmos_ee`` [4, 4] is ``se3_inverse(tool_frame.T_parent_cosmos)``.
 
     Raises:
         FrameError: The trajectory is not of the Cosmos frame.
@@ -168,18 +156,13 @@ def encode_chunk(
     method: Method = "quantile",
     clip: bool = False,
 ) -> F64:
-    """Encode poses as ``midtrain`` rows; the inverse of :func:`decode_chunk`.
+    """Encode poses as [T, D] ``midtrain`` rows in the model's scale; the inverse of :func:`decode_chunk`.
 
     Args:
         T_base_cosmos: [T + 1, 4, 4] poses of the Cosmos frame, the anchor first.
         gripper: [T] open fractions, or None for an embodiment without a gripper.
-        embodiment: Embodiment, or its name.
-        stats: Its statistics; the packaged ones by default.
-        method: Normalisation method.
+        embodiment, stats, method: As in :func:`denormalize_chunk`.
         clip: Clamp to [-1, 1] as in training. Without it rows are exact, and motion beyond |z| = 10 is an error.
-
-    Returns:
-        [T, D] rows in the model's scale.
 
     Raises:
         ActionSpaceError: The embodiment's rows are not those of a single arm.

@@ -1,7 +1,4 @@
-"""Rotations and rigid transforms without argument checks: the arithmetic behind ``rotations.py``.
-
-Arguments are finite arrays that have been checked. Leading axes are free.
-"""
+"""The unchecked arithmetic behind ``rotations.py``, for finite arrays. Leading axes are free."""
 
 from __future__ import annotations
 
@@ -24,9 +21,8 @@ def to_rot6d(R: F64) -> F64:
 def nearest_rotation(rot6d: F64) -> F64:
     """As ``rot6d_to_matrix``.
 
-    With c0, c1 the columns, ``[c0, c1, c0 x c1]`` is projected on SO(3) by SVD, as cosmos-framework's ``pose_utils``
-    does. Gram-Schmidt would put the whole error of noisy columns on c1: up to 3.6 degrees off. The determinant is
-    ``|c0 x c1|^2 > 0``, so the projection is never a reflection.
+    With c0, c1 the columns, ``[c0, c1, c0 x c1]`` is projected on SO(3) by SVD, as in cosmos-framework's ``pose_utils``; its
+    determinant ``|c0 x c1|^2`` is positive. Gram-Schmidt would put the whole error of noisy columns on c1: up to 3.6 degrees.
 
     Raises:
         InputError: A column is zero, or the two are parallel.
@@ -84,11 +80,7 @@ def assemble(R: F64, p: F64) -> F64:
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of two broadcast shapes.
-
-    Raises:
-        ShapeError: They do not broadcast.
-    """
+    """The shape of two broadcast shapes, or a :class:`ShapeError`."""
     try:
         return np.broadcast_shapes(a, b)
     except ValueError:

@@ -1,6 +1,5 @@
-"""Normalisation: a domain's statistics, and the affine map that each method derives from them.
+"""A domain's statistics, and the affine map of each normalisation method: ``a = z * scale + offset`` in each column.
 
-A normalisation is ``a = z * scale + offset`` in each column; a method defines the figures that the two come from.
 Source: NVIDIA cosmos-framework, ``action_processing``.
 """
 
@@ -26,13 +25,9 @@ FIGURES = ("q01", "q99", "mean", "std", "min", "max")
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A normalisation, or its inverse: column by column ``(a - offset) / scale``, or ``z * scale + offset``.
+    """A normalisation ``(a - offset) / scale`` by column, or its inverse ``z * scale + offset`` (``denormalizes``).
 
-    Args:
-        offset: [D] the value that maps to zero.
-        scale: [D] the difference that maps to one; positive.
-        columns: [D] names for messages.
-        denormalizes: Direction of the map.
+    ``offset`` [D] maps to zero, ``scale`` [D] is positive; ``columns`` are names for messages.
     """
 
     offset: F64
@@ -65,10 +60,8 @@ class ActionStats:
     """Statistics of one domain's actions; arrays are [D] float64 and read-only.
 
     Args:
-        domain: Name of the domain, as in ``Embodiment.stats``.
-        columns: [D] names of the columns.
-        q01: First percentile.
-        q99: Ninety-ninth percentile.
+        domain, columns: Name of the domain, as in ``Embodiment.stats``, and of its [D] columns.
+        q01, q99: First and ninety-ninth percentiles.
         mean, std, min, max: Further figures, if the source has them.
         raw: The same figures over the unprocessed data, if the source has both.
         skip_rotation_dims: Columns whose figures outside ``raw`` are +-1, so that normalisation leaves them unchanged.
@@ -120,13 +113,7 @@ class ActionStats:
         raw = None if self.raw is None else self.raw.first(width)
         skipped = tuple(i for i in self.skip_rotation_dims if i < width)
         return ActionStats(
-            self.domain,
-            self.columns[:width],
-            self.q01[:width],
-            self.q99[:width],
-            **cut,
-            raw=raw,
-            skip_rotation_dims=skipped,
+            self.domain, self.columns[:width], self.q01[:width], self.q99[:width], **cut, raw=raw, skip_rotation_dims=skipped
         )
 
     def normalizer(self, method: Method = "quantile") -> Affine:
@@ -136,8 +123,7 @@ class ActionStats:
         min..max to -1..1, ``meanstd`` maps mean, std to 0, 1.
 
         Raises:
-            UnknownNameError: No such method.
-            StatisticsError: The method needs figures that these statistics lack.
+            UnknownNameError, StatisticsError: No such method, or these statistics lack its figures.
         """
         if str(method) not in get_args(Method):
             raise UnknownNameError("normalisation method", method, get_args(Method))
@@ -159,8 +145,7 @@ def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
     """Return a read-only float64 copy [D] of one figure.
 
     Raises:
-        StatisticsError: It has another width.
-        ShapeError, NonFiniteError, InputError: It is malformed.
+        StatisticsError, ShapeError, NonFiniteError, InputError: It has another width, or is malformed.
     """
     array = trailing(finite_array(value, name, (None,)), name, (None,))
     if len(array) != len(columns):
@@ -169,11 +154,7 @@ def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
 
 
 def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[str, ...], owner: str) -> None:
-    """Require that ``high`` exceeds ``low``.
-
-    Raises:
-        StatisticsError: ``high`` does not exceed ``low`` in some column, which is named.
-    """
+    """Raise a :class:`StatisticsError` that names the first column in which ``high`` does not exceed ``low``."""
     if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
         i = int(bad[0])
         raise StatisticsError(
@@ -183,11 +164,7 @@ def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[s
 
 
 def require_in_range(z: F64, columns: tuple[str, ...]) -> None:
-    """Require that normalised [..., D] values are within |z| <= 10.
-
-    Raises:
-        ActionOutOfRangeError: A value is not; the message names its position and column.
-    """
+    """Raise an :class:`ActionOutOfRangeError` that names the first of the normalised [..., D] values beyond |z| = 10."""
     if (wild := np.argwhere(np.abs(z) > WILD_Z)).size:
         where = tuple(int(i) for i in wild[0])
         raise ActionOutOfRangeError(

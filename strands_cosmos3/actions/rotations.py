@@ -4,9 +4,8 @@ Every function is vectorised over leading axes, computes in float64, and is safe
 ``R`` is a rotation matrix [..., 3, 3], ``T`` a rigid transform [..., 4, 4], ``w`` a rotation vector [..., 3] in rad and
 ``xi`` a twist [..., 6]: three of translation [m], then three of rotation [rad].
 
-Arguments are checked. A wrong shape raises :class:`~strands_cosmos3.errors.ShapeError`, NaN or infinity
-:class:`~strands_cosmos3.errors.NonFiniteError`, a matrix that is not a rotation :class:`~strands_cosmos3.errors.InputError`.
-``kernels.py`` has the same arithmetic for callers whose arguments have been checked.
+Arguments are checked: ShapeError, NonFiniteError for NaN or infinity, InputError for a matrix that is not a rotation.
+``kernels.py`` has the same arithmetic unchecked.
 """
 
 from __future__ import annotations
@@ -54,11 +53,7 @@ def matrix_to_rot6d(R: Any) -> F64:
 
 
 def quaternion_to_matrix(xyzw: Any) -> F64:
-    """[..., 4] unit quaternions, scalar last -> [..., 3, 3].
-
-    Raises:
-        InputError: A norm differs from one by more than 0.01.
-    """
+    """[..., 4] quaternions, scalar last -> [..., 3, 3]; :class:`InputError` if a norm is off one by more than 0.01."""
     q = trailing(xyzw, "quaternion", (4,))
     norm = np.linalg.norm(q, axis=-1)
     if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
@@ -122,8 +117,7 @@ def se3_between(T_a: Any, T_b: Any) -> F64:
 def se3_exp(xi: Any) -> F64:
     """[..., 6] twists (translation, rotation) -> [..., 4, 4].
 
-    ``p = V rho`` with ``V = I + B W + C W^2``, ``B = (1 - cos t)/t^2``, ``C = (t - sin t)/t^3`` (Barfoot, State
-    Estimation for Robotics, 7.1).
+    ``p = V rho``, ``V = I + B W + C W^2``, ``B = (1 - cos t)/t^2``, ``C = (t - sin t)/t^3`` (Barfoot, State Estimation, 7.1).
     """
     xi = trailing(xi, "xi", (6,))
     w = xi[..., 3:]
@@ -145,15 +139,11 @@ def se3_log(T: Any) -> F64:
 
 
 def interpolate_poses(T: Any, t_s: Any, at_s: Any) -> F64:
-    """Poses between knots: position linear, rotation at constant angular velocity (slerp).
+    """[M, 4, 4] poses between knots: position linear, rotation at constant angular velocity (slerp).
 
     Args:
-        T: [N, 4, 4] knots, all in one frame.
-        t_s: [N] their times, strictly increasing.
+        T, t_s: [N, 4, 4] knots, all in one frame, and their [N] times, strictly increasing.
         at_s: [M] query times, within the knots' span: nothing is extrapolated.
-
-    Returns:
-        [M, 4, 4] poses.
 
     Raises:
         InputError: The knots' times do not increase, or a query time lies outside their span.

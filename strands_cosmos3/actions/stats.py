@@ -1,6 +1,6 @@
 """Load action statistics, normalise and de-normalise rows.
 
-Statistics belong to a domain by **name**: several domains have ten columns, so the width does not identify one. The figures
+Statistics are looked up by domain name: several domains have ten columns, so the width does not identify one. The figures
 come from NVIDIA cosmos-framework and are in ``stats/`` with their licence.
 """
 
@@ -38,20 +38,15 @@ _UPSTREAM_TWO_ARMS = frozenset({"umi"})
 
 
 def load_action_stats(source: str | Path, domain: str | None = None) -> ActionStats:
-    """Load statistics by name, or from a file.
+    """Load statistics of a single arm (the first ten columns of UMI's two) by name, or from a file.
 
     Args:
-        source: A domain or embodiment (``"droid_lerobot"``, ``"droid"``), one of cosmos-framework's file names without
-            its suffix (``"droid_lerobot_stats"``), or the path of a ``.json`` file, in this project's schema or in
-            cosmos-framework's (flat, or with ``global`` and ``global_raw``).
+        source: A domain or embodiment (``"droid_lerobot"``, ``"droid"``), a cosmos-framework file name without its suffix
+            (``"droid_lerobot_stats"``), or the path of a ``.json`` file in this project's or cosmos-framework's schema.
         domain: Name of the domain; needed for a framework file that was renamed.
 
-    Returns:
-        Statistics of a single arm, also if the file describes two (UMI: its first ten columns).
-
     Raises:
-        UnknownNameError: No such embodiment.
-        ResourceNotFoundError: No such file.
+        UnknownNameError, ResourceNotFoundError: No such embodiment, or no such file.
         StatisticsError: The domain has no statistics, is unknown or another one, or the file's content is wrong.
     """
     if not isinstance(source, Path):
@@ -91,13 +86,7 @@ def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | No
 
 
 def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
-    """Normalise actions: q01 maps to -1, q99 to 1.
-
-    Args:
-        a: [..., D] actions in their own units.
-        q01: [D] first percentile.
-        q99: [D] ninety-ninth percentile.
-        clip: Clamp to [-1, 1], as in DROID's training data.
+    """Normalise [..., D] actions: ``q01`` [D] maps to -1, ``q99`` [D] to 1; ``clip`` clamps, as in DROID's training data.
 
     Raises:
         StatisticsError: q99 <= q01 in some column, or their widths differ.
@@ -107,31 +96,24 @@ def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
 
 
 def denormalize_quantile(z: Any, q01: Any, q99: Any) -> F64:
-    """De-normalise [..., D] rows: ``z (q99 - q01)/2 + (q99 + q01)/2``, without clamping.
-
-    All zeros are the middle of the range, not a stop.
+    """De-normalise [..., D] rows without clamping: ``z (q99 - q01)/2 + (q99 + q01)/2``. Zeros are mid-range, not a stop.
 
     Raises:
         ActionOutOfRangeError: A value lies beyond |z| = 10.
-        StatisticsError: q99 <= q01 in some column, or their widths differ.
-        ShapeError, NonFiniteError, InputError: An argument is malformed.
+        StatisticsError, ShapeError, NonFiniteError, InputError: As :func:`normalize_quantile`.
     """
     return _quantile_map(q01, q99).inverse(z)
 
 
 def denormalize_chunk(
-    action: Any,
-    embodiment: Embodiment | str,
-    stats: ActionStats | str | Path | None = None,
-    method: Method = "quantile",
+    action: Any, embodiment: Embodiment | str, stats: ActionStats | str | Path | None = None, method: Method = "quantile"
 ) -> F64:
     """De-normalise [T, D] ``midtrain`` rows to metres, rotation columns and the gripper's own unit.
 
     Raises:
         ActionSpaceError: The embodiment's rows are not normalised, or these are of another action space.
         StatisticsError: The statistics are of another domain or width.
-        ActionOutOfRangeError: A value lies beyond |z| = 10.
-        ShapeError, NonFiniteError, InputError: The rows are malformed.
+        ActionOutOfRangeError, ShapeError, NonFiniteError, InputError: The rows lie beyond |z| = 10, or are malformed.
     """
     rows = finite_array(action, "action", (None, None))
     return _chunk_map(rows.shape[1], embodiment, stats, method).inverse(rows)

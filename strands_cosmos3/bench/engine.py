@@ -1,10 +1,9 @@
 """``bench engine``: the engine against diffusers' pipeline, with the same process and weights, one thread, CPU time.
 
-The model has random weights and the genuine architecture at a quarter of Nano's width (``MID_SIZE``), with the VAE scaled to
-Nano's ratio of work: hidden 1024, 8 layers, 16 query and 8 key heads of 64, intermediate 3072, VAE base widths 24 and 32.
-Prompts have 160 and 29 tokens. The pipeline always decodes its video; its time up to the latents is measured in the same
-run. The engine's prompts are cached, as in a control loop from the second chunk on; the first call, without the cache, is
-reported separately.
+The weights are random. The architecture is genuine at a quarter of Nano's width (``MID_SIZE``: hidden 1024, 8 layers, 16
+query and 8 key heads of 64, intermediate 3072), with VAE base widths of 24 and 32 for Nano's ratio of work. Prompts have
+160 and 29 tokens and are cached in the engine, as in a control loop from the second chunk on; the first call is reported
+separately. The pipeline always decodes its video; its time up to the latents is measured in the same run.
 """
 
 from __future__ import annotations
@@ -32,15 +31,7 @@ _PROMPT_TOKENS, _NEGATIVE_TOKENS, _FPS, _SEED = 160, 29, 15.0, 0
 
 @dataclass(frozen=True)
 class Setting:
-    """One workload.
-
-    Args:
-        name: Name in the report.
-        picture_hw: Height and width of the composite.
-        tier: Resolution tier.
-        chunk: Number of action rows.
-        target_decoded, target_latent: Ratios that the project aims for.
-    """
+    """One workload: height and width of the composite, resolution tier, action rows, and the project's target ratios."""
 
     name: str
     picture_hw: tuple[int, int]

@@ -1,7 +1,4 @@
-"""Random motions for benchmarks and tests.
-
-Feasible ones are drawn in joint space and resampled by arc length, so that each row moves the hand by a given distance.
-"""
+"""Random motions for benchmarks and tests. Feasible ones are drawn in joint space and resampled by arc length."""
 
 from __future__ import annotations
 
@@ -21,21 +18,12 @@ _SPEED_SHARE = 0.8
 
 
 def feasible_chunk(
-    rng: np.random.Generator,
-    rows: int = 32,
-    step_m: tuple[float, float] = BRISK_M,
-    step_deg: tuple[float, float] = BRISK_DEG,
+    rng: np.random.Generator, rows: int = 32, step_m: tuple[float, float] = BRISK_M, step_deg: tuple[float, float] = BRISK_DEG
 ) -> tuple[F64, F64]:
     """Draw a smooth motion within the Panda's joint and velocity limits at 15 Hz.
 
-    Args:
-        rng: Random number generator.
-        rows: Number of rows.
-        step_m: Least and greatest distance per row.
-        step_deg: Least and greatest angle per row.
-
-    Returns:
-        Joint angles [7] at the start and poses [rows, 4, 4] of the hand after each row.
+    ``step_m`` and ``step_deg`` are the least and greatest distance and angle per row. Returns joint angles [7] at the start and
+    poses [rows, 4, 4] of the hand after each row.
     """
     s = np.linspace(0.0, 1.0, _FINE)
     while True:

@@ -1,7 +1,7 @@
 """``bench service``: the cost of the wire with an instant backend, against a bare websockets exchange of the same bytes.
 
-Three servers, each in its own process, are called alternately: ours, through our client; a bare websockets server that
-sends the same reply without reading the request; a bare websockets server that echoes the request.
+Three servers in processes of their own are called alternately: ours, through our client, and bare websockets servers that
+send the same reply without reading the request, and that echo the request.
 """
 
 from __future__ import annotations

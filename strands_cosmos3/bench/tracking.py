@@ -1,7 +1,6 @@
-"""``bench tracking``: tracking error of the simulated arm in closed-loop episodes.
+"""``bench tracking``: tracking error of the simulated arm in closed-loop episodes, at every physics step.
 
-Chunks are ``midtrain`` rows of random smooth motions from the replay backend. Every physics step is compared with the
-reference at its own time.
+Chunks are ``midtrain`` rows of random smooth motions from the replay backend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Blend a chunk that was inferred while the arm moved into the present motion.
 
-A chunk's rows are timed from its observation. Rows whose time has passed on arrival are dropped. The remaining ones seldom
-continue the present reference exactly, so the offset is added to them and faded out.
+Rows are timed from the chunk's observation; those whose time has passed on arrival are dropped. The others seldom continue
+the present reference exactly, so the offset is added to them and faded out.
 """
 
 from __future__ import annotations
@@ -54,21 +54,15 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
 def blend_chunk(
     trajectory: JointTrajectory, q_observed: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
 ) -> JointTrajectory | None:
-    """Return a chunk's remaining rows, blended into the present motion, ``elapsed_s`` after its observation.
+    """Return a chunk's rows that remain ``elapsed_s`` after its observation, blended into the motion; None if all have passed.
 
-    The offset in angle and velocity between the reference and the chunk at the present time is added to the rows and fades
-    out within ``blend_s`` along a cubic Hermite, so that the motion continues without a jump.
+    The reference's offset from the chunk in angle and velocity is added to the rows and fades out within ``blend_s`` along a
+    cubic Hermite, so that the motion continues without a jump. Blended rows stay inside the joints' range.
 
     Args:
-        trajectory: The chunk.
-        q_observed: [n] angles that it was planned from.
+        q_observed: [n] angles that the chunk was planned from.
         elapsed_s: Time since then on the motion's clock; 0 returns the chunk unchanged.
         reference: The present reference.
-        limits: Blended rows stay inside the joints' range.
-        blend_s: Duration of the fade-out.
-
-    Returns:
-        The remaining rows, or None if all have passed.
     """
     if elapsed_s <= _NOW_S:
         return trajectory

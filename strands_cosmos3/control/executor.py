@@ -1,8 +1,8 @@
 """The executor: joint trajectories in, one reference per physics step out.
 
-It owns the reference, not the arm. It plans a trajectory from the present reference and its velocity, samples it on the
-physics clock and appends a stop: if no fresh trajectory arrives in time, the arm brakes within its limits and holds. Every
-reference that it hands out is finite and within the joints' limits.
+It owns the reference, not the arm. It plans a trajectory from the present reference and velocity, samples it on the physics
+clock and appends a stop: without a fresh trajectory in time, the arm brakes within its limits and holds. Every reference
+that it hands out is finite and within the joints' limits.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
-from strands_cosmos3.control.trajectory import (
-    JointState,
-    PlannedMotion,
-    StopProfile,
-    plan_motion,
-    plan_stop,
-)
+from strands_cosmos3.control.trajectory import JointState, PlannedMotion, StopProfile, plan_motion, plan_stop
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import JointTrajectory
@@ -42,14 +36,9 @@ class ExecutorState(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class ReferenceBlock:
-    """The reference at M consecutive physics steps.
+    """The reference at M consecutive physics steps: angles, velocities, accelerations [M, n] and open fractions [M].
 
-    Args:
-        q_rad: [M, n] angles.
-        qd_rad_s: [M, n] velocities.
-        qdd_rad_s2: [M, n] accelerations.
-        gripper: [M] open fractions.
-        nominal_s: [M] unstretched time of the chunk at each step; NaN while braking or holding.
+    ``nominal_s`` [M] is the unstretched time of the chunk at each step; NaN while braking or holding.
     """
 
     q_rad: F64
@@ -80,16 +69,14 @@ class Executor:
     """Turns joint trajectories into references on the physics clock.
 
     Args:
-        limits: Limits of the joints.
-        dt_s: Physics step.
-        q_rad: [n] initial reference, at rest.
-        gripper: Initial open fraction.
+        limits, dt_s: Limits of the joints, and the physics step.
+        q_rad, gripper: Initial reference [n], at rest, and open fraction.
 
     Attributes:
         state: State of the reference.
-        counters: Events by name: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could only be
-            followed after a stop), ``limited_by_joint_end`` (chunks whose acceleration jumps between rows, because rows lie
-            at a joint's end), ``stops``, ``faults``.
+        counters: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could only be followed after a
+            stop), ``limited_by_joint_end`` (chunks whose acceleration jumps between rows that lie at a joint's end),
+            ``stops``, ``faults``.
     """
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float = 1.0):
@@ -118,10 +105,9 @@ class Executor:
         self._before = 0, self._gripper
 
     def _without_rounding(self, q_rad: F64) -> F64:
-        """Angles with rounding errors at the joints' ends removed.
+        """Angles with rounding errors at the joints' ends removed; larger excesses are left to the guard.
 
-        A stop planned to end at a joint's end may overshoot it by a micro-radian, and from there no motion would be within
-        the limits. Larger excesses are left to the guard.
+        A stop planned to end at a joint's end may overshoot it by a micro-radian; no motion from there is within the limits.
         """
         inside = np.clip(q_rad, self.limits.q_min, self.limits.q_max)
         return np.where(np.abs(q_rad - inside) <= _LIMIT_SLACK_RAD, inside, q_rad)
@@ -157,12 +143,11 @@ class Executor:
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
     def accept(self, trajectory: JointTrajectory) -> PlannedMotion:
-        """Follow a trajectory from the next step on, in place of the present motion.
+        """Follow a trajectory from the next step on, in place of the present motion, which continues after an error.
 
         Raises:
             InputError: It is not a :class:`JointTrajectory`.
-            ControlError: The executor is in FAULT, or the trajectory cannot be followed within the limits even from rest. The
-                present motion continues.
+            ControlError: The executor is in FAULT, or the trajectory cannot be followed within the limits even from rest.
         """
         if self.state is ExecutorState.FAULT:
             raise ControlError("the executor is in FAULT; reset the robot before it moves again.")
@@ -209,8 +194,7 @@ class Executor:
     def fault(self, followed: bool = True) -> None:
         """Brake as :meth:`stop`, and reject every later trajectory.
 
-        Args:
-            followed: Whether the arm followed the steps handed out last; if not, braking begins at the reference before them.
+        If the arm has not ``followed`` the steps handed out last, braking begins at the reference before them.
         """
         if not followed:
             self._cursor, self._gripper = self._before
@@ -223,8 +207,7 @@ class Executor:
 
         Raises:
             InputError: ``n_steps`` is not a whole number of at least 1.
-            ActuatorGuardError: The reference is not finite or exceeds a limit. It was not handed out, and the executor brakes
-                from the last good one (FAULT).
+            ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and the executor brakes (FAULT).
         """
         n_steps = whole_number(n_steps, "n_steps", 1)
         block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)

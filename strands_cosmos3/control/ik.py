@@ -1,8 +1,7 @@
 """Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the control step.
 
-Levenberg-Marquardt on MuJoCo's Jacobians (``lm.py``) is several times faster while no bound is active. mink's quadratic
-program with :class:`StepBoxLimit` handles active bounds and collision avoidance. The default, ``"auto"``, solves a step with
-the former, and with the latter when a bound becomes active.
+Levenberg-Marquardt (``lm.py``) is several times faster while no bound is active; mink's quadratic program with
+:class:`StepBoxLimit` handles active bounds and collisions. ``"auto"`` turns to the latter when a bound becomes active.
 """
 
 from __future__ import annotations
@@ -40,15 +39,14 @@ _FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SI
 class StepBoxLimit(mink.Limit):
     r"""Bounds on the joints that hold for a whole control step, however many iterations solve it.
 
-    With :math:`q_0` the angles at the start of the step,
+    From the angles :math:`q_0` [rad] at the start of the step, with margin m [rad] and :math:`\Delta t` [s]:
 
     .. math::
 
         \max(q_{min} + m,\; q_0 - \dot q_{max} \Delta t) \le q + \Delta q
         \le \min(q_{max} - m,\; q_0 + \dot q_{max} \Delta t)
 
-    where angles and the margin m are in [rad] and :math:`\Delta t` in [s]. mink's own ``VelocityLimit`` bounds each iteration
-    separately, so ten iterations may move ten times as far.
+    mink's own ``VelocityLimit`` bounds each iteration separately, so ten iterations may move ten times as far.
     """
 
     def __init__(self, q_address: NDArray[np.intp], dof_address: NDArray[np.intp], n_dof: int):
@@ -68,15 +66,9 @@ class StepBoxLimit(mink.Limit):
 
 @dataclass(frozen=True, eq=False)
 class IKSolution:
-    """Joint angles for a sequence of poses, with the residual of each.
+    """Configuration vectors [T, nq] for T poses, with residuals, whether both are within tolerance, and iterations [T].
 
-    Args:
-        q_rad: [T, nq] full configuration vectors of the model.
-        residual_m: [T] distance to the target position.
-        residual_rad: [T] angle to the target rotation.
-        converged: [T] both residuals within tolerance.
-        clamped: [T] a joint or velocity bound is active at the solution.
-        iterations: [T] number of iterations.
+    ``clamped``: a joint or velocity bound is active at the solution.
     """
 
     q_rad: F64
@@ -91,15 +83,12 @@ class MinkIKBridge:
     """Inverse and forward kinematics of one frame of a MuJoCo model.
 
     Args:
-        model: A model with a chain of limited hinge or slide joints from its base to the frame. The base must be at the
-            world's origin, so that world and base frames coincide.
-        ee_frame_name: Name of the driven frame.
-        ee_frame_type: ``"body"``, ``"site"`` or ``"geom"``.
+        model: A model with limited hinge or slide joints from its base to the frame. The base must be at the world's origin.
+        ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or ``"geom"``.
         limits: Limits of the chain's joints; None is the Franka (FER) table where the joints are joint1..joint7.
         method: ``"auto"``, or ``"mink"`` to use only the quadratic program.
-        avoid_collisions: Pairs of groups of geoms (names or ids) to keep apart, e.g. ``[(arm, ["table"])]``. They imply
-            ``method="mink"``.
-        min_distance_m: Distance to keep between them.
+        avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart, e.g.
+            ``[(arm, ["table"])]``. They imply ``method="mink"``.
 
     Raises:
         FrameError: The model has no such frame, or no joint moves it.
@@ -195,8 +184,7 @@ class MinkIKBridge:
     def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
         """Solve for the joint angles that take the driven frame through the poses, one control step each.
 
-        A pose that cannot be reached within the step's bounds gets the best configuration found, and is reported; the next
-        step starts from there.
+        A pose out of reach within the step's bounds gets the best configuration found; the next step starts from there.
 
         Args:
             T_world_ee: [T, 4, 4] target poses.
@@ -287,12 +275,7 @@ def _method(name: Method) -> Method:
 
 
 def _geom_pairs(model: mujoco.MjModel, groups: Any) -> list[tuple[list[int], list[int]]]:
-    """Pairs of groups of geoms by id.
-
-    Raises:
-        InputError: They are not pairs of groups.
-        FrameError: A geom does not exist; the message lists those that do.
-    """
+    """Pairs of groups of geoms by id; an InputError for anything else, a FrameError that lists the geoms for an unknown one."""
     try:
         pairs = [(list(first), list(second)) for first, second in groups]
     except (TypeError, ValueError):

@@ -1,10 +1,8 @@
 """Levenberg-Marquardt on MuJoCo's Jacobians: the fast path of inverse kinematics while no bound is active.
 
 Each iteration solves ``(J J^T + lambda I) y = e``, ``dq = J^T y`` (Wampler 1986), a 6 x 6 system whatever the number of
-joints; dq is the smallest step that removes the error. lambda falls after a step that reduced the error and grows otherwise.
-
-A chunk takes 32 steps of two or three iterations, and the cost is numpy's call overhead. Buffers are therefore reused, and
-scalars are Python floats.
+joints. lambda falls after a step that reduced the error and grows otherwise. numpy's call overhead dominates the cost:
+buffers are therefore reused, and scalars are Python floats.
 """
 
 from __future__ import annotations
@@ -37,23 +35,10 @@ class LMResult(NamedTuple):
 
 
 class LevenbergMarquardt:
-    """Solver for one frame of one model, with its own ``MjData`` and buffers.
-
-    Args:
-        model: The MuJoCo model.
-        frame_id: Id of the driven body, site or geom.
-        frame_type: ``"body"``, ``"site"`` or ``"geom"``.
-        q_address: [n] indices of the chain's joints in qpos.
-        dof_address: [n] indices of the chain's joints in qvel.
-    """
+    """Solver for one body, site or geom of a model, with its own ``MjData`` and buffers; addresses [n] are in qpos and qvel."""
 
     def __init__(
-        self,
-        model: mujoco.MjModel,
-        frame_id: int,
-        frame_type: str,
-        q_address: NDArray[np.intp],
-        dof_address: NDArray[np.intp],
+        self, model: mujoco.MjModel, frame_id: int, frame_type: str, q_address: NDArray[np.intp], dof_address: NDArray[np.intp]
     ):
         self.model = model
         self.data = mujoco.MjData(model)
@@ -88,12 +73,7 @@ class LevenbergMarquardt:
         return position_sq**0.5, rotation_sq**0.5
 
     def solve(self, T_world_ee: F64, angles_rad: F64) -> LMResult:
-        """Solve for a pose without bounds; joints off the chain keep their values in ``data.qpos``.
-
-        Args:
-            T_world_ee: [4, 4] target.
-            angles_rad: [n] initial angles of the chain.
-        """
+        """Solve for a pose [4, 4] from the angles [n], without bounds; other joints keep theirs in ``data.qpos``."""
         target_position = T_world_ee[:3, 3]
         mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
         position_sq, rotation_sq = self._evaluate(angles_rad, target_position)

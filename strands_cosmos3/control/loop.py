@@ -1,8 +1,8 @@
 """The control loop: runs inference while the arm moves, for a simulated arm or a real one.
 
-Each tick hands the arm the references of one control period. While the arm moves, a worker thread infers the next chunk.
-When the chunk arrives, its elapsed rows are dropped and the rest is blended into the motion (``chunk_blending.py``). If no
-fresh chunk arrives in time, the executor brakes and holds, and motion resumes from an observation taken after that.
+Each tick hands the arm the references of one control period, while a worker thread infers the next chunk. On arrival its
+elapsed rows are dropped and the rest is blended into the motion (``chunk_blending.py``). If no fresh chunk arrives in time,
+the executor brakes and holds, and motion resumes from an observation taken after that.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def with_old_names(counters: Mapping[str, int]) -> dict[str, int]:
 class Arm(Protocol):
     """The loop's interface to an arm: the measured joints, and a sink for references at a fixed rate.
 
-    ``SimulatedArm`` (``sim.simulated_arm``) implements it for MuJoCo; ``examples/07_your_own_arm.py`` shows where a libfranka
-    or ROS 2 bridge fits in.
+    ``SimulatedArm`` (``sim.simulated_arm``) implements it; ``examples/07_your_own_arm.py`` is the place for libfranka or ROS 2.
     """
 
     @property
@@ -63,11 +62,7 @@ class Arm(Protocol):
         ...
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
-        """Follow the references of a block in order.
-
-        Args:
-            block: References at the ends of the next M steps of ``dt_s``.
-            before: Reference at the beginning of the first step.
+        """Follow the references at the ends of the next M steps of ``dt_s``; ``before`` is the one at their beginning.
 
         Returns:
             Measured angles [M, n] and open fractions [M].
@@ -81,12 +76,10 @@ class Arm(Protocol):
 
 @dataclass(frozen=True)
 class PrefixSpan:
-    """The rows of the present chunk that the arm executes while the next chunk is inferred.
+    """The ``rows`` of the present chunk, from index ``first`` on, that the arm executes while the next chunk is inferred.
 
-    Args:
-        first: Index in the present chunk of the row that coincides with the next chunk's first row: the row under way if
-            rows are due one period after their observation, the row commanded now if the first is due at once.
-        rows: Number of rows from there on that are going to be executed.
+    ``first`` coincides with the next chunk's first row: the row under way if rows are due one period after their observation,
+    the row commanded now if the first is due at once.
     """
 
     first: int
@@ -104,8 +97,7 @@ class Planner(Protocol):
         """Return the chunk for an observation.
 
         Raises:
-            Cosmos3Error: Inference failed. A :class:`ConfigError` ends the loop; any other error is counted, and the loop
-                tries again.
+            Cosmos3Error: Inference failed. A :class:`ConfigError` ends the loop; others are counted, and the loop tries again.
         """
         ...
 
@@ -118,12 +110,10 @@ class LoopConfig:
         hz: Ticks per second; a tick is a whole number of the arm's reference steps.
         replan_rows: Rows of a chunk after which the next is requested; None requests as late as is safe.
         latency_s: Duration of an inference on the arm's clock. 0 stops the clock during inference; a number, or a callable
-            that returns one, delivers the chunk that much later, however long inference really takes; None delivers it as
-            soon as it is there.
+            that returns one, delivers the chunk that much later, whatever inference takes; None delivers it once it is there.
         blend_s: Time over which the offset between an arriving chunk and the motion under way fades out.
         retry_s, longest_retry_s: Pause after a failed inference; it doubles each time, up to the longest.
-        patience_s: Time that the arm may hold before a failed inference ends the loop. The loop waits without limit for an
-            inference that is still running.
+        patience_s: Time that the arm may hold before a failed inference ends the loop; one still running is waited for.
 
     Raises:
         InputError: A number is out of range.
@@ -166,8 +156,7 @@ class AcceptedChunk:
     Args:
         plan: The remaining rows as planned: the intended path, with times counted from now.
         motion: The executor's motion through them.
-        motion_from_s: Time on the motion's clock at acceptance.
-        since_s: Time that has elapsed on the motion's clock since the chunk's observation.
+        motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's observation.
         rows_passed: Number of rows dropped because their time had passed.
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning.
@@ -184,13 +173,7 @@ class AcceptedChunk:
 
 @dataclass(frozen=True, eq=False)
 class Tick:
-    """The result of one tick.
-
-    Args:
-        block: References handed to the arm.
-        q_rad: [M, n] measured angles after each.
-        gripper: [M] measured open fractions.
-    """
+    """The references handed to the arm in one tick, and the angles [M, n] and open fractions [M] measured after each."""
 
     block: ReferenceBlock
     q_rad: F64
@@ -217,12 +200,9 @@ class ControlLoop:
     """Drives an arm tick by tick.
 
     Args:
-        arm: The arm.
-        planner: The source of chunks.
+        arm, planner, config: The arm, the source of chunks, the settings.
         executor: Plans and guards the references; it starts at the arm's configuration.
-        config: Settings.
-        on_accepted: Called when a chunk is accepted, before the arm follows it, with the number of rows of the previous
-            chunk that were begun.
+        on_accepted: Called with each accepted chunk, before the arm follows it, and the number of rows begun of the previous.
         interrupted: Returns whether the user wants to stop; waiting for an inference then ends.
 
     Attributes:
@@ -324,12 +304,9 @@ class ControlLoop:
         return f"{held}; the policy has not answered for {self.arm.now_s() - self._pending.requested_s:.2f} s."
 
     def close(self, timeout_s: float = 10.0, cancel: Callable[[], None] = lambda: None) -> None:
-        """End the worker thread. An inference that does not return in time is abandoned and counted.
+        """End the worker thread. An inference that does not end within ``timeout_s`` is abandoned and counted.
 
-        Args:
-            timeout_s: Time to wait for an inference under way.
-            cancel: Asks it to end, e.g. a policy's ``cancel``. It is called repeatedly, because the inference may only just
-                be starting.
+        ``cancel`` (e.g. a policy's) asks it to end, repeatedly, because the inference may only just be starting.
         """
         self._pending = None
         self.counters["abandoned_inferences"] += not self._worker.close(timeout_s, cancel)

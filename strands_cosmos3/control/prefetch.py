@@ -24,10 +24,9 @@ def _work(calls: _Calls) -> None:
 
 
 class Worker:
-    """One daemon thread that runs one call after another. It starts with the first call.
+    """One daemon thread, started by the first call, that runs one call after another.
 
-    The threads of a ``ThreadPoolExecutor`` are joined when the interpreter exits. A call into a user's policy may never
-    return, and must not keep the program alive.
+    A ``ThreadPoolExecutor`` is joined at exit, but a call into a user's policy may never return and must not block that.
     """
 
     def __init__(self) -> None:
@@ -45,14 +44,9 @@ class Worker:
         return future
 
     def close(self, timeout_s: float, cancel: Callable[[], None] = lambda: None) -> bool:
-        """End the thread once its call has returned.
+        """Return whether the thread ended, i.e. its call returned within ``timeout_s``; it is abandoned otherwise.
 
-        Args:
-            timeout_s: Time to wait before the thread is abandoned.
-            cancel: Asks the call to end. It is called repeatedly, because the call may only just be starting.
-
-        Returns:
-            Whether the thread ended; False if it was abandoned.
+        ``cancel`` asks the call to end. It is called repeatedly, because the call may only just be starting.
         """
         if self._thread is None:
             return True

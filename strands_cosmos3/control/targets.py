@@ -1,8 +1,4 @@
-"""Action chunks to joint targets: decode, convert to the driven body's frame, solve the inverse kinematics.
-
-:func:`solve_chunk` serves the policy. :func:`decode_cosmos_chunk_to_targets` serves users with a control loop of their own,
-one target per row.
-"""
+"""Action chunks to joint targets: decode, convert to the driven body's frame, solve the inverse kinematics."""
 
 from __future__ import annotations
 
@@ -35,23 +31,13 @@ def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) ->
 
 
 def solve_chunk(
-    chunk: ActionChunk,
-    bridge: MinkIKBridge,
-    q_measured: F64,
-    stats: ActionStats | None = None,
-    t_capture_s: float = 0.0,
+    chunk: ActionChunk, bridge: MinkIKBridge, q_measured: F64, stats: ActionStats | None = None, t_capture_s: float = 0.0
 ) -> JointTrajectory:
-    """Return joint angles that follow a chunk from the measured configuration.
+    """Return joint angles that follow a chunk from the measured configuration [nq] at the observation.
 
     ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are angles
-    already. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for them.
-
-    Args:
-        chunk: The model's output.
-        bridge: The arm's kinematics.
-        q_measured: [nq] configuration at the observation.
-        stats: Statistics for normalised rows; the embodiment's own by default.
-        t_capture_s: The observation's time stamp.
+    already. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for them. ``stats``
+    defaults to the embodiment's own.
     """
     if chunk.action_space.meaning == "joint_position":
         return replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
@@ -79,7 +65,7 @@ def decode_cosmos_chunk_to_targets(
     action_space: str | None = None,
     fps: float | None = None,
 ) -> dict[str, Any]:
-    """Return joint targets for a raw chunk, one for each of its rows.
+    """Return joint targets for a raw chunk, one for each of its rows, for a control loop of your own.
 
     Args:
         raw_chunk: [T, D] rows as the model emitted them.

@@ -1,10 +1,9 @@
 """Plan a smooth joint motion within the arm's limits through the rows of a chunk.
 
-The motion is a cubic Hermite spline. It passes through every row and starts with the velocity of the present reference, so
-that speed carries over from chunk to chunk; its knot velocities make the acceleration continuous. If that spline would
-overshoot a joint's end, a monotone one takes its place, whose acceleration jumps at knots, or, as a last resort, one that
-halts at every row. Where the rows exceed a velocity, acceleration or jerk limit, or reach a speed that could not be braked
-before a joint's end, time is stretched: the path stays the same, the clock slows down, and those rows are reported.
+The motion is a cubic Hermite spline through every row, from the velocity of the present reference, with continuous
+acceleration. If it would overshoot a joint's end, a monotone spline takes its place, whose acceleration jumps at knots, or,
+as a last resort, one that halts at every row. Where the rows exceed a velocity, acceleration or jerk limit, or reach a
+speed that could not be braked before a joint's end, time is stretched: the path stays the same, the clock slows down.
 
 Legend: K knots, n joints, S samples in a segment, M sampled times.
 """
@@ -33,13 +32,7 @@ _OVERSHOOT = 1.01  # each pass stretches slightly more than needed, so that the 
 
 @dataclass(frozen=True, eq=False)
 class JointSpline:
-    """A cubic Hermite motion through knots.
-
-    Args:
-        t_s: [K] knot times, increasing.
-        q_rad: [K, n] angles.
-        qd_rad_s: [K, n] velocities.
-    """
+    """A cubic Hermite motion through angles and velocities [K, n] at increasing times [K]."""
 
     t_s: F64
     q_rad: F64
@@ -56,12 +49,7 @@ class JointSpline:
         k = np.clip(np.searchsorted(self.t_s, at_s, side="right") - 1, 0, len(self.t_s) - 2)
         h = self.t_s[k + 1] - self.t_s[k]
         return _hermite(
-            self.q_rad[k],
-            self.q_rad[k + 1],
-            self.qd_rad_s[k],
-            self.qd_rad_s[k + 1],
-            h[:, None],
-            (at_s - self.t_s[k])[:, None],
+            self.q_rad[k], self.q_rad[k + 1], self.qd_rad_s[k], self.qd_rad_s[k + 1], h[:, None], (at_s - self.t_s[k])[:, None]
         )
 
 
@@ -110,18 +98,14 @@ class JointState:
 
 
 def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt_s: float) -> PlannedMotion:
-    """Plan a motion from ``start`` through rows of joint angles, within limits.
+    """Plan a motion from ``start``, the reference at time zero, through rows of joint angles, within limits.
 
     Args:
-        start: The reference at time zero.
-        q_rad: [T, n] rows.
-        t_s: [T] increasing times of the rows; a first row at zero is merged into the start.
-        limits: Limits of the joints.
+        q_rad, t_s: [T, n] rows and [T] increasing times; a first row at zero is merged into the start.
         dt_s: Physics step; a jump in acceleration counts as jerk over one step.
 
     Raises:
-        ControlError: No stretching brings the motion within limits, because the start is too fast for the rows. It never
-            happens from rest.
+        ControlError: The start is too fast for the rows, however far time is stretched. It never happens from rest.
     """
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
@@ -168,7 +152,7 @@ def _stretch(
 def _ramped(stretch: F64) -> F64:
     """[K - 1] the least stretch that is at least the given one and changes by a bounded factor from row to row.
 
-    A slow row next to a fast one would make the spline swing out: the joint would move back to gain speed.
+    Otherwise the spline would swing out between a slow row and a fast one, to gain speed.
     """
     for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
         towards = -1 if order.step > 0 else 1
@@ -222,7 +206,7 @@ def _halting_velocities(knots: F64, h: F64, v_start: F64) -> F64:
 def _excess(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
     """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits.
 
-    Braking is checked only once nothing else is exceeded: it is the most expensive check, and slower motions brake sooner.
+    Braking, the most expensive check, comes only once nothing else is exceeded; slower motions brake sooner.
     """
     excess = _rates(knots, velocity, h, start, limits, dt_s)
     return excess if excess.max() > _TOLERANCE else np.maximum(excess, _overrun(knots, velocity, h, limits))
@@ -275,13 +259,7 @@ def _moments(v0: F64, a0: F64, a1: F64, h: F64) -> F64:
 
 @dataclass(frozen=True, eq=False)
 class StopProfile:
-    """A time-optimal stop of every joint: three phases of constant jerk.
-
-    Args:
-        start: The initial state.
-        phase_s: [3, n] durations.
-        jerk_rad_s3: [3, n] jerks.
-    """
+    """A time-optimal stop of every joint: three phases of constant jerk, [3, n] durations and jerks."""
 
     start: JointState
     phase_s: F64

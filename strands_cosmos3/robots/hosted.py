@@ -19,18 +19,10 @@ _PROBES = HOME_Q + np.array([0.0, 0.3, -0.4])[:, None]
 
 
 def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
-    """Require that a model's arm is a Franka, the arm that inverse kinematics is solved for.
+    """Raise a :class:`ConfigError` unless a model's arm is a Franka, the arm that inverse kinematics is solved for.
 
     The hand's pose is compared with the Denavit-Hartenberg product at three configurations. A model without a body ``hand``
-    is accepted by its joints' names.
-
-    Args:
-        model: The compiled model.
-        namespace: Prefix of the robot's names in it, e.g. ``"panda/"``.
-        joints: The seven joints, base first.
-
-    Raises:
-        ConfigError: A joint is missing, or the hand's pose is not a Franka's.
+    is accepted by its joints' names, base first. ``namespace`` prefixes the robot's names, e.g. ``"panda/"``.
     """
     instance_of(model, mujoco.MjModel, "model")
     ids = [_find(model, _JOINT, namespace, name) for name in joints]

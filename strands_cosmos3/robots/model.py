@@ -23,19 +23,14 @@ PHYSICS_HZ = 600
 
 
 def panda_path() -> Path:
-    """Path of the bundled MJCF file.
-
-    Raises:
-        ResourceNotFoundError: The installation lacks it.
-    """
+    """Path of the bundled MJCF file; :class:`ResourceNotFoundError` if the installation lacks it."""
     return resource("assets/panda.xml")
 
 
 def load_panda() -> mujoco.MjModel:
     """Load the bundled Franka Panda with its hand: qpos = 7 joints [rad], then 2 fingers [m]; ctrl = 8 actuators.
 
-    The physics run at 600 Hz with ``implicitfast``. The base is the world's origin. Names are in
-    :mod:`strands_cosmos3.robots.panda`.
+    The physics run at 600 Hz with ``implicitfast``. The base is the world's origin. Names are in ``robots.panda``.
 
     Raises:
         ResourceNotFoundError: The installation lacks the model file.
@@ -69,10 +64,8 @@ def model_path(spec: str | Path | None = None) -> Path:
             Menagerie's panda, which is downloaded at its first use.
 
     Raises:
-        UnknownNameError: It is neither a known name nor a path.
-        ResourceNotFoundError: The file does not exist.
-        MissingDependencyError: ``menagerie`` without robot_descriptions.
-        EnvironmentalError: ``menagerie`` could not be downloaded.
+        UnknownNameError, ResourceNotFoundError: It is neither a known name nor a path, or the file does not exist.
+        MissingDependencyError, EnvironmentalError: ``menagerie`` without robot_descriptions, or it could not be downloaded.
     """
     if spec is None or spec == "panda":
         return panda_path()
@@ -90,8 +83,7 @@ def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjMode
     """Load and compile an arm's model; ``spec`` is as in :func:`model_path`, or a model, which is returned unchanged.
 
     Raises:
-        ConfigError: MuJoCo cannot compile or read the file.
-        UnknownNameError, ResourceNotFoundError, MissingDependencyError, EnvironmentalError: As :func:`model_path`.
+        ConfigError: MuJoCo cannot compile or read the file; further errors as :func:`model_path`.
     """
     if isinstance(spec, mujoco.MjModel):
         return spec
@@ -108,8 +100,7 @@ def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
     """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``.
 
     Raises:
-        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the Franka's names.
-        UnknownNameError, ResourceNotFoundError, MissingDependencyError, EnvironmentalError: As :func:`model_path`.
+        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the Franka's names; others as :func:`model_path`.
     """
     path = model_path(spec)
     if path.suffix.lower() != ".xml":

@@ -2,9 +2,9 @@
 
 Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there.
 
-Frames, from the wrist outwards: ``flange`` (also called ``panda_link8``) lies .107 m along link7's z. ``hand`` shares
-its origin, yawed by -45 degrees. ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID
-frame is ``hand`` yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
+Frames, from the wrist outwards: ``flange`` (also ``panda_link8``) lies .107 m along link7's z. ``hand`` shares its origin,
+yawed by -45 degrees; ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID frame is ``hand``
+yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
 """
 
 from __future__ import annotations
@@ -66,15 +66,9 @@ T_hand_flange = _screw_z(np.pi / 4, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class JointLimits:
-    """Limits of an arm's joints. Every array is [n] and read-only.
+    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in rad/s^3, torque in N m.
 
-    Args:
-        q_min: Lowest angles, rad.
-        q_max: Highest angles, rad.
-        velocity: Highest speeds, rad/s.
-        acceleration: rad/s^2.
-        jerk: rad/s^3.
-        torque: N m.
+    Every array is [n] and read-only.
 
     Raises:
         ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
@@ -99,11 +93,7 @@ class JointLimits:
                 raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
 
     def derated(self, factor: float) -> JointLimits:
-        """Return these limits with velocity, acceleration and jerk times ``factor``.
-
-        Raises:
-            InputError: The factor is outside (0, 1].
-        """
+        """Return these limits with velocity, acceleration and jerk times ``factor``; :class:`InputError` outside (0, 1]."""
         if not 0.0 < factor <= 1.0:
             raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
         return replace(self, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
@@ -149,15 +139,9 @@ LIMITS = MappingProxyType({"fer": FER, "fr3": FR3})
 
 
 def dh_forward(q_rad: Any) -> F64:
-    """Compute forward kinematics by the Denavit-Hartenberg product, independent of any model file.
+    """Compute ``T_base_hand`` [..., 4, 4] from angles [..., 7] by the Denavit-Hartenberg product, without a model file.
 
     Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics, modified convention).
-
-    Args:
-        q_rad: [..., 7] joint angles.
-
-    Returns:
-        [..., 4, 4] ``T_base_hand``.
 
     Raises:
         ShapeError: The last axis is not 7.

@@ -1,7 +1,7 @@
 """Feed-forward for MuJoCo's position actuators: references to ctrl.
 
-A MuJoCo position actuator produces ``kp (ctrl - q) - kd qd``. To follow a moving reference without lag, ctrl must lead it:
-by ``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else.
+Such an actuator produces ``kp (ctrl - q) - kd qd``. To follow without lag, ctrl must lead the reference by
+``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ class FeedForward(StrEnum):
 
 
 class JointServo:
-    """The seven position servos of an arm in a MuJoCo model.
-
-    Args:
-        model: A model with the Franka's joint and actuator names.
+    """The seven position servos of an arm in a MuJoCo model with the Franka's joint and actuator names.
 
     Raises:
         ConfigError: A joint or actuator is missing, or an actuator is not a position servo.
@@ -75,24 +72,14 @@ class JointServo:
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
 
     def _in_range(self, ctrl: F64) -> F64:
-        """Clip to the actuators' range.
-
-        Raises:
-            ActuatorGuardError: A value is not finite. MuJoCo would zero every control.
-        """
+        """Clip to the actuators' range. A value that is not finite is an error, because MuJoCo would zero every control."""
         if not np.isfinite(ctrl).all():
             raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
         return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
 
 
 def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64 | None:
-    """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) / kp``; None for other actuators.
-
-    Args:
-        model: The model.
-        actuators: [n] ids of the actuators.
-        dofs: [n] degrees of freedom that they drive.
-    """
+    """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) / kp``; None for other actuators."""
     kp, bias = model.actuator_gainprm[actuators, 0], model.actuator_biasprm[actuators]
     if not (kp > 0).all() or not np.allclose(bias[:, 1], -kp):
         return None
