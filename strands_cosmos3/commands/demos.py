@@ -24,11 +24,8 @@ _BATCH = 20
 class Demos:
     """Record the scripted expert on random tables, as a LeRobot v3 dataset to train on.
 
-    Cube poses, colours, light, cameras and start poses are random; some episodes have additional cubes of other colours. Some
-    chunks are perturbed, so that states beside the expert's path are recorded too. Every second frame has the expert's
-    unperturbed answer for each goal (reach and pick, three colours). Instructions are paraphrased.
-
-    Start an interrupted run again to resume it.
+    Tables, colours, light, cameras, start poses and wordings are random. Every second frame has the expert's unperturbed answer
+    for each goal (reach and pick, three colours). Start an interrupted run again to resume it.
     """
 
     out: Path
@@ -97,11 +94,7 @@ class Demos:
 
 
 def record_part(options: Demos, root: Path, first: int) -> None:
-    """Record one part as a dataset, unless it exists. Runs in a worker process.
-
-    Raises:
-        ConfigError: No start pose was reachable.
-    """
+    """Record one part as a dataset, unless it exists, in a worker process. Raises ConfigError if no start was reachable."""
     from strands_cosmos3.datasets import DatasetWriter
     from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
     from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec

@@ -24,12 +24,10 @@ class Train:
     """Train a small policy from demonstrations, or post-train a released checkpoint.
 
     From demonstrations (--demos): train the VAE, check that it preserves colours, encode every picture and clip, train on frame
-    0 and actions, then jointly with the future and both dynamics. Every stage saves its state every two minutes; run the
-    command again to resume. Checkpoints in the released layout are written to <out>/policy/checkpoint and
-    <out>/joint/checkpoint.
+    0 and actions (<out>/policy/checkpoint), then jointly with the future and both dynamics (<out>/joint/checkpoint).
+    The state is saved every two minutes; run the command again to resume.
 
-    Post-training (--checkpoint and --dataset): only the weights that --train names are trained; the checkpoint is written to
-    <out>/checkpoint, with the dataset's own statistics.
+    Post-training (--checkpoint and --dataset): train only the weights that --train names, and write <out>/checkpoint.
 
     On several processes, after the VAE and the latents are made: torchrun --nproc-per-node N -m strands_cosmos3 train ...
     """
@@ -41,8 +39,7 @@ class Train:
     vae: Path | None = None
     """Use the VAE of another run, for a second policy or for more demonstrations."""
     start: Path | None = None
-    """Continue from a checkpoint that this command made: its tokenizer, weights and VAE on pictures (--vae replaces the VAE).
-    --policy-steps 0 skips to the joint stage."""
+    """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
     until: Literal["vae", "policy", "joint"] = "joint"
     """Last stage to run."""
     hidden: int = 128

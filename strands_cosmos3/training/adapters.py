@@ -26,17 +26,9 @@ def released_key(parameter: str) -> str:
 
 
 def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
-    """Freeze every parameter that no pattern matches.
+    """Freeze, in place, every parameter that no shell pattern matches, e.g. ``layers.*.mlp_moe_gen.*``.
 
-    Args:
-        policy: Changed in place.
-        patterns: Shell patterns on released names, e.g. ``layers.*.mlp_moe_gen.*``.
-
-    Returns:
-        Released names of the trained weights.
-
-    Raises:
-        ConfigError: A pattern matches nothing; the message gives examples of names.
+    Return the released names of the trained weights; raise ConfigError if a pattern matches nothing.
     """
     keys = {name: released_key(name) for name, _ in policy.named_parameters()}
     for pattern in patterns:
@@ -52,16 +44,10 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
 
 
 def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out")) -> None:
-    """Add low-rank adapters to projections of the generation tower and freeze the projections themselves.
+    """Add low-rank adapters to projections of the generation tower, in place, and freeze the projections themselves.
 
     Args:
-        policy: Changed in place; other trained weights stay trained.
-        rank: Rank of the adapters.
-        targets: Projections of a layer: ``q``, ``k``, ``v``, ``out``, ``gate``, ``up``, ``down``.
-
-    Raises:
-        MissingDependencyError: peft is not installed.
-        ConfigError: No such projection.
+        targets: Among ``q``, ``k``, ``v``, ``out``, ``gate``, ``up``, ``down``; another one raises ConfigError.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

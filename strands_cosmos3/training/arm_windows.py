@@ -1,8 +1,6 @@
-"""Windows of any arm's LeRobot v3 episodes, for post-training, with pictures and captions exactly as in inference.
+"""Windows of any arm's LeRobot v3 episodes, for post-training.
 
-A dataset needs an end-effector pose (position and quaternion xyzw of the Cosmos frame in the base), the gripper as an open
-fraction, and pictures: the embodiment's views, or one camera. The checkpoint's own processor makes every window, so that
-composite, canvas, caption and state row cannot differ from inference.
+The checkpoint's own processor makes every window, so that composite, canvas, caption and state row are those of inference.
 """
 
 from __future__ import annotations
@@ -34,26 +32,15 @@ _MIN_RANGE = 1e-4
 
 @dataclass(frozen=True)
 class ArmKeys:
-    """Names of the features that are read.
+    """Names of the features that are read."""
 
-    Args:
-        pose: [7] position [m] and quaternion xyzw of the Cosmos frame in the base.
-        state: Joint angles [rad] and, last, the measured open fraction.
-        gripper_command: Feature whose last column is the commanded open fraction.
-        cameras: Three cameras in the order of the embodiment's rig, or one; empty means what the dataset has.
-    """
-
-    pose: str = EE_POSE
-    state: str = STATE
-    gripper_command: str = ACTION
-    cameras: tuple[str, ...] = ()
+    pose: str = EE_POSE  # [7] position [m] and quaternion xyzw of the Cosmos frame in the base
+    state: str = STATE  # joint angles [rad] and, last, the measured open fraction
+    gripper_command: str = ACTION  # its last column is the commanded open fraction
+    cameras: tuple[str, ...] = ()  # the embodiment's three, in the rig's order, or one; empty means what the dataset has
 
     def resolved(self, dataset: Dataset, embodiment: Embodiment) -> ArmKeys:
-        """Return the names with cameras found in the dataset.
-
-        Raises:
-            ConfigError: A feature is missing or has another shape; the message lists the dataset's features.
-        """
+        """Return the names with the dataset's cameras; raise ConfigError if a feature is missing or has another shape."""
         features = dataset.spec.features
         rig = () if embodiment.rig is None else tuple(camera_key(view) for view in embodiment.rig.views)
         found = tuple(dataset.spec.cameras)
@@ -73,26 +60,15 @@ class ArmKeys:
 
 @dataclass(frozen=True)
 class WindowConfig:
-    """What a checkpoint's windows look like.
+    """What a checkpoint's windows look like."""
 
-    Args:
-        space: ``midtrain`` or ``joint_pos``.
-        state_row: Whether the checkpoint's ``midtrain`` sequence starts with a state row.
-        policy_frames: Frames of a policy's clip, as the checkpoint records them; None means one more than rows.
-        rows: Rows of a chunk.
-        every: Frames between windows.
-        batch: Windows per step.
-        dropout: Fraction of windows that read the empty caption.
-        seed: Seed of the draws.
-    """
-
-    space: str
-    state_row: bool
-    policy_frames: int | None
-    rows: int
-    every: int
-    batch: int = 8
-    dropout: float = 0.08
+    space: str  # "midtrain" or "joint_pos"
+    state_row: bool  # whether the checkpoint's midtrain sequence starts with a state row
+    policy_frames: int | None  # frames of a policy's clip, as the checkpoint records them; None means one more than rows
+    rows: int  # of a chunk
+    every: int  # frames between windows
+    batch: int = 8  # windows per step
+    dropout: float = 0.08  # fraction of windows that read the empty caption
     seed: int = 0
 
     @property
@@ -106,13 +82,8 @@ class ArmWindows:
 
     Args:
         dataset: An open dataset; it is read here and not afterwards.
-        processor: The checkpoint's processor.
-        encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w].
-        embodiment: Embodiment of the rows.
-        keys: Features of the dataset.
-        config: Options of the windows.
+        encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w]; ``cache`` is the folder they are kept in.
         stats: Statistics of the rows; None means the embodiment's packaged ones.
-        cache: Folder for latents.
         on_window: Called with (windows encoded, windows in total).
 
     Raises:
@@ -195,10 +166,7 @@ class ArmWindows:
 
 
 def dataset_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
-    """Return the 1 % and 99 % quantiles, mean and standard deviation of a dataset's ``midtrain`` rows, by column.
-
-    The quantiles of a constant column are set a tenth of a millimetre apart, so that its scale can be inverted.
-    """
+    """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of ``midtrain`` rows, by column."""
     keys = keys.resolved(dataset, embodiment)
     rows = []
     for episode in dataset:

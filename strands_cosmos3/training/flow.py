@@ -1,7 +1,6 @@
 """Velocities of a batch of windows with a gradient, through the engine's towers.
 
-The engine answers one request; training reads many windows, each with its own prompt. The towers are shared. Only the
-attention differs: windows attend to padded prompts under a mask.
+The engine answers one request; here each window has its own prompt, and attends to padded prompts under a mask.
 
 Shape suffixes as in the engine: B windows, G prompts, S text tokens, V vision tokens, T action rows (a state row
 included), N = V + T, P numbers in a vision token, A action width, D hidden, h / k heads, d head width.
@@ -26,12 +25,7 @@ T = TypeVar("T")
 
 
 class TrainedPolicy(nn.Module):
-    """A transformer and the action head of one domain as one module.
-
-    Args:
-        transformer: The engine's transformer.
-        head: Projections of the domain; they become parameters.
-    """
+    """The engine's transformer and the action head of one domain as one module."""
 
     def __init__(self, transformer: Cosmos3Transformer, head: ActionHead):
         super().__init__()
@@ -51,17 +45,11 @@ class TrainedPolicy(nn.Module):
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts of B windows.
+    """Prompts of B windows."""
 
-    Args:
-        text: Keys and values [B, k, S, d] of each layer, padded to the longest prompt.
-        mask_BS: True where a token belongs to the prompt.
-        lengths: Tokens of each prompt.
-    """
-
-    text: TextKV
-    mask_BS: torch.Tensor
-    lengths: tuple[int, ...]
+    text: TextKV  # keys and values [B, k, S, d] of each layer, padded to the longest prompt
+    mask_BS: torch.Tensor  # True where a token belongs to the prompt
+    lengths: tuple[int, ...]  # tokens of each prompt
 
     def select(self, prompt_B: torch.Tensor) -> PromptBatch:
         """The prompts with these indices, one a window."""
@@ -71,10 +59,7 @@ class PromptBatch:
 
 
 def read_prompts(transformer: Cosmos3Transformer, prompts: Sequence[Sequence[int]]) -> PromptBatch:
-    """Run the text tower over the token ids of G prompts at once.
-
-    Prompts are padded at the end, where causal attention does not look.
-    """
+    """Run the text tower over the token ids of G prompts, padded at the end, where causal attention does not look."""
     lengths = tuple(len(ids) for ids in prompts)
     longest, device = max(lengths), transformer.action_modality_embed.device
     ids_GS = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
@@ -103,12 +88,8 @@ def velocity(
     """Velocities of B windows, as :meth:`Cosmos3Transformer.velocity` gives them one by one.
 
     Args:
-        policy: Transformer and head.
-        vision_BVP: Vision tokens. action_BTA: Action rows.
         timestep_B: Timestep of each window, 0..999; it is added to noisy tokens only.
         noisy_BN1: 1 where a token is noisy, 0 where it is given.
-        rope: From :func:`rope_of`.
-        prompts: Prompt of each window.
         first: First token whose velocity is wanted; the last layer computes nothing before it.
 
     Returns:

@@ -1,7 +1,6 @@
 """A resumable training loop: an interrupted run ends with bit-identical weights.
 
-What a step draws depends only on (seed, step), so that the state is the weights, their average, the optimiser's moments and
-the step number. States are written atomically.
+What a step draws depends only on (seed, step); the state is the weights, their average, the optimiser's moments and the step.
 """
 
 from __future__ import annotations
@@ -33,34 +32,18 @@ CURVE = "curve.jsonl"
 
 @dataclass(frozen=True)
 class TrainLoopConfig:
-    """Options of the optimisation.
-
-    Args:
-        steps: Optimiser steps in total.
-        lr: Learning rate after the warm-up.
-        warmup: Steps of linear warm-up.
-        decay: Fraction of the steps, at the end, in which the learning rate decays to zero along a cosine.
-        weight_decay: Weight decay of matrices; vectors have none.
-        clip: Largest norm of the gradient.
-        ema: Decay of the moving average of the weights.
-        seed: Seed of everything random.
-        save_s: Seconds between saved states.
-        log_every: Steps between points of the curve.
-
-    Raises:
-        InputError: A number is outside its range.
-    """
+    """Options of the optimisation. Raises InputError if a number is outside its range."""
 
     steps: int
-    lr: float = 2e-3
-    warmup: int = 100
-    decay: float = 0.4
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    ema: float = 0.999
+    lr: float = 2e-3  # after the warm-up
+    warmup: int = 100  # steps in which the rate rises linearly
+    decay: float = 0.4  # fraction of the steps, at the end, in which the rate decays to zero along a cosine
+    weight_decay: float = 0.01  # of matrices; vectors have none
+    clip: float = 1.0  # largest norm of the gradient
+    ema: float = 0.999  # decay of the moving average of the weights
     seed: int = 0
-    save_s: float = 120.0
-    log_every: int = 20
+    save_s: float = 120.0  # seconds between saved states
+    log_every: int = 20  # steps between points of the curve
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", 1)
@@ -85,17 +68,14 @@ class TrainLoopConfig:
 
 
 class Loop:
-    """Optimise the parameters of a model that require a gradient.
+    """Optimise those parameters of a model that require a gradient.
 
     Args:
-        model: The model.
         loss: Step -> loss, and metrics for the curve.
-        config: Options.
         folder: Folder of the state and the curve; a state that it holds is resumed.
 
     Attributes:
-        step: Steps done.
-        ema: Name -> averaged parameter.
+        step, ema: Steps done; name -> averaged parameter.
     """
 
     def __init__(
@@ -120,11 +100,7 @@ class Loop:
             drop_from(folder / CURVE, self.step + 1)
 
     def run(self, until: int | None = None, on_step: Callable[[int, LossMetrics], None] | None = None) -> None:
-        """Train to the end.
-
-        Args:
-            until: Step to stop after; None means the last.
-            on_step: Called with (steps done, metrics).
+        """Train to the end, or to the step ``until``; ``on_step`` is called with (steps done, metrics).
 
         Raises:
             TrainingError: The loss or its gradient is not finite; the last saved state stays.
@@ -185,10 +161,7 @@ class Loop:
             file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Write the state atomically. Every process must call it; the first one writes.
-
-        Tensors are written unsharded, so that a run can resume with a different number of processes.
-        """
+        """Write the state, unsharded, so that any number of processes can resume it. Every process must call this."""
         moments = {name: self.optimizer.state.get(p, {}) for name, p in self._trained.items()}
         state = {
             "step": self.step,

@@ -1,11 +1,8 @@
 """Flow matching on vision tokens and action rows.
 
 At noise level sigma, clean data x0 becomes ``(1 - sigma) x0 + sigma eps`` and the model predicts the velocity ``eps - x0``; the
-engine's sampler reads ``x - sigma v`` as clean data. Video and actions of a window share one noise level, because the sampler
-takes both through the same steps.
-
-Shape suffixes as in :mod:`.flow`: B windows, V vision tokens, T action rows, N = V + T, P numbers in a vision token, A action
-width, D any width.
+engine's sampler reads ``x - sigma v`` as clean data. Video and actions share one noise level, as in the sampler.
+Shape suffixes as in :mod:`.flow`; D any width.
 """
 
 from __future__ import annotations
@@ -25,39 +22,24 @@ TRAIN_TIMESTEPS = 1000
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """Noise levels and weights of the loss.
+    """Noise levels and weights of the loss."""
 
-    Args:
-        shift: Shift of the noise level: ``shift u / (1 + (shift - 1) u)`` of a uniform u.
-        pure_noise_fraction: Fraction of windows at pure noise, where sampling starts.
-        video: Weight of the video's error; the actions' is 1.
-    """
-
-    shift: float = 5.0
-    pure_noise_fraction: float = 0.5
-    video: float = 0.2
+    shift: float = 5.0  # sigma = shift u / (1 + (shift - 1) u) of a uniform u
+    pure_noise_fraction: float = 0.5  # of windows at pure noise, where sampling starts
+    video: float = 0.2  # weight of the video's error; the actions' is 1
 
 
 @dataclass(frozen=True, eq=False)
 class Noised:
-    """Windows with added noise.
+    """Windows with added noise, and the velocities to predict."""
 
-    Args:
-        vision, action: [B, V, P] and [B, T, A], the input of the model.
-        vision_target, action_target: Target velocities.
-        noisy: [B, N, 1], 1 where a token is noisy.
-        sigma: [B] noise levels.
-        real: [V, P], 0 where a number of a vision token is padding.
-        layout: Layout of the sequence.
-    """
-
-    vision: torch.Tensor
-    action: torch.Tensor
+    vision: torch.Tensor  # [B, V, P]
+    action: torch.Tensor  # [B, T, A]
     vision_target: torch.Tensor
     action_target: torch.Tensor
-    noisy: torch.Tensor
-    sigma: torch.Tensor
-    real: torch.Tensor
+    noisy: torch.Tensor  # [B, N, 1], 1 where a token is noisy
+    sigma: torch.Tensor  # [B]
+    real: torch.Tensor  # [V, P], 0 where a number of a vision token is padding
     layout: SequenceLayout
 
 
@@ -122,11 +104,8 @@ def flow_loss(
 ) -> tuple[torch.Tensor, LossMetrics]:
     """Squared error of the velocities, averaged over the noisy tokens of each modality.
 
-    Every process draws the noise of the whole step and computes its share of the windows. Losses are scaled so that their
-    mean over processes is the loss of a single process.
-
-    Returns:
-        The weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video``.
+    Every process draws the noise of the whole step and computes its share of the windows, scaled so that the mean over
+    processes is the loss of one. Return the weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video``.
     """
     model, device = policy.transformer.config, policy.w_in.device
     noised = add_noise(batch, model, config, noise)

@@ -43,30 +43,17 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class PostConfig:
-    """Options of post-training.
+    """Options of post-training."""
 
-    Args:
-        train: Patterns of the weights to train, by their names in the released layout; everything else is frozen.
-        lora_rank: Rank of adapters of the generation tower's projections; 0 means no adapters.
-        lora_targets: Projections that get adapters.
-        stats: ``dataset`` computes the statistics of the rows, ``packaged`` keeps the embodiment's.
-        embodiment: Embodiment of the rows; None means the checkpoint's, else droid.
-        steps: Optimiser steps.
-        batch: Windows per step.
-        lr: Learning rate.
-        every: Frames between windows.
-        seed: Seed of order and noise.
-    """
-
-    train: tuple[str, ...] = HEADS
-    lora_rank: int = 0
+    train: tuple[str, ...] = HEADS  # patterns of the weights to train, by released names; everything else is frozen
+    lora_rank: int = 0  # of adapters of the generation tower's projections; 0 means no adapters
     lora_targets: tuple[str, ...] = ("q", "k", "v", "out")
-    stats: str = "dataset"
-    embodiment: str | None = None
+    stats: str = "dataset"  # computed from its rows; "packaged" keeps the embodiment's
+    embodiment: str | None = None  # of the rows; None means the checkpoint's, else droid
     steps: int = 1000
-    batch: int = 8
+    batch: int = 8  # windows per step
     lr: float = 1e-4
-    every: int = 4
+    every: int = 4  # frames between windows
     seed: int = 0
 
 
@@ -74,16 +61,12 @@ class PostTraining:
     """A post-training run.
 
     Args:
-        checkpoint: Folder or hub repository.
-        dataset: A LeRobot v3 dataset.
+        checkpoint: Folder or hub repository. dataset: Folder in LeRobot v3 format.
         folder: Folder of state, curve and the new checkpoint.
-        config: Options.
-        keys: Features of the dataset.
         on_step: Called with stage, steps done, steps in total and metrics.
 
     Raises:
-        CheckpointError: The checkpoint cannot be used.
-        DatasetError: The dataset cannot be used.
+        CheckpointError, DatasetError: One of the two cannot be used.
         ConfigError: They do not fit each other, or the new checkpoint would overwrite its source.
     """
 

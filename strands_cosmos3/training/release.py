@@ -1,8 +1,4 @@
-"""Export trained modules as a checkpoint in the released layout, and create or load the modules that training starts from.
-
-Weights that the layout has but inference does not use (``lm_head``, the last MLP of the text tower, heads of other domains) are
-written as zeros, norms as ones.
-"""
+"""Create or load the modules that training starts from, and export them as a checkpoint in the released layout."""
 
 from __future__ import annotations
 
@@ -17,13 +13,7 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import (
-    MODEL_INDEX,
-    SCHEDULER,
-    FactorySizes,
-    write_tokenizer,
-    write_weights,
-)
+from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, write_tokenizer, write_weights
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
@@ -121,7 +111,7 @@ def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
 
 
 def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
-    """Every tensor of the released layout, from the parameters of a :class:`TrainedPolicy`."""
+    """Every tensor of the released layout; those that inference does not use are zeros, norms ones."""
     weights = {
         key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in expected_shapes(config).items()
     }
@@ -152,13 +142,10 @@ def export(
     """Write a checkpoint in the released layout, atomically.
 
     Args:
-        folder: Output folder.
-        config: ``transformer/config.json``. vae: VAE with latent statistics in its config.
-        policy: Parameters of a :class:`TrainedPolicy`, averaged over training.
-        tokenizer: Folder of the tokenizer. state, tier: State row and resolution tier.
+        config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
+        vae: VAE with latent statistics in its config.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
-        label: Description of the checkpoint.
-        dtype: Dtype of the stored weights. sampling: Default sampling. steps: Steps of the training stage, if any.
+        sampling: Default sampling. steps: Steps of the training stage, if any.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",

@@ -20,16 +20,7 @@ def read_or_write(path: Path, value: Any) -> Any:
 
 
 def keep_settings(path: Path, settings: Mapping[str, Any], optional: Collection[str] = ()) -> None:
-    """Write settings, or require that the file holds the same ones.
-
-    Args:
-        path: The file.
-        settings: Settings of this run.
-        optional: Settings that an older version's file may lack, because nothing depends on them yet.
-
-    Raises:
-        ConfigError: The file holds other settings, or was written by a version with fewer or other ones.
-    """
+    """Write settings, or raise ConfigError unless the file holds the same ones; an older file may lack ``optional`` names."""
     now: dict[str, Any] = json.loads(json.dumps(dict(settings)))
     recorded: dict[str, Any] = read_or_write(path, now)
     if missing := [name for name in now if name not in recorded and name not in optional]:

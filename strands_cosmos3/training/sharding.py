@@ -1,7 +1,6 @@
 """Training on several processes: weights, gradients and moments sharded by FSDP2 (``fully_shard``).
 
-Started by ``torchrun --nproc-per-node N -m strands_cosmos3 train ...``; a single process needs none of it. gloo on CPUs, NCCL
-on GPUs. Layers of the generation tower are gathered one at a time, everything else at once.
+gloo on CPUs, NCCL on GPUs. Layers of the generation tower are gathered one at a time, everything else at once.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from strands_cosmos3.training.matching import DataShard
 
 @contextmanager
 def processes() -> Iterator[DataShard]:
-    """Join the processes that torchrun started; yield this one's data shard.
-
-    One of several processes exits with :func:`~strands_cosmos3.parallel.process_exit.exit_rank`, as the command line does.
-    """
+    """Join the processes that torchrun started; yield this one's data shard. Each must end with ``exit_rank``."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield DataShard()
         return

@@ -1,8 +1,7 @@
 """A small Wan VAE that preserves small, coloured objects.
 
-With a plain reconstruction loss, blue and green cubes look alike and the fingers vanish. Errors are therefore measured in
-luminance and chroma, with a larger weight on chroma and on saturated (cubes) and dark (fingers) pixels.
-
+With a plain loss, blue and green cubes look alike and the fingers vanish. Errors are therefore measured in luminance and
+chroma, with more weight on chroma and on saturated (cubes) and dark (fingers) pixels.
 Pixels are [B, 3, F, H, W] in [-1, 1], F being 1 or 4 n + 1.
 """
 
@@ -27,12 +26,7 @@ _DARK = 0.16
 
 @dataclass(frozen=True)
 class VaeSizes:
-    """Sizes of the VAE.
-
-    Args:
-        latent_channels: Channels of a latent.
-        base, decoder_base: Base widths of encoder and decoder.
-    """
+    """Latent channels, and base widths of encoder and decoder."""
 
     latent_channels: int = 48
     base: int = 12
@@ -41,25 +35,16 @@ class VaeSizes:
 
 @dataclass(frozen=True)
 class VaeLoss:
-    """Weights of the reconstruction loss.
+    """Weights of the reconstruction loss."""
 
-    Args:
-        chroma: Weight of each chroma channel; luminance has 1.
-        saturated, dark: Additional weights of saturated and of dark pixels.
-        kl: Weight of the divergence from a unit Gaussian, per latent number.
-    """
-
-    chroma: float = 2.0
-    saturated: float = 7.0
-    dark: float = 2.0
-    kl: float = 1e-4
+    chroma: float = 2.0  # of each chroma channel; luminance has 1
+    saturated: float = 7.0  # added to that of saturated pixels
+    dark: float = 2.0  # added to that of dark pixels
+    kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
 
 
 def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
-    """Return a Wan VAE of the released kind (residual, 4 x 16 x 16) with random weights.
-
-    Weights on earlier frames start at zero, so that a new model treats each frame of a clip as a picture.
-    """
+    """Return an untrained Wan VAE (residual, 4 x 16 x 16) that treats each frame of a clip as a picture at first."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vae = fresh_vae(sizes.base, sizes.decoder_base, sizes.latent_channels)
@@ -77,10 +62,7 @@ def flat_first_frames(vae: AutoencoderKLWan) -> AutoencoderKLWan:
 
 
 def keep_first_frames(vae: AutoencoderKLWan) -> None:
-    """Freeze the part of the encoder that affects first frames; the weights on earlier frames and the decoder stay trainable.
-
-    Latents of first frames stay bit-identical while the VAE learns motion, so that policies trained on them stay valid.
-    """
+    """Freeze what affects latents of first frames, so that policies trained on them stay valid while the VAE learns motion."""
     vae.requires_grad_(True)
     for name, module in vae.named_modules():
         if not name.startswith(("encoder", "quant_conv")):

@@ -1,7 +1,4 @@
-"""Validation without a simulator: chunks predicted in one step from pure noise, compared in metres and degrees.
-
-Squared errors of normalised rows say little; the end point of a chunk is where the arm would go.
-"""
+"""Validation without a simulator: chunks predicted in one step from pure noise, compared in metres and degrees."""
 
 from __future__ import annotations
 
@@ -22,20 +19,13 @@ from strands_cosmos3.training.windows import Batch, layout_of
 
 @dataclass(frozen=True)
 class ChunkErrors:
-    """Errors of predicted chunks.
+    """Errors of predicted chunks; the end point is where the arm would go."""
 
-    Args:
-        mse: Mean squared error of normalised rows.
-        end_mm, end_deg: Median distance and angle between the ends of predicted and true chunks.
-        moved_mm: Median distance that the true chunks cover, for comparison.
-        grasp: Fraction of rows whose gripper command is on the right side of one half.
-    """
-
-    mse: float
-    end_mm: float
-    end_deg: float
-    moved_mm: float
-    grasp: float
+    mse: float  # of normalised rows
+    end_mm: float  # median distance between the ends of predicted and true chunks
+    end_deg: float  # median angle between them
+    moved_mm: float  # median distance that the true chunks cover, for comparison
+    grasp: float  # fraction of rows whose gripper command is on the right side of one half
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Windows of episodes as the model reads them: latents of pictures, a state row, action rows and prompts.
 
-The state row precedes the action rows, as in the policies' contract. It holds the measured pose of the Cosmos frame in the
-robot's base (translation, rot6d) and the gripper opening, centred and scaled by figures that the checkpoint records.
+The state row precedes the action rows: the measured pose of the Cosmos frame in the robot's base (translation, rot6d) and
+the gripper opening, scaled by figures that the checkpoint records.
 """
 
 from __future__ import annotations
@@ -31,24 +31,14 @@ POLICY, FORWARD, INVERSE = 0, 1, 2
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B windows.
+    """B windows, clean; state and rows in the model's scale."""
 
-    Args:
-        latents: [B, C, F, H, W] clean.
-        state: [B, 10] in the model's scale, or None if the sequence has no state row.
-        rows: [B, rows, 10] clean, in the model's scale.
-        prompts: Token ids of G captions.
-        prompt: [B] index of each window's caption in ``prompts``.
-        mode: [B] ``POLICY``, ``FORWARD`` or ``INVERSE``; None means ``POLICY`` for all.
-        fps: Rows per second.
-    """
-
-    latents: torch.Tensor
-    state: torch.Tensor | None
-    rows: torch.Tensor
-    prompts: tuple[tuple[int, ...], ...]
-    prompt: torch.Tensor
-    mode: torch.Tensor | None = None
+    latents: torch.Tensor  # [B, C, F, H, W]
+    state: torch.Tensor | None  # [B, 10], or None if the sequence has no state row
+    rows: torch.Tensor  # [B, rows, 10]
+    prompts: tuple[tuple[int, ...], ...]  # token ids of G captions
+    prompt: torch.Tensor  # [B] index of each window's caption in prompts
+    mode: torch.Tensor | None = None  # [B] POLICY, FORWARD or INVERSE; None means POLICY for all
     fps: float = FPS
 
 
@@ -61,11 +51,8 @@ def layout_of(
     width: int = RAW_WIDTH,
     fps: float = FPS,
 ) -> SequenceLayout:
-    """Return the generation sequence of a window: ``frames`` latent frames, state rows, action rows.
-
-    The clock of the rows starts at offset 0 with a state row and at 1 without: the contract of the released checkpoints.
-    """
-    offset = 0 if state_rows else 1
+    """Return the generation sequence of a window: ``frames`` latent frames, state rows, action rows."""
+    offset = 0 if state_rows else 1  # of the rows' clock, as in the released checkpoints
     return SequenceLayout((frames, *latent_hw), 2, rows + state_rows, tuple(clean_frames), state_rows, width, fps, offset)
 
 
@@ -100,15 +87,12 @@ def cached_latents(
     on_batch: Callable[[int, int], None] | None = None,
     batch: int = 32,
 ) -> NDArray[np.float16]:
-    """Encode windows once, cache their latents and map them from disk.
+    """Encode windows once, cache their latents in ``path`` (.npy) and map them from disk.
 
     Args:
         encode: Ticks [b] -> normalised latents [b, C, F, H, W].
-        ticks: Windows to encode.
-        path: The cache (.npy).
         columns: Latent columns to keep; the rest is padding, which the model does not see.
         on_batch: Called with (ticks done, ticks in total).
-        batch: Windows per call of ``encode``.
 
     Raises:
         ConfigError: The cache has another number of windows.

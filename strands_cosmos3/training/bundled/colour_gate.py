@@ -18,17 +18,11 @@ _MIN_SHARE = 0.9
 
 @dataclass(frozen=True)
 class ColourGate:
-    """How well the colours of small objects survive.
+    """How well the colours of small objects survive."""
 
-    Args:
-        share: Fraction of strongly coloured pixels that keep their hue (within 20 degrees) and half of their saturation.
-        by_colour: The same for red, green and blue.
-        psnr: PSNR of whole pictures [dB].
-    """
-
-    share: float
-    by_colour: dict[str, float]
-    psnr: float
+    share: float  # of strongly coloured pixels that keep their hue (within 20 degrees) and half of their saturation
+    by_colour: dict[str, float]  # the same for red, green and blue
+    psnr: float  # of whole pictures [dB]
 
     @property
     def passed(self) -> bool:
@@ -36,11 +30,7 @@ class ColourGate:
         return min(self.by_colour.values()) >= _MIN_SHARE
 
     def require(self) -> None:
-        """Require that every colour survives.
-
-        Raises:
-            TrainingError: One does not.
-        """
+        """Raise TrainingError unless every colour survives."""
         if not self.passed:
             figures = ", ".join(f"{name} {share:.0%}" for name, share in self.by_colour.items())
             raise TrainingError(

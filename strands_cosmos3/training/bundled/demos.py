@@ -1,12 +1,8 @@
 """Demonstrations: the scripted expert on random tables, sometimes perturbed, with labels of the undisturbed expert.
 
-An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start over the table. Most chunks
-are the expert's own; some are perturbed by a random drift, so that states beside its path are seen as well (DART). A tick
-records the picture, the measured pose and gripper opening, the gripper command and whether the current chunk is perturbed.
-Every second tick the expert, which is stateless, also answers for *each* goal from that very state: six undisturbed labels
-per picture.
-
-Everything random follows from (seed, episode), so that any worker records the same episode.
+An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start over the table. Some chunks
+drift at random, so that states beside the expert's path are seen as well (DART). At every second tick the expert, which is
+stateless, also answers for *each* goal: six labels per picture. Everything random follows from (seed, episode).
 """
 
 from __future__ import annotations
@@ -49,52 +45,30 @@ _RANDOMIZED = ("mat_rgba", "light_diffuse", "light_dir", "cam_pos", "cam_quat", 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Options of demonstrations.
+    """Options of demonstrations."""
 
-    Args:
-        tier: Resolution tier of the pictures.
-        ticks: Longest episode, in rows at 15 Hz.
-        label_every: Ticks between labels.
-        perturbed: Fraction of chunks that are perturbed.
-        home: Fraction of episodes that start near home; the others start anywhere over the table.
-        distractors: Fraction of episodes with additional cubes of other colours.
-        visual_randomization: Scale of the random changes of colours, light and cameras; 0 is the nominal scene.
-    """
-
-    tier: int = 128
-    ticks: int = 56
-    label_every: int = 2
-    perturbed: float = 0.3
-    home: float = 0.35
-    distractors: float = 0.15
-    visual_randomization: float = 1.0
+    tier: int = 128  # resolution tier of the pictures
+    ticks: int = 56  # longest episode, in rows at 15 Hz
+    label_every: int = 2  # ticks between labels
+    perturbed: float = 0.3  # fraction of chunks
+    home: float = 0.35  # fraction of episodes that start near home; the others start anywhere over the table
+    distractors: float = 0.15  # fraction of episodes with additional cubes of other colours
+    visual_randomization: float = 1.0  # scale of the changes of colours, light and cameras; 0 is the nominal scene
 
 
 @dataclass
 class EpisodeRecord:
-    """One episode, tick by tick.
+    """One episode of T ticks, L of them with labels."""
 
-    Attributes:
-        frames: [T, H, W, 3] uint8 canvases.
-        q_rad: [T, 7] measured angles.
-        T_base_cosmos: [T, 4, 4] measured poses.
-        gripper_opening: [T] measured open fractions.
-        gripper_command: [T] open fraction commanded at the tick, for the row that follows.
-        goal: [T] index of the goal pursued.
-        perturbed: [T] whether the row that follows is perturbed.
-        label_ticks: [L] ticks with labels.
-        labels: [L, goals, rows, 10] the expert's rows in the model's scale.
-    """
-
-    frames: NDArray[np.uint8]
-    q_rad: F64
-    T_base_cosmos: F64
-    gripper_opening: F64
-    gripper_command: F64
-    goal: NDArray[np.int8]
-    perturbed: NDArray[np.bool_]
-    label_ticks: NDArray[np.int16]
-    labels: NDArray[np.float32]
+    frames: NDArray[np.uint8]  # [T, H, W, 3] canvases
+    q_rad: F64  # [T, 7] measured
+    T_base_cosmos: F64  # [T, 4, 4] measured
+    gripper_opening: F64  # [T] measured open fractions
+    gripper_command: F64  # [T] open fraction commanded for the row that follows
+    goal: NDArray[np.int8]  # [T] index of the goal pursued
+    perturbed: NDArray[np.bool_]  # [T] whether the row that follows is perturbed
+    label_ticks: NDArray[np.int16]  # [L]
+    labels: NDArray[np.float32]  # [L, goals, rows, 10] the expert's rows in the model's scale
 
 
 class PerturbedExpert(Backend):
@@ -143,11 +117,7 @@ class _Stage:
 
 
 class DemoCollector:
-    """Record episodes. A context manager that holds OpenGL contexts; use it in the thread that made it.
-
-    Args:
-        config: Options of the demonstrations.
-    """
+    """Record episodes. A context manager that holds OpenGL contexts; use it in the thread that made it."""
 
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
@@ -159,15 +129,7 @@ class DemoCollector:
         self._droid = get_embodiment("droid")
 
     def record(self, seed: int, episode: int) -> EpisodeRecord | None:
-        """Record one episode.
-
-        Args:
-            seed: Seed of the whole collection.
-            episode: Index of the episode.
-
-        Returns:
-            The record, or None if the episode ended within two ticks because the arm cannot reach its start.
-        """
+        """Record one episode, or return None if it ended within two ticks because the arm cannot reach its start."""
         rng = np.random.default_rng([seed, episode])
         crowded = bool(rng.random() < self.config.distractors)
         stage = self._stages.get(crowded) or self._stages.setdefault(crowded, _Stage.make(crowded))
@@ -222,7 +184,7 @@ class DemoCollector:
         return q
 
     def request(self, observation: Observation) -> Request:
-        """Return the request of a policy in a state; the caller replaces its instruction."""
+        """Return a policy's request; the caller replaces its instruction."""
         q = self._configuration(observation.q_rad)
         return Request(
             embodiment=self._droid,
@@ -250,16 +212,7 @@ class DemoCollector:
 
 
 class EpisodeRecorder:
-    """Record one episode, tick by tick.
-
-    Args:
-        collector: Its expert, composite and options are used.
-        stage: The scene.
-        rng: Generator of the episode.
-
-    Attributes:
-        horizon: Rows of the next chunk to execute.
-    """
+    """Record one episode, tick by tick. ``horizon`` is the number of rows to execute of the next chunk."""
 
     def __init__(self, collector: DemoCollector, stage: _Stage, rng: np.random.Generator):
         self._collector, self._stage, self._rng = collector, stage, rng

@@ -1,8 +1,4 @@
-"""Quality of a checkpoint's world model: PSNR of forward dynamics, end-point error of inverse dynamics.
-
-Clips are held out from training and run through the engine and its VAE. Forward dynamics is compared with repeating the given
-frame; the VAE's own reconstruction is the upper limit.
-"""
+"""Quality of a checkpoint's world model on held-out clips: PSNR of forward dynamics, end-point error of inverse dynamics."""
 
 from __future__ import annotations
 
@@ -39,41 +35,23 @@ _CLIPS_PER_EPISODE = 4
 
 @dataclass(frozen=True)
 class DynamicsReport:
-    """Figures over held-out clips.
-
-    Args:
-        clips: Number of clips.
-        forward_db: Mean PSNR of predicted frames [dB].
-        copy_frame_psnr: Mean PSNR of repeating the given frame [dB].
-        vae_psnr: Mean PSNR of the true frames through the VAE [dB].
-        inverse_mm: Median distance between the end points of recovered and true chunks.
-        moved_mm: Median distance that the true chunks cover.
-        steps: Denoising steps.
-    """
+    """Figures over held-out clips: mean PSNR [dB], median distances [mm]."""
 
     clips: int
-    forward_db: float
-    copy_frame_psnr: float
-    vae_psnr: float
-    inverse_mm: float
-    moved_mm: float
-    steps: int
+    forward_db: float  # predicted frames
+    copy_frame_psnr: float  # repeating the given frame, the least to expect
+    vae_psnr: float  # the true frames through the VAE, the upper limit
+    inverse_mm: float  # between the end points of recovered and true chunks
+    moved_mm: float  # that the true chunks cover
+    steps: int  # of denoising
 
 
 def judge_dynamics(
-    checkpoint: Path,
-    demos: Demos,
-    ticks: NDArray[np.int64],
-    steps: int = 4,
-    on_clip: Callable[[int, int], None] | None = None,
+    checkpoint: Path, demos: Demos, ticks: NDArray[np.int64], steps: int = 4, on_clip: Callable[[int, int], None] | None = None
 ) -> DynamicsReport:
-    """Measure forward and inverse dynamics on clips.
+    """Measure forward and inverse dynamics on clips, given by their first ticks, which training must not have seen.
 
     Args:
-        checkpoint: In the released layout, trained with the future.
-        demos: Demonstrations with the clips.
-        ticks: First ticks of the clips; they must be held out from training.
-        steps: Denoising steps.
         on_clip: Called with (clips done, clips in total).
 
     Raises:
@@ -105,14 +83,13 @@ def judge_on_expert(
     """Record the unperturbed expert on new tables and measure a checkpoint's dynamics on its chunks.
 
     Args:
-        checkpoint: As in :func:`judge_dynamics`.
         clips: Number of clips; on average four per episode.
-        seed: Seed of the tables, drawn as ``HELD_OUT_SEED + seed``; demonstrations of any other seed have other tables.
+        seed: Tables are drawn by ``HELD_OUT_SEED + seed``, apart from those of demonstrations.
         steps: Denoising steps; None means the checkpoint's preset.
         on_step: Called with (stage, done, total).
 
     Raises:
-        ConfigError: The checkpoint was not trained on demonstrations jointly with the future.
+        ConfigError: As :func:`require_video`.
     """
     whole_number(clips, "clips", 1)
     opened = require_video(checkpoint)
@@ -136,11 +113,7 @@ def judge_on_expert(
 
 
 def require_video(checkpoint: Path) -> Checkpoint:
-    """Return the opened checkpoint if it can predict video.
-
-    Raises:
-        ConfigError: It predicts actions only, or was not trained on demonstrations.
-    """
+    """Open a checkpoint; raise ConfigError if it predicts actions only, or was not trained on demonstrations."""
     opened = Checkpoint.open(checkpoint)
     if opened.state_row is None:
         raise ConfigError(

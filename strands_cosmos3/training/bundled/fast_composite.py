@@ -1,7 +1,7 @@
 """Fast composites: ``observe``'s composite and canvas as six matrices.
 
-Resizing 180 x 320 views to 360 x 640, halving two of them and shrinking the composite onto the canvas are linear apart from
-two roundings to grey levels. The product of these maps takes a tenth of the time and differs by less than 1.5 grey levels.
+Resizing views, halving two of them and shrinking the composite onto the canvas are linear apart from two roundings. The
+product of these maps takes a tenth of the time and differs by less than 1.5 grey levels.
 """
 
 from __future__ import annotations
@@ -20,15 +20,10 @@ F32 = NDArray[np.float32]
 
 
 class FastComposite:
-    """Compose a rig's three views on a tier's canvas.
-
-    Args:
-        rig: Names of the views, and the size they are resized to.
-        view_hw: Size of the rendered views, with the rig's aspect ratio.
-        tier: Resolution tier.
+    """Compose a rig's three rendered views of size ``view_hw`` on a tier's canvas.
 
     Raises:
-        ShapeError: Views of another aspect would be letterboxed with black bars, which this does not draw.
+        ShapeError: Views of another aspect ratio would need black bars, which this does not draw.
     """
 
     def __init__(self, rig: CameraRig, view_hw: tuple[int, int], tier: int):

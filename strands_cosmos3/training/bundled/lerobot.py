@@ -1,8 +1,7 @@
 """Demonstrations as a LeRobot v3 dataset, and back into the shards that the trainer reads.
 
-An episode has the columns of any arm's episode (joint angles, measured pose of the Cosmos frame, executed ``midtrain`` rows)
-and the expert's labels: its undisturbed answer for every goal, in the model's scale. Random access into video is far slower
-than a training step, so the trainer unpacks a dataset once.
+An episode has the columns of any arm's episode and the expert's labels. The trainer unpacks a dataset once, because random
+access into video is far slower than a training step.
 """
 
 from __future__ import annotations
@@ -78,11 +77,9 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
 
 
 def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:
-    """Turn a dataset of demonstrations into shards; existing shards of the same dataset are kept.
+    """Turn a dataset into shards in a folder; existing shards of the same dataset are kept.
 
     Args:
-        root: The dataset.
-        folder: Folder of the shards.
         on_shard: Called with (shards done, shards in total).
 
     Raises:

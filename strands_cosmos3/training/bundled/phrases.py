@@ -1,9 +1,7 @@
 """Sentences of demonstrations: many trained wordings, and some that are held out.
 
-Trained wordings combine verbs, names and endings; a few are written out. A wording is left out if it contains one of
-:data:`HELD_OUT` or of the evaluation's ``paraphrased`` rows; the words of these occur in other sentences.
-
-:func:`strands_cosmos3.instruction.parse_instruction` understands every sentence, because expert and tasks rely on it.
+Trained wordings combine verbs, names and endings; a few are written out. None contains one of :data:`HELD_OUT` or of the
+evaluation's ``paraphrased`` rows, but their words occur. ``parse_instruction`` must understand every sentence.
 """
 
 from __future__ import annotations
@@ -91,11 +89,7 @@ def sentence(goal: int, rng: np.random.Generator, templates: Mapping[Verb, tuple
 
 
 def plain(goal: int) -> str:
-    """Return the plainest sentence of a goal.
-
-    Raises:
-        UnknownNameError: There is no such goal.
-    """
+    """Return the plainest sentence of a goal; an unknown one raises UnknownNameError."""
     if not 0 <= goal < len(GOALS):
         raise UnknownNameError("goal", str(goal), [f"{i}" for i in range(len(GOALS))])
     verb, colour = GOALS[goal]

@@ -67,9 +67,7 @@ class TrainingRun:
     """A run of the bundled policy's recipe.
 
     Args:
-        folder: Folder of the run.
-        demos: Folder of the demonstrations' shards.
-        config: Options.
+        folder, demos: Folders of the run and of the demonstrations' shards.
         on_step: Called with stage, steps done, steps in total and metrics.
         shard: This process's share of the data. Train the VAE and encode the latents with one process first.
         start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state row and weights.

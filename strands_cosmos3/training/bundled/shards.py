@@ -46,11 +46,7 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a shard.
-
-    Raises:
-        ConfigError: There are no records.
-    """
+    """Return the arrays of a shard, or raise ConfigError if there are no records."""
     if not records:
         raise ConfigError("a shard without episodes: no start pose was reachable; check the demonstrations' configuration.")
     starts = np.concatenate([[0], np.cumsum([len(record.gripper_opening) for record in records])])
@@ -62,24 +58,14 @@ def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True, eq=False)
 class Demos:
-    """All shards of a folder, tick by tick; frames stay on disk until they are read.
-
-    Attributes:
-        T_base_cosmos: [n, 4, 4] measured poses.
-        gripper_opening, gripper_command: [n] open fractions, measured and commanded.
-        goal: [n] index of the goal pursued.
-        perturbed: [n] whether the row that follows is perturbed.
-        last: [n] the last tick of each tick's episode.
-        label_ticks: [L] ticks with labels.
-        labels: [L, goals, rows, 10] the expert's rows in the model's scale.
-    """
+    """All shards of a folder: the arrays of :class:`EpisodeRecord`; frames stay on disk until they are read."""
 
     T_base_cosmos: NDArray[np.float64]
     gripper_opening: NDArray[np.float64]
     gripper_command: NDArray[np.float64]
     goal: NDArray[np.int8]
     perturbed: NDArray[np.bool_]
-    last: NDArray[np.int64]
+    last: NDArray[np.int64]  # [T] the last tick of each tick's episode
     label_ticks: NDArray[np.int64]
     labels: NDArray[np.float32]
     _frames: tuple[NDArray[np.uint8], ...]
@@ -87,15 +73,7 @@ class Demos:
 
     @classmethod
     def open(cls, folder: Path, shards: Sequence[int] | None = None) -> Demos:
-        """Open a folder of shards.
-
-        Args:
-            folder: Folder of the shards.
-            shards: Indices of the shards to open; None means all.
-
-        Raises:
-            ConfigError: The folder lacks a shard, or has none.
-        """
+        """Open shards of a folder by index, or all of them; raise ConfigError if one is missing or there are none."""
         paths = [shard_path(folder, i) for i in (shard_indices(folder) if shards is None else shards)]
         if not paths or not all(path.exists() for path in paths):
             raise ConfigError(f"{folder} lacks demonstrations; record some with `strands-cosmos3 demos --out {folder}`.")

@@ -40,30 +40,17 @@ _GATE_PICTURES = 160
 
 @dataclass(frozen=True, eq=False)
 class VaeStage:
-    """The VAE stage of a run.
+    """The VAE stage of a run."""
 
-    Args:
-        folder: Folder of the run.
-        demos: Demonstrations to train on.
-        config: Options of the run.
-        start: Checkpoint whose VAE is used instead of training one on pictures, or None.
-        device: Device to train on.
-        on_step: Called after each step.
-    """
-
-    folder: Path
+    folder: Path  # of the run
     demos: Demos
     config: RunConfig
-    start: Checkpoint | None
+    start: Checkpoint | None  # its VAE is used instead of training one on pictures
     device: torch.device
     on_step: OnStep
 
     def train(self) -> Any:
-        """Train the VAE, or load the finished one.
-
-        Raises:
-            TrainingError: Colours do not survive.
-        """
+        """Train the VAE, or load the finished one. Raises TrainingError if colours do not survive."""
         final, config = self.folder / "vae/final.pt", self.config
         sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_base)
         vae: Any = flat_first_frames(make_vae(sizes) if self.start is None else load_vae(self.start))
@@ -85,11 +72,7 @@ class VaeStage:
         return self._with_latent_statistics(vae)
 
     def copy_from(self, run: Path) -> Any:
-        """Use the finished VAE of another run.
-
-        Raises:
-            ConfigError: It has no finished VAE, or one with other sizes.
-        """
+        """Use the finished VAE of another run. Raises ConfigError if it has none, or one with other sizes."""
         if not (run / "vae/final.pt").exists():
             raise ConfigError(f"{run} has no finished VAE (vae/final.pt); train it: strands-cosmos3 train --until vae.")
         settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))

@@ -50,15 +50,10 @@ def latent_columns(canvas_hw: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Captions:
-    """Token ids of captions.
+    """Token ids of captions."""
 
-    Args:
-        by_goal: [goal][template], every trained sentence.
-        empty: The empty caption, for the unconditional branch.
-    """
-
-    by_goal: tuple[tuple[tuple[int, ...], ...], ...]
-    empty: tuple[int, ...]
+    by_goal: tuple[tuple[tuple[int, ...], ...], ...]  # [goal][template], every trained sentence
+    empty: tuple[int, ...]  # the empty caption, for the unconditional branch
 
     def drawn(self, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
         """Draw one sentence for each goal; the empty caption comes last."""
@@ -116,15 +111,10 @@ class PictureWindows(_DemoWindows):
     """Windows of a single picture with the expert's labels for every goal.
 
     Args:
-        demos: Labels and poses.
         latents: [L, C, H, W] float16 of the pictures at labelled ticks.
         state: Scale of the state row.
-        captions: Trained captions.
-        batch: Windows per step.
-        dropout: Fraction of windows that read the empty caption.
+        batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the empty caption.
         own: Fraction of windows that use the goal of their episode; the others draw any goal.
-        seed: Seed of the draws.
-        among: Windows to draw from; None means all.
 
     Attributes:
         pursued: [L] goal that the episode pursued.
@@ -171,10 +161,7 @@ class ClipWindows(_DemoWindows):
     The policy is trained on clips in which the expert pursued one goal undisturbed, dynamics on all clips.
 
     Args:
-        demos: Poses, gripper commands and goals.
-        ticks: [n] first tick of each clip.
-        latents: [n, C, F, H, W] float16.
-        state, captions, batch, dropout, seed: As in :class:`PictureWindows`.
+        ticks, latents: [n] first tick of each clip; [n, C, F, H, W] float16.
         forward, inverse: Fractions of windows that train forward and inverse dynamics.
 
     Raises:
