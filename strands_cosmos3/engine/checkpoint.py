@@ -145,11 +145,7 @@ class Checkpoint:
             files.verify({Path(path).name: digest for path, digest in names.items()})
 
     def load_transformer(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        text_device: torch.device | None = None,
-        shard: Shard = unsharded,
+        self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None, shard: Shard = unsharded
     ) -> Cosmos3Transformer:
         """The transformer with its weights, without action heads and without weights that inference does not use.
 

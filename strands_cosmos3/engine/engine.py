@@ -409,12 +409,7 @@ class Cosmos3Engine:
         return actions.to(self.device, torch.float32)
 
     def _denoise(
-        self,
-        request: Cosmos3ActionRequest,
-        schedule: Schedule,
-        sample: _Sample,
-        passes: _Passes,
-        on_step: OnStep | None,
+        self, request: Cosmos3ActionRequest, schedule: Schedule, sample: _Sample, passes: _Passes, on_step: OnStep | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps = unipc_coefficients(schedule)
         times = self._time_embeddings(schedule)

@@ -15,27 +15,14 @@ import torch
 
 from strands_cosmos3.actions.normalization import Affine, Method
 from strands_cosmos3.actions.stats import ActionStats, load_action_stats
-from strands_cosmos3.embodiments import (
-    MODEL_GRIPPER,
-    Embodiment,
-    GripperConvention,
-    get_embodiment,
-    raw_embodiment,
-)
+from strands_cosmos3.embodiments import MODEL_GRIPPER, Embodiment, GripperConvention, get_embodiment, raw_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_frames
 from strands_cosmos3.engine.inputs import CallSettings, ProcessedInput
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
-from strands_cosmos3.errors import (
-    ActionSpaceError,
-    ConfigError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    StatisticsError,
-)
+from strands_cosmos3.errors import ActionSpaceError, ConfigError, InputError, NonFiniteError, ShapeError, StatisticsError
 from strands_cosmos3.observe.prompts import compose_prompt, view_point
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 from strands_cosmos3.types import Mode
