@@ -1,4 +1,1 @@
-"""Cosmos 3 inference: checkpoints, the two towers, packing, sampling, the VAE.
-
-``config`` and ``variants`` do not import torch. Import the modules themselves.
-"""
+"""Cosmos 3 inference: checkpoints, both towers, packing, sampling, the VAE. ``config`` and ``variants`` import no torch."""

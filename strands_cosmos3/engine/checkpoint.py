@@ -45,21 +45,13 @@ _PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose headers fit its config. No weight has been read.
+    """A checkpoint whose headers fit its config; no weight has been read. The module lists what its metadata may hold.
 
     Args:
-        root: Folder.
-        config, scheduler, vae_config: Contents of the config files.
-        weights, vae_weights: Safetensors files.
-        variant: Variant, by name or by sizes.
-        action_space: Action space, or None if the checkpoint does not state it.
-        metadata: The ``strands_cosmos3`` object.
-        state_row: State row of a ``midtrain`` sequence, or None if it has none.
-        sampling: Default sampling, or None.
-        policy_frames: Pixel frames that a policy's clip may have, the default first; 1 predicts actions without a video.
-            Empty means as many as the chunk needs.
-        replan_rows: Rows of a chunk to execute before requesting the next one; None is all.
-        prefix_rows: Longest action prefix seen in training; 0 is none.
+        config, scheduler, vae_config: Contents of the config files. weights, vae_weights: Safetensors files.
+        action_space: None if the checkpoint does not state it. state_row, sampling: None if it records none.
+        policy_frames: Empty means as many frames as the chunk needs.
+        replan_rows: None is the whole chunk. prefix_rows: 0 is none.
     """
 
     root: Path
@@ -82,7 +74,6 @@ class Checkpoint:
         """Read every config and header of a folder.
 
         Args:
-            root: Folder.
             variant: Expected variant; None accepts any.
             action_space: Action space, if the checkpoint does not state it.
 
@@ -121,24 +112,20 @@ class Checkpoint:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the recorded digests and of the weights' names and shapes; identifies the checkpoint."""
+        """SHA-256 of the recorded digests and of the weights' names and shapes."""
         recorded = self.metadata.get("sha256") or {}
         headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in (self.weights, self.vae_weights)]
         return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
 
     def resolve_sampling(self, embodiment: Embodiment, action_space: str, given: Sampling) -> Sampling:
-        """Return how to sample: what is given, else what the checkpoint records, else its variant's or embodiment's preset."""
+        """Fill what is not given from the checkpoint's record, else from its variant's or the embodiment's preset."""
         if self.sampling is not None:
             return given.over(self.sampling)
         of_variant = self.variant.action_space == action_space
         return given.over(self.variant.preset if of_variant else embodiment.preset(action_space))
 
     def verify(self) -> None:
-        """Compare every file with its digest, if one is recorded.
-
-        Raises:
-            DigestError: A file's bytes differ.
-        """
+        """Compare every file with its digest, if one is recorded; raise DigestError if the bytes differ."""
         recorded = self.metadata.get("sha256") or {}
         for files in (self.weights, self.vae_weights):
             names = {path: digest for path, digest in recorded.items() if Path(path).parent.name == files.folder.name}
@@ -147,12 +134,11 @@ class Checkpoint:
     def load_transformer(
         self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None, shard: Shard = unsharded
     ) -> Cosmos3Transformer:
-        """The transformer with its weights, without action heads and without weights that inference does not use.
+        """The transformer with its weights, without action heads and weights that only training uses.
 
         Args:
-            device, dtype: Where and in which dtype weights are kept; the time embedder stays in float32.
-            text_device: Where the text tower is kept; None is ``device``.
-            shard: See :data:`~strands_cosmos3.engine.weight_files.Shard`.
+            device, dtype: Of the weights; the time embedder stays in float32. text_device: Of the text tower; None is
+                ``device``.
 
         Raises:
             WeightsError: A weight is not finite.
@@ -172,11 +158,7 @@ class Checkpoint:
         return model.eval()
 
     def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:
-        """The action head of one domain.
-
-        Raises:
-            WeightsError: A weight is not finite.
-        """
+        """The action head of one domain; raises WeightsError if a weight is not finite."""
         made = {field: torch.empty(s, device=device, dtype=dtype) for field, s in head_shapes(self.config).items()}
         self.weights.read_into({f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in made.items()})
         return ActionHead(**made)
@@ -288,10 +270,9 @@ def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> 
 
 
 def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False) -> Path:
-    """The folder of a checkpoint: a local one, or the snapshot of a hub repository, downloaded if needed.
+    """The folder of a checkpoint: a local one, or the snapshot of the hub repository ``owner/name``, downloaded if needed.
 
     Args:
-        path_or_repo_id: A folder, or ``owner/name``.
         revision: Branch, tag or commit of a repository.
         local_files_only: Whether to refuse the network. ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
 

@@ -38,7 +38,7 @@ class TransformerConfig:
         timestep_scale: Factor on the timestep before its sinusoid.
 
     Raises:
-        LayoutError: A value cannot be used; see :meth:`from_dict`.
+        LayoutError: A value cannot be used.
     """
 
     hidden_size: int
@@ -108,11 +108,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:
-        """Read a released ``config.json``.
-
-        Raises:
-            LayoutError: A required key is missing or a value cannot be used; all are listed.
-        """
+        """Read a released ``config.json``; raises LayoutError with every key that is missing or cannot be used."""
         names = {f.name for f in fields(cls)}
         needed = {f.name for f in fields(cls) if f.default is MISSING}
         absent = sorted(needed - {key for key, value in data.items() if value is not None})

@@ -82,11 +82,10 @@ class _Sample:
 class Cosmos3Engine:
     """Cosmos 3 action inference on one device, or as one of several ranks that all make the same calls.
 
-    Create it with :meth:`from_pretrained`. An engine serves one call at a time.
+    Create it with :meth:`from_pretrained`. It serves one call at a time.
 
     Attributes:
-        action_space: Action space of the checkpoint, ``midtrain`` or ``joint_pos``; None if the checkpoint does not state it.
-        checkpoint: Source of the weights.
+        action_space: ``midtrain`` or ``joint_pos``; None if the checkpoint does not state it.
         text_cache: Keys and values of recent prompts; ``prefills`` counts runs of the text tower.
     """
 
@@ -139,15 +138,14 @@ class Cosmos3Engine:
         Args:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the process's local rank.
-            dtype: Dtype of weights and hidden states; the sampler and the time embedding stay in float32.
-            parallel: How the engine is split over the processes that torchrun started, each of which calls this. None is a
-                single process.
-            decode_video: Whether predicted videos are decoded to pixels. If not, the VAE's decoder is not read.
+            dtype: Of weights and hidden states; the sampler and the time embedding stay in float32.
+            parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
+            decode_video: Whether to decode predicted videos to pixels. If not, the VAE's decoder is not read.
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
-            domains: Action heads to read now; others are read when a request first needs them.
+            domains: Action heads to read now; others are read on first use.
             revision, local_files_only: Options of a hub repository.
-            verify: Whether to compare files with the digests that the checkpoint records.
+            verify: Whether to compare files with the recorded digests.
             text_cache_bytes: Bytes of prompts' keys and values to keep across calls.
             offload_text: Whether the text tower stays in host memory except while it reads a new prompt.
             cuda_graphs: Whether to replay CUDA graphs, one for each shape and branch (CUDA only).
@@ -207,7 +205,7 @@ class Cosmos3Engine:
         return sum(t.numel() * t.element_size() for t in held)
 
     def close(self) -> None:
-        """Free weights, graphs and prompts, and leave the process group. The engine cannot be used afterwards."""
+        """Free weights, graphs and prompts, and leave the process group; nothing can be called afterwards."""
         self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
@@ -223,11 +221,7 @@ class Cosmos3Engine:
         self.close()
 
     def action_head(self, domain: int) -> ActionHead:
-        """The projections of one domain, read from the checkpoint on first use.
-
-        Raises:
-            InputError: The checkpoint has no such domain.
-        """
+        """The action head of one domain, read on first use; raises InputError if the checkpoint has no such domain."""
         if not 0 <= domain < min(NUM_DOMAINS, self.config.num_embodiment_domains):
             raise InputError(f"domain {domain}: this checkpoint has 0..{self.config.num_embodiment_domains - 1}.")
         if domain not in self._heads:
@@ -239,7 +233,6 @@ class Cosmos3Engine:
         """Run one inference.
 
         Args:
-            request: The request.
             on_step: Called after each denoising step with (steps done, total steps).
 
         Returns:

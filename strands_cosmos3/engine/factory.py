@@ -1,8 +1,7 @@
-"""Small checkpoints with random weights in the released layout, for tests and benchmarks.
+"""Small checkpoints with random weights in the released layout, for tests and benchmarks. diffusers loads them unchanged.
 
-Their outputs mean nothing, and their metadata says so. Weights are scaled by their fan-in, and norms of queries and keys are
-1.5: default initialisation gives uniform attention, which hides a swapped position or a wrong mask. diffusers loads these
-folders unchanged.
+Weights are scaled by their fan-in, and norms of queries and keys are 1.5: default initialisation gives uniform attention,
+which hides a swapped position or a wrong mask.
 """
 
 from __future__ import annotations
@@ -41,13 +40,8 @@ _CORPUS = (
 
 @dataclass(frozen=True)
 class FactorySizes:
-    """Sizes of a small checkpoint.
-
-    Args:
-        hidden, layers, heads, kv_heads, head_dim, intermediate: Sizes of the transformer.
-        latent_channels: Latent channels of the VAE and the transformer.
-        vae_base, vae_decoder_base: Base widths of the VAE's encoder and decoder.
-        shards: Number of files of the transformer.
+    """Sizes of a small checkpoint: of its transformer, of its VAE (base widths of encoder and decoder), and its number of
+    files.
     """
 
     hidden: int = 64
@@ -75,15 +69,12 @@ def write_checkpoint(
     seed: int = 0,
     digests: bool = False,
 ) -> Path:
-    """Write a small random checkpoint.
+    """Write a small random checkpoint; its metadata says that its outputs mean nothing.
 
     Args:
-        folder: Output folder.
         hidden_act: ``silu`` as in Nano and Super, or ``relu2`` as in Edge.
-        action_space: Action space in the metadata.
-        sizes: Sizes; None is the smallest that tests everything.
-        seed: Seed of the weights.
-        digests: Whether the metadata records the SHA-256 of every weight file.
+        sizes: None is the smallest that tests everything.
+        digests: Whether to record the SHA-256 of every weight file.
     """
     folder, sizes = Path(folder), sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer")
@@ -196,12 +187,7 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1
 
 
 def fresh_vae(base: int, decoder_base: int, channels: int) -> AutoencoderKLWan:
-    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's global generator.
-
-    Args:
-        base, decoder_base: Channels of the first blocks of encoder and decoder.
-        channels: Latent channels.
-    """
+    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's global generator."""
     return AutoencoderKLWan(
         base_dim=base,
         decoder_base_dim=decoder_base,
@@ -234,10 +220,7 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
 def write_tokenizer(folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequence[str] = ()) -> int:
     """Train a small byte-level BPE tokenizer with the released chat template; return the size of its vocabulary.
 
-    Args:
-        folder: Output folder.
-        corpus: Training texts.
-        phrases: Fixed phrases that become one token each, which keeps captions short.
+    Each of ``phrases`` becomes one token, which keeps captions short.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

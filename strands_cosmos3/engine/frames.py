@@ -1,7 +1,4 @@
-"""Read pictures into one array from paths, PIL images, numpy arrays, torch tensors, or lists of them.
-
-Ambiguous input raises an error.
-"""
+"""Read pictures and clips into one array. Ambiguous input raises an error."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ def read_frames(images: Any, rig: CameraRig | None = None) -> Frames:
         rig: Composition of views.
 
     Raises:
-        ShapeError: A shape is unsupported or ambiguous, or frames differ in size.
-        InputError: A type or a range of values is unsupported.
-        NonFiniteError: A value is NaN or infinite.
-        ResourceNotFoundError: A path does not exist.
+        ShapeError, InputError, NonFiniteError, ResourceNotFoundError: A picture cannot be used, or frames differ in size.
         ObservationError: Views are given without a rig, or a view is missing.
     """
     if isinstance(images, Mapping):
@@ -108,8 +102,7 @@ def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
     """The first frames of a video file, [F, H, W, 3] uint8.
 
     Raises:
-        ResourceNotFoundError: The file does not exist.
-        InputError: The file is not a readable video or has no frames.
+        ResourceNotFoundError, InputError: The file does not exist, or is not a readable video.
     """
     import av
 

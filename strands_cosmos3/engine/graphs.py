@@ -1,9 +1,7 @@
 """Run the forward pass of a denoising step directly, or as a CUDA graph captured for each shape and set of prompts.
 
-A graph fixes the addresses of its tensors. Each graph owns copies of its inputs; a replay copies the new values into those
-that change and reads the fixed outputs, without host synchronisation.
-
-Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token, A action width, D hidden.
+A graph fixes the addresses of its tensors. Each owns copies of its inputs: a replay copies the new values into those that
+change and reads the fixed outputs, without host synchronisation. Shape suffixes as in :mod:`.transformer`.
 """
 
 from __future__ import annotations
@@ -29,12 +27,7 @@ class _Captured:
 
 
 class VelocityRunner:
-    """Runs :meth:`Cosmos3Transformer.velocity`.
-
-    Args:
-        transformer: The transformer.
-        capture: Whether to capture CUDA graphs; otherwise calls run directly.
-    """
+    """Runs :meth:`Cosmos3Transformer.velocity` directly, or with ``capture`` through CUDA graphs."""
 
     def __init__(self, transformer: Cosmos3Transformer, capture: bool):
         self._transformer = transformer
@@ -53,7 +46,7 @@ class VelocityRunner:
         vision_group: slice,
         action_group: slice,
     ) -> Velocities:
-        """Velocities of two groups of tokens; arguments as in :meth:`Cosmos3Transformer.velocity`."""
+        """As :meth:`Cosmos3Transformer.velocity`."""
         fixed = noisy_N1, rope, texts, head, vision_group, action_group
         if not self._capture:
             return self._transformer.velocity(vision_VP, action_TA, time_D, *fixed)

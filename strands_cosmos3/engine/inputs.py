@@ -13,15 +13,8 @@ from strands_cosmos3.types import Mode
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallSettings:
-    """What one call asks for, resolved from the call itself, the processor's options and the domain.
-
-    Args:
-        mode: What is asked.
-        embodiment, space: The domain and its action space.
-        raw_action_dim: Action channels that mean something.
-        action_chunk: Rows of the answer.
-        fps: Rows and frames a second.
-        view: View point that the caption names.
+    """What one call asks for, resolved from the call itself, the processor's options and the domain; fps counts rows and
+    frames.
     """
 
     mode: Mode
@@ -45,8 +38,7 @@ class ProcessedInput(CallSettings):
     Args:
         text_ids, text_mask, neg_text_ids, neg_text_mask: [1, S] ids and ones.
         pixel_values: [1, 3, frames, height, width] in [-1, 1] on the canvas: the frames that are given to the model.
-        video_shape: (frames, height, width) in pixels of the whole clip and of the picture's content; see
-            :func:`pixel_to_latent_shape`.
+        video_shape: (frames, height, width) in pixels of the whole clip and of the picture's content.
         cond_action: [1, chunk, action_dim] given actions in the model's scale, or None.
         action_prefix: [rows, action_dim] the state row, if any, and rows bound to be executed; or None.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
@@ -72,12 +64,7 @@ class ProcessedInput(CallSettings):
         use_karras_sigmas: bool | None = None,
         return_video: bool = True,
     ) -> Cosmos3ActionRequest:
-        """Return the engine's request for this input.
-
-        Args:
-            sampling: How to denoise; what is not set is 30 steps without guidance on the checkpoint's schedule.
-            seed, use_karras_sigmas, return_video: As in :class:`Cosmos3ActionRequest`.
-        """
+        """The engine's request. What ``sampling`` leaves open is 30 steps without guidance on the checkpoint's schedule."""
         sampling = sampling or Sampling()
         return Cosmos3ActionRequest(
             text_ids=self.text_ids,

@@ -15,7 +15,7 @@ Velocities = tuple[torch.Tensor, torch.Tensor]
 
 
 class Vae(Protocol):
-    """Pixels to latents and back; see :class:`~strands_cosmos3.engine.vae.WanVae`."""
+    """Pixels to latents and back; see :class:`~strands_cosmos3.engine.vae.WanVae`. ``encode`` answers on every rank."""
 
     @property
     def model(self) -> torch.nn.Module: ...
@@ -34,8 +34,7 @@ class ParallelContext:
     """One rank's view of all ranks. The defaults are those of a single process.
 
     Attributes:
-        device: Device of this rank.
-        rank: Number of this rank; rank 0 returns pixels and writes files.
+        rank: Rank 0 returns pixels and writes files.
         branches: Guidance branches that this rank computes at steps with guidance: conditional 0, unconditional 1.
     """
 
@@ -44,11 +43,7 @@ class ParallelContext:
     branches: tuple[int, ...] = (0, 1)
 
     def check(self, config: TransformerConfig) -> None:
-        """Check that a transformer can be split over the ranks.
-
-        Raises:
-            ConfigError: It cannot.
-        """
+        """Raise ConfigError if a transformer cannot be split over the ranks."""
 
     def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
         """The part of a stored weight that this rank keeps, by its released name and whole shape; empty for all of it."""

@@ -19,14 +19,7 @@ _DROID_TOKENS = 3093
 
 
 def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, text: bool, shard: Shard = unsharded) -> int:
-    """Bytes of weights that stay on the device, with one action head.
-
-    Args:
-        checkpoint: An opened checkpoint.
-        dtype: Dtype in which weights are kept.
-        decoder: Whether the VAE's decoder is kept. text: Whether the text tower is.
-        shard: See :data:`~strands_cosmos3.engine.weight_files.Shard`.
-    """
+    """Bytes of weights on the device with one action head, with or without the VAE's decoder and the text tower."""
     numbers = sum(math.prod(shape) for shape in head_shapes(checkpoint.config).values())
     for key, shape in checkpoint.vae_weights.shapes.items():
         if decoder or not key.startswith(("decoder.", "post_quant_conv.")):
@@ -46,7 +39,7 @@ def working_bytes(config: TransformerConfig, dtype: torch.dtype) -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of a device. On a CPU, the kernel's estimate of what is available without swapping."""
+    """Free memory of a device; on a CPU, the kernel's estimate without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
@@ -64,11 +57,7 @@ def preflight(
     offload_text: bool,
     shard: Shard = unsharded,
 ) -> None:
-    """Check device, dtype and memory together; arguments as in ``Cosmos3Engine.from_pretrained``.
-
-    Raises:
-        PreflightError: The checkpoint cannot be loaded; every failure is listed.
-    """
+    """Raise PreflightError with all that is wrong; arguments as in :meth:`Cosmos3Engine.from_pretrained`."""
     failures = []
     if dtype not in _TYPES:
         failures.append(f"dtype {dtype} is not supported; valid: float32, bfloat16, float16")

@@ -1,7 +1,6 @@
-"""Between what a caller holds and what the engine takes: pictures, captions, actions in, actions and pixels out.
+"""From pictures, captions and actions to the engine's tensors, and back. ``observe`` composes pictures and captions.
 
-What a picture and a caption must look like is composed in ``observe``; here they become tensors. Each call resolves mode and
-domain anew, with everything that follows from them.
+Each call resolves mode and domain anew, with everything that follows from them.
 """
 
 from __future__ import annotations
@@ -31,29 +30,27 @@ DEFAULT_TIER = 480
 
 
 class Cosmos3PolicyProcessor:
-    """Makes requests of what a caller holds, and answers of what the engine returns.
-
-    Every argument that is None follows from the domain.
+    """Makes requests of what a caller holds, and answers of what the engine returns. None follows from the domain.
 
     Args:
         tokenizer_name_or_path: The checkpoint's ``text_tokenizer/``.
-        height, width: Canvas in pixels, multiples of 16; both or neither. None picks it from the tier ``image_size``.
+        height, width: Canvas in pixels, multiples of 16; both, or neither for the tier ``image_size``.
         num_frames: Frames of the clip; it must be action_chunk_size + 1.
         mode: ``policy``, ``forward_dynamics`` or ``inverse_dynamics``.
-        domain_name: An embodiment by name, or an integer domain id. domain_id: The same.
-        raw_action_dim: Action channels that mean something; needed with an integer domain id.
+        domain_name, domain_id: An embodiment by name, or an integer domain id; either argument takes both.
+        raw_action_dim: Used action channels; needed with an integer domain id.
         action_chunk_size: Rows of an answer. fps: Their rate.
         image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints).
-        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``, ``concat_view``.
+        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``,
+            ``concat_view``.
         negative_prompt: Caption of the unconditional branch, as it stands.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
-        device, params_dtype: Of the tensors that are made. Actions and states stay in float32.
-        action_dim: The model's action width.
-        action_space: ``midtrain`` or ``joint_pos``.
+        device, params_dtype: Of the tensors that are made; actions and states stay in float32.
+        action_dim: The model's action width. action_space: ``midtrain`` or ``joint_pos``.
         action_stats_path: Statistics that rows are (de-)normalised with: a domain's name, a file, or ``ActionStats``.
         action_normalization: ``quantile``, ``quantile_rot``, ``meanstd`` or ``minmax``.
         gripper: How the caller's ``joint_pos`` states and rows express the gripper; the model's is 1 = open.
-        state_row: How the state row of a ``midtrain`` checkpoint is made, where it has one.
+        state_row: Scale of a ``midtrain`` checkpoint's state row, if it has one.
         policy_frames: Frames of a policy's clip; None is the chunk's rows + 1, 1 answers actions without a video.
 
     Raises:
@@ -111,11 +108,8 @@ class Cosmos3PolicyProcessor:
 
     @classmethod
     def for_checkpoint(cls, checkpoint: Checkpoint, **options: Any) -> Cosmos3PolicyProcessor:
-        """A processor with a checkpoint's tokenizer, action space, prompt format and tier; options win.
-
-        Args:
-            checkpoint: Whose.
-            options: Arguments of the constructor.
+        """A processor with a checkpoint's tokenizer, action space, prompt format and tier; the constructor's ``options``
+        win.
         """
         known = checkpoint.metadata
         defaults = {
@@ -147,7 +141,8 @@ class Cosmos3PolicyProcessor:
         Args:
             raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, or
                 a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
-                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint with
+                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint
+                    with
                 a state row, pose9 of the Cosmos frame in the base and the open fraction), ``action_prefix`` (rows in those
                 that the arm is bound to execute meanwhile: the answer begins with them), and for this call alone
                 ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``; ``caption`` is a prompt taken as it stands.
@@ -190,14 +185,13 @@ class Cosmos3PolicyProcessor:
             processed: The input it answers; None is the last one that this processor made.
 
         Returns:
-            ``action`` [1, chunk, raw_action_dim] float64 (rotation columns vary by a thousandth around 1: float32 would
-            not survive the way back) and, where there are any, ``pixels`` in [0, 1]. Without statistics, actions stay
-            in the model's scale.
+            ``action`` [1, chunk, raw_action_dim] float64 (rotation columns vary by a thousandth around 1: float32 would not
+            survive the way back), and ``pixels`` in [0, 1] if there are any. Without statistics, actions keep the model's
+            scale.
 
         Raises:
             InputError: No ``action`` in the result, or nothing was preprocessed yet.
-            ShapeError: The action is narrower than the domain's.
-            ActionOutOfRangeError: A normalised value lies beyond |z| = 10.
+            ShapeError, ActionOutOfRangeError: The action is narrower than the domain's, or beyond |z| = 10.
         """
         call = processed or self._last or self._resolve({})
         answer = {"action": result} if isinstance(result, torch.Tensor) else dict(result)

@@ -17,12 +17,10 @@ SPATIAL_COMPRESSION = 16
 
 
 def pixel_to_latent_shape(frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """Latent grid (frames, height, width) of a video of that many pixels: 4 x 16 x 16 compression, first frame alone.
+    """Latent grid (frames, height, width) of that many pixels: 4 x 16 x 16 compression, first frame alone.
 
-    Height and width are those of the picture's content; latents that reach into the padding are not counted.
-
-    Raises:
-        InputError: A size is below 1.
+    Height and width are those of the picture's content; latents that reach into the padding are not counted. Raises
+    InputError if a size is below 1.
     """
     if min(frames, height, width) < 1:
         raise InputError(f"a video of {frames} frames of {height} x {width} pixels is empty; every size must be >= 1.")
@@ -35,31 +33,27 @@ class Cosmos3ActionRequest:
     """One inference.
 
     Args:
-        text_ids: [S] or [1, S] token ids of the prompt.
+        text_ids, neg_text_ids: [S] or [1, S] ids of the prompt and of the unconditional branch, needed where guidance is not
+            1.
+        text_mask, neg_text_mask: 1 where an id counts; None counts all.
         video_shape: Latent grid (F, H, W), see :func:`pixel_to_latent_shape`.
-        action_chunk: Rows wanted, at least 1.
-        domain_id: Slot of the domain-aware action heads, 0..31.
-        raw_action_dim: Action channels that mean something.
+        action_chunk: Rows wanted. raw_action_dim: Used action channels. domain_id: Slot of the action heads, 0..31.
         cond_video_pixels: [1, 3, frames, height, width] in [-1, 1]: the given frames on their canvas. Only those that
             clean latent frames need are encoded; a clip that is too short repeats its last frame.
         mode: ``policy``, ``forward_dynamics`` or ``inverse_dynamics``.
-        neg_text_ids: Ids of the unconditional branch; needed where guidance is not 1.
-        text_mask, neg_text_mask: 1 where an id counts; None counts all.
-        action_space: ``midtrain`` or ``joint_pos``, the contract that the answer must follow; None is the checkpoint's.
+        action_space: ``midtrain`` or ``joint_pos``, which the answer must be in; None is the checkpoint's.
         cond_action: [rows, D] or [1, rows, D] given actions, for forward dynamics, in the model's scale; D is
             raw_action_dim, or the model's action width with zeros above it.
         action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first row is the state,
             which comes before the chunk and is not part of the answer.
         cond_frame_indexes: Latent frames that are given; None is the mode's own: frame 0, or all for inverse dynamics.
         fps: Frames and rows a second.
-        num_inference_steps: Denoising steps.
         guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
         guidance_interval: Guidance only where lo < timestep < hi; None is at every step.
         flow_shift: Shift of the flow schedule; None is the checkpoint's.
         use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the native flow schedule.
         seed: Seed of the noise: ``numpy.random.RandomState(seed)``, restarted for each modality, equal on every device.
-        video_noise: [1, C, F, H, W] noise instead of the seeded one. action_noise: [rows, A] likewise, the state row
-            included.
+        video_noise, action_noise: Noise instead of the seeded one: [1, C, F, H, W]; [rows, A], the state row included.
         return_video: Whether video latents are wanted; without them the last step is a little cheaper.
 
     Raises:
@@ -144,12 +138,7 @@ class Cosmos3ActionRequest:
 
 
 def token_ids(ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: int) -> tuple[int, ...]:
-    """The ids of a prompt whose mask is not 0.
-
-    Raises:
-        ShapeError: Ids or mask have another shape than [S] or [1, S].
-        InputError: There are none, or one lies outside the vocabulary.
-    """
+    """The ids of a prompt whose mask is not 0; raises ShapeError unless it is [S] or [1, S], InputError unless 0..vocab - 1."""
     flat = ids.reshape(-1)
     if ids.ndim > 2 or (ids.ndim == 2 and ids.shape[0] != 1):
         raise ShapeError(f"{name} must be [S] or [1, S], got {list(ids.shape)}.")
@@ -164,11 +153,7 @@ def token_ids(ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: in
 
 
 def starting_noise(given: torch.Tensor | None, seed: int, shape: tuple[int, ...], name: str) -> torch.Tensor:
-    """Noise of a shape, float32: the given one, or the seed's, which is the same on every device and every rank.
-
-    Raises:
-        ShapeError: The given one has another shape.
-    """
+    """Float32 noise: the given one (ShapeError if its shape differs), or the seed's, equal on every device and rank."""
     if given is None:
         return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
     given = given[0] if given.ndim == len(shape) + 1 and given.shape[0] == 1 else given

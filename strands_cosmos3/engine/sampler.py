@@ -1,12 +1,14 @@
 """UniPC (order 2, bh2, predicting clean data, flow sigmas) with every coefficient computed before the first step.
 
-With the x0 prediction ``m = x - sigma v``, a UniPC step is two linear updates. The corrector computes x from the previous x,
-the two previous predictions and the current one; the predictor computes the next x from this x and the last two predictions.
-Coefficients are plain numbers, so the loop needs no host synchronisation.
+With the x0 prediction ``m = x - sigma v``, a step is two linear updates: the corrector computes x from the previous x, the
+two
+previous predictions and the current one; the predictor the next x from this x and the last two predictions. Coefficients are
+plain numbers, so the loop needs no host synchronisation. sigma is the noise level, alpha = 1 - sigma, lambda = log(alpha /
+sigma).
 
-Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests) and ``Cosmos3OmniPipeline``'s native
-flow sigmas; arXiv:2302.04867 for the method. sigma is the noise level, alpha = 1 - sigma, lambda = log(alpha / sigma).
-Samples may have any shape.
+Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests), ``Cosmos3OmniPipeline``'s native flow
+sigmas,
+arXiv:2302.04867.
 """
 
 from __future__ import annotations
@@ -40,10 +42,8 @@ class SchedulerConfig:
     """Noise schedule of a checkpoint, from ``scheduler/scheduler_config.json``.
 
     Args:
-        use_karras_sigmas: Whether noise levels follow Karras' rule between sigma_min and sigma_max instead of the shifted flow
-            schedule; ``flow_shift`` then has no effect.
-        native_flow: Whether the flow schedule starts from ``linspace(1 - 1/1000, 0, N + 1)[:-1]`` instead of diffusers'
-            default.
+        use_karras_sigmas: Whether Karras' rule between sigma_min and sigma_max replaces the flow schedule and its shift.
+        native_flow: Whether the flow schedule is ``linspace(1 - 1/1000, 0, N + 1)[:-1]`` instead of diffusers' default.
     """
 
     use_karras_sigmas: bool
@@ -55,11 +55,7 @@ class SchedulerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], native_flow: bool = False) -> SchedulerConfig:
-        """Read a released ``scheduler_config.json``.
-
-        Raises:
-            LayoutError: The solver is not UniPC order 2 bh2 over flow sigmas; every wrong key is listed.
-        """
+        """Read a released config; raises LayoutError with every key that is not of UniPC order 2 bh2 over flow sigmas."""
         values = {**{key: _NEEDED[key] for key in _DEFAULTED}, **data}
         wrong = [f"{k} is {values.get(k)!r}, supported is {v!r}" for k, v in _NEEDED.items() if values.get(k) != v]
         wrong += [f"{k} is {values[k]!r}, supported is none" for k in _REFUSED if values.get(k)]
@@ -82,10 +78,8 @@ class SchedulerConfig:
         """Noise levels of a run.
 
         Args:
-            num_steps: Denoising steps, at least 1.
             flow_shift: Shift of the flow schedule; None is the checkpoint's.
-            use_karras_sigmas: None follows the checkpoint; True is its Karras schedule; False is the native flow schedule with
-                ``flow_shift``.
+            use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the native flow schedule.
 
         Raises:
             InputError: num_steps or flow_shift is out of range, or the checkpoint has no Karras limits.
@@ -113,12 +107,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise levels of one run.
-
-    Args:
-        timesteps: Timestep of each step, the input of the model.
-        sigmas: Noise level before each step and after the last one (zero), rounded to float32 as the oracle does.
-    """
+    """Noise levels of one run before each step and after the last one (zero), rounded to float32 as the oracle does."""
 
     timesteps: tuple[int, ...]
     sigmas: tuple[float, ...]
@@ -146,12 +135,7 @@ class UniPCUpdate:
 
     ``y = sample_coef x - x0_coef m0 - correction_coef (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the
     prediction at the level where the update starts, m1 the one before it, and m the one at the level that it reaches
-    (corrector only).
-
-    Args:
-        sample_coef, x0_coef, correction_coef: See above.
-        ratio: Step in lambda from m0's level to m1's, divided by the update's own; None without m1 (order 1).
-        rho_old, rho_new: Weights of the two differences.
+    (corrector only). ``ratio`` is the step in lambda from m0's level to m1's, divided by the update's; None at order 1.
     """
 
     sample_coef: float
@@ -175,13 +159,7 @@ class UniPCUpdate:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """Coefficients of one step.
-
-    Args:
-        sigma: Noise level at this step.
-        corrector: From the previous level to this one, given this one's prediction; None at the first step.
-        predictor: From this level to the next.
-    """
+    """Updates of one step: ``corrector`` from the previous level to this one (none at first), ``predictor`` to the next."""
 
     sigma: float
     corrector: UniPCUpdate | None
@@ -189,10 +167,9 @@ class StepCoefficients:
 
 
 def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
-    """Coefficients of every step: order 2 inside, order 1 at both ends.
+    """Coefficients of every step: order 2 inside, order 1 at both ends, by the oracle's float32 operations.
 
-    They are computed with the oracle's float32 operations: in bfloat16 the last bit of a sample can change the rounding of a
-    token, and the run diverges.
+    In bfloat16 the last bit of a sample can change the rounding of a token, and the run diverges.
     """
     sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
     count = len(schedule.timesteps)
@@ -228,12 +205,7 @@ def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Uni
 
 @dataclass
 class UniPC:
-    """Sampler state of one sample.
-
-    Args:
-        sample: Starting noise, with given values in place, float32.
-        steps: From :func:`unipc_coefficients`.
-    """
+    """Sampler state of one sample, float32, which starts as noise with given values in place."""
 
     sample: torch.Tensor
     steps: tuple[StepCoefficients, ...]

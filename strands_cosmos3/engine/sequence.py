@@ -1,11 +1,10 @@
 """The generation sequence: its tokens, which of them are clean, and their positions in time and space.
 
-Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels), C
-latent channels, F latent frames, H W latent height and width, d head width. A leading 3 is the temporal, vertical and
-horizontal axis.
+Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels),
+C
+latent channels, F latent frames, H W latent height and width, d head width; 3 temporal, vertical and horizontal axis.
 
-Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing) and
-``Cosmos3VLTextRotaryEmbedding``.
+Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing), ``Cosmos3VLTextRotaryEmbedding``.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ class SequenceLayout:
     Args:
         latent_shape: (F, H, W) of the video latents, cropped to the picture's content.
         patch: Side of a vision token, in latents.
-        action_rows: Rows of the action sequence, a state row included.
+        action_rows: Rows of the action sequence, a state row included; the first ``clean_rows`` are given.
         clean_frames: Given latent frames.
-        clean_rows: Given action rows, counted from the first.
         raw_action_dim: Used action channels; the others stay zero.
-        fps: Frames and rows per second.
+        fps: Frames and rows a second.
         action_offset: Temporal position of the first row, in rows: 0 with a state row, else 1.
     """
 

@@ -1,9 +1,9 @@
-"""The state row before the action rows of a ``midtrain`` checkpoint.
+"""The state row before the action rows of a ``midtrain`` checkpoint. Released ones have none.
 
-Released ``midtrain`` checkpoints have none; ``joint_pos`` ones use joint angles. A checkpoint of this project may record
-``{"strands_cosmos3": {"state": {"columns": "pose9_opening", "mean": [10], "std": [10]}}}``. Its action sequence then starts, at
-temporal offset 0, with the measured pose of the Cosmos frame in the robot's base (translation [m], rot6d) and the gripper's
-open fraction, centred and scaled.
+A checkpoint of this project may record ``{"strands_cosmos3": {"state": {"columns": "pose9_opening", "mean": [10], "std":
+[10]}}}``.
+Its action sequence then starts, at temporal offset 0, with the measured pose of the Cosmos frame in the robot's base
+(translation [m], rot6d) and the gripper's open fraction, centred and scaled.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ WIDTH = 10
 
 @dataclass(frozen=True)
 class StateRow:
-    """Scale of the state row.
-
-    Args:
-        mean, std: [10] each; a row is (state - mean) / std.
-
-    Raises:
-        LayoutError: They are not ten finite numbers each, or a standard deviation is not above zero.
-    """
+    """Scale of the state row, (state - mean) / std; raises LayoutError unless both are ten finite numbers, std above zero."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -42,11 +35,7 @@ class StateRow:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> StateRow | None:
-        """The state row that a checkpoint records, or None.
-
-        Raises:
-            LayoutError: The record is not valid.
-        """
+        """The state row that a checkpoint records, or None; raises LayoutError if the record is not valid."""
         found = metadata.get("state")
         if found is None:
             return None
@@ -62,11 +51,7 @@ class StateRow:
         return {"columns": COLUMNS, "mean": list(self.mean), "std": list(self.std)}
 
     def scaled(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rows in the model's scale from states [..., 10]: metres, rot6d, open fraction.
-
-        Raises:
-            ShapeError: The last axis is not 10.
-        """
+        """Rows in the model's scale from states [..., 10]: metres, rot6d, open fraction. Raises ShapeError for other widths."""
         state = np.asarray(state, dtype=np.float64)
         if state.shape[-1:] != (WIDTH,):
             raise ShapeError(f"a state has {WIDTH} columns (translation, rot6d, open fraction), got {list(state.shape)}.")

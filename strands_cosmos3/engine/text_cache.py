@@ -14,9 +14,7 @@ Ids = tuple[int, ...]
 class TextCache:
     """Least-recently-used cache of :class:`TextKV` by token ids, for the weights of one engine.
 
-    Args:
-        limit_bytes: Bytes to keep; 0 keeps nothing. A prompt above the limit is not kept.
-        prefill: Computes a missing entry.
+    ``prefill`` computes a missing entry. A prompt above ``limit_bytes`` is not kept.
     """
 
     def __init__(self, limit_bytes: int, prefill: Callable[[Ids], TextKV]):

@@ -10,11 +10,7 @@ import torch
 
 
 class Stopwatch:
-    """Times named parts of one call: wall-clock time on a CPU, CUDA events on a GPU.
-
-    Args:
-        device: Device of the work.
-    """
+    """Times named parts of one call: wall-clock time on a CPU, CUDA events on a GPU."""
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"

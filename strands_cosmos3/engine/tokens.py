@@ -13,13 +13,9 @@ _CLOSING = ("<|im_end|>", "<|vision_start|>")
 
 
 class PromptTokenizer:
-    """The text tokenizer of a checkpoint.
+    """The text tokenizer of a checkpoint: its folder ``text_tokenizer/``, or a hub repository.
 
-    Args:
-        name_or_path: Folder (``text_tokenizer/``) or hub repository.
-
-    Raises:
-        LayoutError: The tokenizer cannot be read, or lacks a chat template or one of the two closing tokens.
+    Raises LayoutError if it cannot be read, or lacks a chat template or one of the two closing tokens.
     """
 
     def __init__(self, name_or_path: str | Path):

@@ -5,8 +5,7 @@ Modules carry the names of the released checkpoint. Below ``text.`` and ``genera
 Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P numbers in a vision
 token, A action width, h query heads, k key heads, d head width; B guidance branches in inference, windows in training.
 
-Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests. Operations that round are kept in its order,
-so that bfloat16 agrees too.
+Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests, whose order of rounding is kept for bfloat16.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ class ActionHead:
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm over the last axis.
-
-    Edge (``nemotron``) multiplies the weight in float32, the others after rounding to the weight's dtype.
-    """
+    """RMS norm over the last axis. Edge (``nemotron``) multiplies the weight in float32, the others in the weight's dtype."""
 
     def __init__(self, size: int, config: TransformerConfig):
         super().__init__()
@@ -132,7 +128,6 @@ class DecoderLayer(nn.Module):
     """One layer of either tower: pre-norm attention and MLP with residuals. A leading B may stand before every shape.
 
     Args:
-        config: Sizes.
         names: :data:`TEXT_NAMES` or :data:`GENERATION_NAMES`: role of a module -> its released name.
         keys_only: Whether to make only what keys and values need.
     """
@@ -164,16 +159,10 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x_ND: torch.Tensor, rope: Rope, attention: Attention, groups: Sequence[slice] = ALL_TOKENS
     ) -> list[torch.Tensor]:
-        """Run the layer for some groups of tokens.
+        """Run the layer for some groups of tokens; all of ``x_ND`` serve as keys and values.
 
         Groups are computed one by one, so that the numbers of one do not depend on which others are wanted. The layer is
         one call, so that training can gather its weights from several processes around it.
-
-        Args:
-            x_ND: Hidden states; all of them serve as keys and values.
-            rope: Cosine and sine [N, d].
-            attention: See :data:`Attention`.
-            groups: Slices of the tokens.
         """
         normed = self.at("attention_norm")(x_ND)
         attend = attention(rotate(self.keys(normed), rope).transpose(-3, -2), self.values(normed))
@@ -243,11 +232,7 @@ class GenerationTower(nn.Module):
     ) -> list[torch.Tensor]:
         """Final hidden states [B, tokens, D] of some groups of tokens; in the last layer nothing else is computed.
 
-        Args:
-            x_BND: Embedded tokens.
-            rope: Cosine and sine [B, N, d].
-            attentions: One for each layer, which knows the prompts' keys and values there.
-            groups: Slices of the tokens.
+        ``attentions``, one for each layer, know the prompts' keys and values there; ``rope`` is cosine and sine [B, N, d].
         """
         *inner, last = zip(self.layers, attentions, strict=True)
         for layer, attention in inner:
@@ -274,10 +259,7 @@ class TimeEmbedder(nn.Module):
 
 
 class Cosmos3Transformer(nn.Module):
-    """Text tower, generation tower and the projections between tokens and hidden states.
-
-    The action heads are not part of it: one of 32 is in use, and the caller passes it.
-    """
+    """Both towers and the projections of tokens; the caller passes the action head, since one of 32 is in use."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -318,7 +300,8 @@ class Cosmos3Transformer(nn.Module):
         vision_group: slice,
         action_group: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Velocities of one denoising step.
+        """Velocities of one denoising step for two groups of tokens, [B, tokens, P] and [B, tokens, A], in the model's
+        dtype.
 
         Args:
             vision_VP: Vision tokens. action_TA: Action rows.
@@ -326,10 +309,6 @@ class Cosmos3Transformer(nn.Module):
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
             texts: The B prompts.
-            vision_group, action_group: Tokens whose velocities are wanted.
-
-        Returns:
-            Velocities of the two groups, [B, tokens, P] and [B, tokens, A], in the model's dtype.
         """
         x_BND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head).expand(len(texts), -1, -1)
         attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]

@@ -1,11 +1,10 @@
-"""Encode pixels to latents and decode them with diffusers' Wan VAE. The decoder is built only if videos are decoded.
+"""Encode pixels to latents and decode them with diffusers' Wan VAE.
 
-Shape suffixes: B = 1 batch, C latent channels, F latent frames, H W latent height and width; pixels are [1, 3, frames,
-height, width] in [-1, 1].
+Shape suffixes: C latent channels, F latent frames, H W latent height and width; the batch is 1.
 
-The encoder is causal in time, so the latent of a first frame does not depend on later frames. For a lone first frame, a
-causal 3x3x3 convolution equals a 3x3 convolution with its last temporal tap, which is computed instead. On a CPU, clips are
-also convolved in two dimensions, tap by tap: the same sums, three to nine times faster.
+The encoder is causal in time: for a lone first frame a 3x3x3 convolution equals a 3x3 one with its last temporal tap, which
+is
+computed instead. On a CPU, clips are also convolved tap by tap: the same sums, three to nine times faster.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ SPATIAL_COMPRESSION = 16
 
 
 class FlatConv(nn.Module):
-    """A causal convolution, computed in two dimensions for lone first frames and for clips on a CPU.
-
-    Args:
-        conv: diffusers' ``WanCausalConv3d``; its weights are shared.
-    """
+    """diffusers' ``WanCausalConv3d``, computed in two dimensions for lone first frames and for clips on a CPU."""
 
     def __init__(self, conv: nn.Conv3d):
         super().__init__()
@@ -67,13 +62,7 @@ class FlatConv(nn.Module):
 
 
 class WanVae:
-    """The VAE of a checkpoint.
-
-    Args:
-        config: ``vae/config.json``.
-        files: Weights.
-        device, dtype: Device and dtype of the weights.
-        decoder: Whether to load the decoder.
+    """The VAE of a checkpoint, with its decoder only on demand.
 
     Raises:
         LayoutError: The config does not describe a Wan VAE with 4 x 16 x 16 compression.
@@ -102,8 +91,7 @@ class WanVae:
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in [-1, 1].
 
-        Raises:
-            ShapeError: Height or width is not a multiple of 16.
+        Raises ShapeError if height or width is not a multiple of 16.
         """
         if pixels.shape[-1] % SPATIAL_COMPRESSION or pixels.shape[-2] % SPATIAL_COMPRESSION:
             raise ShapeError(
@@ -136,14 +124,9 @@ def _skeleton(config: Mapping[str, Any]) -> AutoencoderKLWan:
 
 
 def materialise(module: nn.Module, empty: Callable[[str, tuple[int, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Replace every parameter of a module on the meta device by uninitialised memory.
+    """Replace every parameter of a module on the meta device by uninitialised memory; return name -> tensor to fill.
 
-    Args:
-        module: Changed in place.
-        empty: From the name and shape of a parameter to the tensor that is kept.
-
-    Returns:
-        Name -> tensor, still to be filled.
+    ``empty`` makes the tensor that is kept from the name and shape of a parameter.
     """
     targets = {}
     for prefix, owner in module.named_modules():

@@ -1,7 +1,7 @@
-"""Known checkpoints: their sizes, action spaces and default sampling.
+"""Known checkpoints: sizes (source: NVIDIA's model cards and released configs), action spaces and default sampling.
 
-Source of sizes and repositories: NVIDIA's model cards and released configs. A policy checkpoint has the sizes of its base
-model, so the action space comes from this table by name, from the checkpoint's metadata, or from the caller, never from sizes.
+A policy checkpoint has the sizes of its base model, so the action space never follows from them: it comes from this table by
+name, from the checkpoint's metadata, or from the caller.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ class Variant:
     """One released checkpoint, or a small one of the same architecture.
 
     Args:
-        name: Name in ``variant=``.
         repo_id: Hub repository, or None.
         sizes: Required values of the config; empty for small checkpoints.
-        action_space: Action space, or None if each checkpoint states its own.
-        preset: Reference sampling.
-        prompt_format: Reference prompt. For the Nano policy the released server sends the plain format although the open
-            recipe trains JSON; we could not check it against real weights.
+        action_space: None if each checkpoint states its own.
+        preset, prompt_format: Reference sampling and prompt. For the Nano policy the released server sends the plain format
+            although the open recipe trains JSON; we could not check it against real weights.
     """
 
     name: str
@@ -49,11 +47,7 @@ class Variant:
     prompt_format: PromptFormat = "json"
 
     def check(self, config: TransformerConfig) -> None:
-        """Compare a config with this variant.
-
-        Raises:
-            VariantError: Sizes differ; all are listed.
-        """
+        """Raise VariantError with every size of a config that differs."""
         wrong = [
             f"{name} is {getattr(config, name)}, {self.name} has {value}"
             for name, value in self.sizes.items()
@@ -87,11 +81,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def get_variant(name: str) -> Variant:
-    """The variant with this name.
-
-    Raises:
-        UnknownNameError: There is none; the message lists the names.
-    """
+    """The variant with this name; UnknownNameError lists the names."""
     if name not in VARIANTS:
         raise UnknownNameError("variant", name, VARIANTS)
     return VARIANTS[name]

@@ -1,7 +1,6 @@
-"""Safetensors files of one component of a checkpoint.
+"""Safetensors files of one component of a checkpoint; nothing is unpickled, and headers are checked first.
 
-Nothing is unpickled. Headers are read and checked first. Weights are read once, tensor by tensor, into memory that the caller
-allocated, so loading needs little more memory than the loaded weights.
+Weights are read once, tensor by tensor, into the caller's memory, so loading needs little more than the loaded weights.
 """
 
 from __future__ import annotations
@@ -35,20 +34,12 @@ def unsharded(key: str, shape: tuple[int, ...]) -> Slices:
 
 
 def read_config(path: Path, root: Path) -> dict[str, Any]:
-    """Read a JSON object from a file of a checkpoint.
-
-    Raises:
-        LayoutError: The file is missing, outside the checkpoint, or not a JSON object.
-    """
+    """Read a JSON object; raises LayoutError if the file is missing, outside the checkpoint, or not a JSON object."""
     return read_json(inside(path, root), LayoutError, _HINT)
 
 
 def inside(path: Path, root: Path) -> Path:
-    """Return ``path`` if it lies inside the checkpoint ``root``.
-
-    Raises:
-        LayoutError: A link leads out of it.
-    """
+    """Return ``path`` if it lies inside the checkpoint ``root``; raises LayoutError if a link leads out of it."""
     return contained(path, root, "checkpoint", LayoutError)
 
 
@@ -56,7 +47,6 @@ class WeightFiles:
     """The weights of one folder (``transformer/`` or ``vae/``), by name.
 
     Args:
-        folder: Folder of the files.
         root: Folder of the checkpoint; nothing outside it is opened.
         stem: Stem of the file names.
 
@@ -125,15 +115,7 @@ class WeightFiles:
                 self.shapes[key] = tuple(view.get_shape())
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
-        """Compare the headers with the expected shapes.
-
-        Args:
-            expected: Name -> shape.
-            optional: Names that may be missing or surplus.
-
-        Raises:
-            WeightsError: Names are missing or surplus, or shapes differ.
-        """
+        """Raise WeightsError if names are missing or surplus (``optional`` ones may be), or shapes differ from ``expected``."""
         tolerated = set(optional)
         found, wanted = set(self.shapes), set(expected)
         problems = [f"missing: {key}" for key in sorted(wanted - found - tolerated)]
@@ -155,8 +137,7 @@ class WeightFiles:
             slices: Name -> wanted part of the stored tensor; only that is read. A missing name means all of it.
 
         Raises:
-            WeightsError: A weight is not finite.
-            LayoutError: A file cannot be read.
+            WeightsError, LayoutError: A weight is not finite, or a file cannot be read.
         """
         by_file: dict[Path, list[str]] = {}
         for key in targets:
@@ -170,14 +151,7 @@ class WeightFiles:
                     _copy_finite(part, targets[key], key)
 
     def verify(self, recorded: Mapping[str, str]) -> None:
-        """Compare files with their recorded SHA-256.
-
-        Args:
-            recorded: File name -> hexadecimal digest. Other files are not checked.
-
-        Raises:
-            DigestError: A file differs.
-        """
+        """Compare files with their recorded SHA-256 (file name -> hexadecimal); raises DigestError if one differs."""
         for path in self.files:
             wanted = recorded.get(path.name)
             if wanted is not None and (found := sha256(path)) != wanted:

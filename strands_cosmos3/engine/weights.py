@@ -1,8 +1,7 @@
 """The released layout of the weights: names, shapes and dtypes, read off the model on the meta device.
 
-Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the released layout.
-
-Shape suffixes: D hidden, A action width.
+Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the layout. Shape suffixes: D hidden, A action
+width.
 """
 
 from __future__ import annotations
