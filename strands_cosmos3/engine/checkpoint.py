@@ -137,8 +137,7 @@ class Checkpoint:
         """The transformer with its weights, without action heads and weights that only training uses.
 
         Args:
-            device, dtype: Of the weights; the time embedder stays in float32. text_device: Of the text tower; None is
-                ``device``.
+            device, dtype: Of the weights; the time embedder stays in float32. text_device: The text tower's; None is that.
 
         Raises:
             WeightsError: A weight is not finite.

@@ -21,8 +21,7 @@ _POSITIVE = (
     "action_dim",
     "num_embodiment_domains",
 )
-TIME_CHANNELS = 256
-"""Width of the sinusoid of a timestep."""
+TIME_CHANNELS = 256  # width of the sinusoid of a timestep
 
 
 @dataclass(frozen=True)

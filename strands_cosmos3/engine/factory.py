@@ -40,9 +40,7 @@ _CORPUS = (
 
 @dataclass(frozen=True)
 class FactorySizes:
-    """Sizes of a small checkpoint: of its transformer, of its VAE (base widths of encoder and decoder), and its number of
-    files.
-    """
+    """Sizes of a small checkpoint, with the base widths of its VAE and the number of its files."""
 
     hidden: int = 64
     layers: int = 3

@@ -13,9 +13,7 @@ from strands_cosmos3.types import Mode
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallSettings:
-    """What one call asks for, resolved from the call itself, the processor's options and the domain; fps counts rows and
-    frames.
-    """
+    """What one call asks for, resolved from the call itself, the processor's options and the domain."""
 
     mode: Mode
     embodiment: Embodiment

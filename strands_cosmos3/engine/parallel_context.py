@@ -10,8 +10,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import Slices
 
-Velocities = tuple[torch.Tensor, torch.Tensor]
-"""Of vision tokens [B, n, P] and of action rows [B, m, A], B branches of guidance."""
+Velocities = tuple[torch.Tensor, torch.Tensor]  # vision tokens [B, n, P], action rows [B, m, A]; B branches of guidance
 
 
 class Vae(Protocol):

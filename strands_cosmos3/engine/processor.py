@@ -41,7 +41,7 @@ class Cosmos3PolicyProcessor:
         raw_action_dim: Used action channels; needed with an integer domain id.
         action_chunk_size: Rows of an answer. fps: Their rate.
         image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints).
-        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``,
+        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view`` or
             ``concat_view``.
         negative_prompt: Caption of the unconditional branch, as it stands.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
@@ -108,9 +108,7 @@ class Cosmos3PolicyProcessor:
 
     @classmethod
     def for_checkpoint(cls, checkpoint: Checkpoint, **options: Any) -> Cosmos3PolicyProcessor:
-        """A processor with a checkpoint's tokenizer, action space, prompt format and tier; the constructor's ``options``
-        win.
-        """
+        """A processor with a checkpoint's tokenizer, action space, prompt format and tier; ``options`` win."""
         known = checkpoint.metadata
         defaults = {
             "action_space": checkpoint.action_space,
@@ -141,8 +139,7 @@ class Cosmos3PolicyProcessor:
         Args:
             raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, or
                 a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
-                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint
-                    with
+                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint with
                 a state row, pose9 of the Cosmos frame in the base and the open fraction), ``action_prefix`` (rows in those
                 that the arm is bound to execute meanwhile: the answer begins with them), and for this call alone
                 ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``; ``caption`` is a prompt taken as it stands.
@@ -186,8 +183,7 @@ class Cosmos3PolicyProcessor:
 
         Returns:
             ``action`` [1, chunk, raw_action_dim] float64 (rotation columns vary by a thousandth around 1: float32 would not
-            survive the way back), and ``pixels`` in [0, 1] if there are any. Without statistics, actions keep the model's
-            scale.
+            survive the way back), and ``pixels`` in [0, 1], if any. Without statistics, actions keep the model's scale.
 
         Raises:
             InputError: No ``action`` in the result, or nothing was preprocessed yet.

@@ -19,8 +19,8 @@ SPATIAL_COMPRESSION = 16
 def pixel_to_latent_shape(frames: int, height: int, width: int) -> tuple[int, int, int]:
     """Latent grid (frames, height, width) of that many pixels: 4 x 16 x 16 compression, first frame alone.
 
-    Height and width are those of the picture's content; latents that reach into the padding are not counted. Raises
-    InputError if a size is below 1.
+    Height and width are those of the picture's content; latents that reach into the padding are not counted.
+    Raises InputError if a size is below 1.
     """
     if min(frames, height, width) < 1:
         raise InputError(f"a video of {frames} frames of {height} x {width} pixels is empty; every size must be >= 1.")
@@ -33,8 +33,7 @@ class Cosmos3ActionRequest:
     """One inference.
 
     Args:
-        text_ids, neg_text_ids: [S] or [1, S] ids of the prompt and of the unconditional branch, needed where guidance is not
-            1.
+        text_ids, neg_text_ids: [S] or [1, S] ids of the prompt and, if guidance is not 1, of the unconditional branch.
         text_mask, neg_text_mask: 1 where an id counts; None counts all.
         video_shape: Latent grid (F, H, W), see :func:`pixel_to_latent_shape`.
         action_chunk: Rows wanted. raw_action_dim: Used action channels. domain_id: Slot of the action heads, 0..31.

@@ -1,14 +1,12 @@
 """UniPC (order 2, bh2, predicting clean data, flow sigmas) with every coefficient computed before the first step.
 
 With the x0 prediction ``m = x - sigma v``, a step is two linear updates: the corrector computes x from the previous x, the
-two
-previous predictions and the current one; the predictor the next x from this x and the last two predictions. Coefficients are
-plain numbers, so the loop needs no host synchronisation. sigma is the noise level, alpha = 1 - sigma, lambda = log(alpha /
-sigma).
+two previous predictions and the current one; the predictor the next x from this x and the last two predictions. Coefficients
+are plain numbers, so the loop needs no host synchronisation. sigma is the noise level, alpha = 1 - sigma, lambda =
+log(alpha / sigma).
 
 Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests), ``Cosmos3OmniPipeline``'s native flow
-sigmas,
-arXiv:2302.04867.
+sigmas, arXiv:2302.04867.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The generation sequence: its tokens, which of them are clean, and their positions in time and space.
 
 Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels),
-C
-latent channels, F latent frames, H W latent height and width, d head width; 3 temporal, vertical and horizontal axis.
+C latent channels, F latent frames, H W latent height and width, d head width; 3 temporal, vertical and horizontal axis.
 
 Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing), ``Cosmos3VLTextRotaryEmbedding``.
 """
@@ -16,8 +15,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 
-TEMPORAL_COMPRESSION = 4
-"""Pixel frames per latent frame after the first."""
+TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
 
 
 @dataclass(frozen=True)

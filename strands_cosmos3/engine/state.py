@@ -1,9 +1,8 @@
 """The state row before the action rows of a ``midtrain`` checkpoint. Released ones have none.
 
-A checkpoint of this project may record ``{"strands_cosmos3": {"state": {"columns": "pose9_opening", "mean": [10], "std":
-[10]}}}``.
-Its action sequence then starts, at temporal offset 0, with the measured pose of the Cosmos frame in the robot's base
-(translation [m], rot6d) and the gripper's open fraction, centred and scaled.
+A checkpoint of this project may record ``"state": {"columns": "pose9_opening", "mean": [10], "std": [10]}``. Its action
+sequence then starts, at temporal offset 0, with the measured pose of the Cosmos frame in the robot's base (translation [m],
+rot6d) and the gripper's open fraction, centred and scaled.
 """
 
 from __future__ import annotations

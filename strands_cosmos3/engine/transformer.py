@@ -24,10 +24,8 @@ from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 KeysValues = tuple[torch.Tensor, torch.Tensor]
-Attend = Callable[[torch.Tensor], torch.Tensor]
-"""From queries [..., h, n, d] to what they attend to, of the same shape."""
-Attention = Callable[[torch.Tensor, torch.Tensor], Attend]
-"""From a layer's own keys and values [..., k, N, d] to its :data:`Attend`."""
+Attend = Callable[[torch.Tensor], torch.Tensor]  # from queries [..., h, n, d] to what they attend to, of the same shape
+Attention = Callable[[torch.Tensor, torch.Tensor], Attend]  # from a layer's own keys and values [..., k, N, d]
 ALL_TOKENS = (slice(None),)
 _CPU_BLOCK_ROWS = 1024
 
@@ -300,8 +298,7 @@ class Cosmos3Transformer(nn.Module):
         vision_group: slice,
         action_group: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Velocities of one denoising step for two groups of tokens, [B, tokens, P] and [B, tokens, A], in the model's
-        dtype.
+        """Velocities of one denoising step for two groups of tokens, [B, tokens, P] and [B, tokens, A].
 
         Args:
             vision_VP: Vision tokens. action_TA: Action rows.

@@ -3,8 +3,7 @@
 Shape suffixes: C latent channels, F latent frames, H W latent height and width; the batch is 1.
 
 The encoder is causal in time: for a lone first frame a 3x3x3 convolution equals a 3x3 one with its last temporal tap, which
-is
-computed instead. On a CPU, clips are also convolved tap by tap: the same sums, three to nine times faster.
+is computed instead. On a CPU, clips are also convolved tap by tap: the same sums, three to nine times faster.
 """
 
 from __future__ import annotations

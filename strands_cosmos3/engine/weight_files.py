@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json
 
-Slices = tuple[slice, ...]
-"""The wanted part of a stored tensor, axis by axis; empty is all of it."""
+Slices = tuple[slice, ...]  # the wanted part of a stored tensor, axis by axis; empty is all of it
 Shard = Callable[[str, tuple[int, ...]], Slices]
 """From the released name and whole shape of a weight to the part of it that a rank keeps; only that is read."""
 

@@ -1,7 +1,7 @@
 """The released layout of the weights: names, shapes and dtypes, read off the model on the meta device.
 
-Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the layout. Shape suffixes: D hidden, A action
-width.
+Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the layout.
+Shape suffixes: D hidden, A action width.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import TEXT_NAMES, Cosmos3Transformer, DecoderLayer
 
 Shape = tuple[int, ...]
-HEAD_KEYS: Mapping[str, str] = {
+HEAD_KEYS: Mapping[str, str] = {  # field of ActionHead -> key of the matrix that holds one row a domain
     "w_in": "action_proj_in.fc.weight",
     "b_in": "action_proj_in.bias.weight",
     "w_out": "action_proj_out.fc.weight",
     "b_out": "action_proj_out.bias.weight",
 }
-"""Field of :class:`~strands_cosmos3.engine.transformer.ActionHead` -> key of the matrix that holds one row a domain."""
 _OPTIONAL = ("lm_head.weight", "audio_proj_in.", "audio_proj_out.", "audio_modality_embed")
 
 
