@@ -26,10 +26,7 @@ def released_key(parameter: str) -> str:
 
 
 def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
-    """Freeze, in place, every parameter that no shell pattern matches, e.g. ``layers.*.mlp_moe_gen.*``.
-
-    Return the released names of the trained weights; raise ConfigError if a pattern matches nothing.
-    """
+    """Freeze every parameter that no shell pattern matches; return the others' names. One without a match: ConfigError."""
     keys = {name: released_key(name) for name, _ in policy.named_parameters()}
     for pattern in patterns:
         if not any(fnmatchcase(key, pattern) for key in keys.values()):
@@ -44,11 +41,7 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
 
 
 def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out")) -> None:
-    """Add low-rank adapters to projections of the generation tower, in place, and freeze the projections themselves.
-
-    Args:
-        targets: Among ``q``, ``k``, ``v``, ``out``, ``gate``, ``up``, ``down``; another one raises ConfigError.
-    """
+    """Freeze projections (q, k, v, out, gate, up, down; else ConfigError) of the generation tower and add low-rank adapters."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -1,7 +1,4 @@
-"""Windows of any arm's LeRobot v3 episodes, for post-training.
-
-The checkpoint's own processor makes every window, so that composite, canvas, caption and state row are those of inference.
-"""
+"""Windows of any arm's LeRobot v3 episodes, for post-training, made by the checkpoint's own processor as in inference."""
 
 from __future__ import annotations
 
@@ -84,7 +81,6 @@ class ArmWindows:
         dataset: An open dataset; it is read here and not afterwards.
         encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w]; ``cache`` is the folder they are kept in.
         stats: Statistics of the rows; None means the embodiment's packaged ones.
-        on_window: Called with (windows encoded, windows in total).
 
     Raises:
         ConfigError: The dataset does not fit, or no episode is longer than a chunk.

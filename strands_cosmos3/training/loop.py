@@ -73,15 +73,12 @@ class Loop:
     Args:
         loss: Step -> loss, and metrics for the curve.
         folder: Folder of the state and the curve; a state that it holds is resumed.
-
-    Attributes:
-        step, ema: Steps done; name -> averaged parameter.
     """
 
     def __init__(
         self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, LossMetrics]], config: TrainLoopConfig, folder: Path
     ):
-        self.model, self.config, self.folder, self.step = model, config, folder, 0
+        self.model, self.config, self.folder, self.step = model, config, folder, 0  # steps done
         self._consistent = True
         self._loss = loss
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -91,7 +88,7 @@ class Loop:
         others = [p for p in self._trained.values() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8)
-        self.ema = {name: p.detach().clone() for name, p in self._trained.items()}
+        self.ema = {name: p.detach().clone() for name, p in self._trained.items()}  # moving averages
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / STATE).exists():

@@ -56,10 +56,7 @@ def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
 
 
 def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: torch.Generator) -> Noised:
-    """Add noise to what each window's mode predicts.
-
-    Every window is given frame 0 and the state row, forward dynamics the chunk too, inverse dynamics all frames.
-    """
+    """Add noise to all but frame 0 and the state row, the chunk in forward dynamics, and all frames in inverse dynamics."""
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
     layout = layout_of((H, W), frames, (0,), head, batch.rows.shape[1], batch.rows.shape[2], batch.fps)

@@ -63,7 +63,6 @@ class PostTraining:
     Args:
         checkpoint: Folder or hub repository. dataset: Folder in LeRobot v3 format.
         folder: Folder of state, curve and the new checkpoint.
-        on_step: Called with stage, steps done, steps in total and metrics.
 
     Raises:
         CheckpointError, DatasetError: One of the two cannot be used.

@@ -1,7 +1,4 @@
-"""Training on several processes: weights, gradients and moments sharded by FSDP2 (``fully_shard``).
-
-gloo on CPUs, NCCL on GPUs. Layers of the generation tower are gathered one at a time, everything else at once.
-"""
+"""Training on several processes: weights, gradients and moments sharded by FSDP2, over gloo on CPUs and NCCL on GPUs."""
 
 from __future__ import annotations
 

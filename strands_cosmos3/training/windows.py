@@ -1,8 +1,4 @@
-"""Windows of episodes as the model reads them: latents of pictures, a state row, action rows and prompts.
-
-The state row precedes the action rows: the measured pose of the Cosmos frame in the robot's base (translation, rot6d) and
-the gripper opening, scaled by figures that the checkpoint records.
-"""
+"""Windows of episodes as the model reads them: latents of pictures, a state row, action rows and prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ class Batch:
     """B windows, clean; state and rows in the model's scale."""
 
     latents: torch.Tensor  # [B, C, F, H, W]
-    state: torch.Tensor | None  # [B, 10], or None if the sequence has no state row
+    state: torch.Tensor | None  # [B, 10] from state_columns, or None if the sequence has no state row
     rows: torch.Tensor  # [B, rows, 10]
     prompts: tuple[tuple[int, ...], ...]  # token ids of G captions
     prompt: torch.Tensor  # [B] index of each window's caption in prompts
@@ -92,7 +88,6 @@ def cached_latents(
     Args:
         encode: Ticks [b] -> normalised latents [b, C, F, H, W].
         columns: Latent columns to keep; the rest is padding, which the model does not see.
-        on_batch: Called with (ticks done, ticks in total).
 
     Raises:
         ConfigError: The cache has another number of windows.

@@ -49,14 +49,7 @@ class DynamicsReport:
 def judge_dynamics(
     checkpoint: Path, demos: Demos, ticks: NDArray[np.int64], steps: int = 4, on_clip: Callable[[int, int], None] | None = None
 ) -> DynamicsReport:
-    """Measure forward and inverse dynamics on clips, given by their first ticks, which training must not have seen.
-
-    Args:
-        on_clip: Called with (clips done, clips in total).
-
-    Raises:
-        ConfigError: As :func:`require_video`.
-    """
+    """Measure forward and inverse dynamics on clips, given by their first ticks, which training must not have seen."""
     require_video(checkpoint)
     rows = executed_rows(demos, ticks)
     decibels, recovered = [], []
@@ -86,10 +79,6 @@ def judge_on_expert(
         clips: Number of clips; on average four per episode.
         seed: Tables are drawn by ``HELD_OUT_SEED + seed``, apart from those of demonstrations.
         steps: Denoising steps; None means the checkpoint's preset.
-        on_step: Called with (stage, done, total).
-
-    Raises:
-        ConfigError: As :func:`require_video`.
     """
     whole_number(clips, "clips", 1)
     opened = require_video(checkpoint)

@@ -20,11 +20,7 @@ F32 = NDArray[np.float32]
 
 
 class FastComposite:
-    """Compose a rig's three rendered views of size ``view_hw`` on a tier's canvas.
-
-    Raises:
-        ShapeError: Views of another aspect ratio would need black bars, which this does not draw.
-    """
+    """Compose a rig's three rendered views of size ``view_hw`` (ShapeError if not of the rig's aspect ratio) on a canvas."""
 
     def __init__(self, rig: CameraRig, view_hw: tuple[int, int], tier: int):
         full_h, full_w = rig.view_hw

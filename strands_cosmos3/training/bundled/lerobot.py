@@ -79,9 +79,6 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
 def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:
     """Turn a dataset into shards in a folder; existing shards of the same dataset are kept.
 
-    Args:
-        on_shard: Called with (shards done, shards in total).
-
     Raises:
         ConfigError: The dataset has no expert's labels, or the existing shards are of another dataset.
     """

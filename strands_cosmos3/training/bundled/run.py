@@ -1,6 +1,4 @@
-"""Train a small policy from table demonstrations, stage by stage. A stage resumes from what the run's folder holds.
-
-::
+"""Train a small policy from table demonstrations, stage by stage. A stage resumes from what the run's folder holds::
 
     vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
     latents/    every picture and clip, encoded once     frame0.npy, clips.npy
@@ -68,13 +66,11 @@ class TrainingRun:
 
     Args:
         folder, demos: Folders of the run and of the demonstrations' shards.
-        on_step: Called with stage, steps done, steps in total and metrics.
         shard: This process's share of the data. Train the VAE and encode the latents with one process first.
         start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state row and weights.
 
     Raises:
         ConfigError: There are no demonstrations, or the folder holds a run with other options or demonstrations.
-        CheckpointError: The checkpoint cannot be loaded.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Demonstrations on disk as the trainer reads them: shards of several episodes, with pictures that are mapped.
+"""Demonstrations as the trainer reads them: shards of episodes, one after another, with pictures that are mapped.
 
-A shard holds the arrays of :class:`~strands_cosmos3.training.bundled.demos.EpisodeRecord`, one episode after another;
-``starts`` holds the first tick of each.
+``starts`` holds the first tick of each episode; the other arrays are those of :class:`EpisodeRecord`.
 """
 
 from __future__ import annotations

@@ -156,16 +156,11 @@ class PictureWindows(_DemoWindows):
 
 
 class ClipWindows(_DemoWindows):
-    """Clips with their future, executed rows and goal.
-
-    The policy is trained on clips in which the expert pursued one goal undisturbed, dynamics on all clips.
+    """Clips with their future, executed rows and goal; the policy learns from undisturbed ones (ConfigError if there are none).
 
     Args:
         ticks, latents: [n] first tick of each clip; [n, C, F, H, W] float16.
         forward, inverse: Fractions of windows that train forward and inverse dynamics.
-
-    Raises:
-        ConfigError: No clip is undisturbed.
     """
 
     def __init__(
