@@ -18,13 +18,7 @@ class DistributedBackend(EngineBackend):
     """Answers with a :class:`~strands_cosmos3.parallel.engine.RankGroupEngine`: one process for each rank, on this machine.
 
     If a rank dies or hangs, every process is ended within seconds and the call raises a ``RanksError``; the next call starts
-    new processes.
-
-    Args:
-        model: A checkpoint's folder, or a hub repository.
-        options: How to load and sample; ``parallel`` gives the number of processes.
-        action_space: Action space of a checkpoint whose name and metadata do not state it.
-        timeouts: How long to wait for ranks.
+    new processes. ``options.parallel`` gives their number; ``action_space`` is for a checkpoint that does not state it.
 
     Raises:
         ConfigError: The degrees do not fit the transformer or the available GPUs. Nothing was started.

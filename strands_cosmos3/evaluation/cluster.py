@@ -47,9 +47,8 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
     """Provide Ray while the evaluation runs.
 
     Args:
-        address: Address of a running cluster (``host:port`` or ``auto``). None starts Ray on this machine, without a dashboard
-            or usage reports, in a temporary folder.
-        cpus: For Ray started here: number of processes (not cores) that may run at the same time.
+        address: A running cluster (``host:port`` or ``auto``), or None to start Ray on this machine, in a temporary folder.
+        cpus: For Ray started here: processes (not cores) that may run at the same time.
 
     Raises:
         EvaluationError: No cluster responds at the address, or Ray does not start.
@@ -155,12 +154,7 @@ def _remove_stale_folders() -> None:
 def end_actor(actor: Any, pid: int, node: str) -> None:
     """End an actor at once. Idempotent.
 
-    A stopped process does not respond to Ray, so one on this machine is killed by its process id.
-
-    Args:
-        actor: Its handle.
-        pid: Its process id; 0 if unknown.
-        node: Ray's id of its machine.
+    A stopped process ignores Ray, so one on this machine (``node`` is Ray's id of its own) is killed by ``pid``; 0 if unknown.
     """
     ray.kill(actor, no_restart=True)
     if pid and node == ray.get_runtime_context().get_node_id():
@@ -169,11 +163,7 @@ def end_actor(actor: Any, pid: int, node: str) -> None:
 
 
 def require_gpus(resources: Resources, wanted: int, where: str | None) -> None:
-    """Check that the cluster has enough GPUs.
-
-    Raises:
-        ConfigError: It has fewer.
-    """
+    """Raise a ConfigError if the cluster has fewer GPUs than wanted."""
     if wanted > resources.gpus:
         raise ConfigError(
             f"num_gpus={wanted}, but Ray sees {resources.gpus or 'no'} GPU{'s' if resources.gpus > 1 else ''} "

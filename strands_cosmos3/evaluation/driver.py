@@ -43,19 +43,8 @@ RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Sim
 class Progress:
     """Progress of an evaluation, updated while it runs.
 
-    Attributes:
-        total, done, successes: Episodes by (perturbation, task).
-        resumed: Episodes that were stored before.
-        films, films_total: Films of failures.
-        workers, wanted: Workers that are ready, and workers in all.
-        worker_failures: Workers that died.
-        hangs: Workers that exceeded the time limit.
-        requeued: Assignments that were queued again.
-        restarts: Restarts of ranks.
-        lost: Assignments that were given up.
-        busy_s: Wall time since the first worker was ready, while episodes remain [s].
-        stage: Current activity.
-        interrupted: Whether Ctrl-C ended the run.
+    ``total``, ``done`` and ``successes`` are counted by (perturbation, task). ``workers`` of the ``wanted`` workers
+    are ready. ``busy_s`` is the wall time since the first worker was ready, while episodes remain [s].
     """
 
     total: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -116,17 +105,9 @@ class _Job:
 
 
 class Driver:
-    """Runs the episodes that are missing from a folder.
+    """Runs the episodes that are missing from a folder on a number of simulators, which share ``replicas`` if given.
 
-    Args:
-        folder: Where episodes are stored.
-        workers: Number of simulators.
-        report: Called several times a second with the progress.
-        replicas: Shared replicas that simulators use instead of policies of their own.
-
-    Attributes:
-        progress: Progress so far.
-        records: Stored episodes by key.
+    ``report`` is called several times a second with the progress. ``records`` holds the stored episodes by key.
     """
 
     def __init__(

@@ -66,12 +66,7 @@ _EXPERIENCED = "The control loop itself saw a latency of at most {max_ms:.1f} ms
 
 
 def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
-    """Return the page.
-
-    Args:
-        report: From ``report.make_report``.
-        films: Path of each video -> the URL that its player loads: a data URI, or the path.
-    """
+    """Return the page of a report. ``films``: path of each video -> the URL that its player loads (a data URI, or the path)."""
     rows = report["rows"]
     body = [_head(report), *_notices(report), _success(rows), _dynamics(report), _latency(report)]
     body += [_failures(report, films), _foot(report)]

@@ -60,18 +60,15 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._=+-]*")
 
 @dataclass(frozen=True)
 class Perturbation:
-    """One row of an evaluation.
+    """One row of an evaluation, and the name of its folder.
 
     Args:
-        name: Name of the row and of its folder.
         images: ``seen``, or ``blank`` for black images of the same size.
         text: The policy's instruction: ``asked`` for the goal's own, or one of the other three.
-        num_steps: Denoising steps; None for the evaluation's own.
-        replan_rows: Rows before the next chunk; None for the evaluation's own.
+        num_steps, replan_rows: Denoising steps, and rows before the next chunk; None for the evaluation's own.
 
     Raises:
-        ConfigError: The name cannot name a folder, or a number is below 1.
-        UnknownNameError: Unknown ``images`` or ``text``.
+        ConfigError, UnknownNameError: The name cannot name a folder, or a value is invalid.
     """
 
     name: str = "plain"
@@ -123,8 +120,7 @@ class Perturbation:
         """Return a perturbation from a table of a TOML file.
 
         Raises:
-            UnknownNameError: Unknown key.
-            ConfigError: The name is missing, or a value is invalid.
+            UnknownNameError, ConfigError: A key is unknown, the name is missing, or a value is invalid.
         """
         known = [f.name for f in fields(cls)]
         for key in values:
@@ -135,14 +131,10 @@ class Perturbation:
         return cls(**values)
 
     def policy_instruction(self, goal_instruction: str, rng: np.random.Generator) -> str:
-        """Return the instruction that the policy receives.
-
-        Args:
-            goal_instruction: The instruction by which the episode is judged.
-            rng: The episode's generator.
+        """Return the policy's instruction; ``rng`` is the episode's.
 
         Raises:
-            InputError: The instruction names no verb or colour.
+            InputError: The goal instruction names no verb or colour.
         """
         if self.text == "asked":
             return goal_instruction
@@ -165,20 +157,12 @@ def _worded(template: str, goal: Goal) -> str:
 
 
 def parse_conditions(texts: list[str] | tuple[str, ...]) -> tuple[Perturbation, ...]:
-    """Return perturbations from their short forms.
-
-    Raises:
-        ConfigError: Two have the same name, or there is none.
-    """
+    """Return perturbations from their short forms; a ConfigError as in :func:`distinct`."""
     return distinct(tuple(Perturbation.parse(text) for text in texts))
 
 
 def distinct(perturbations: tuple[Perturbation, ...]) -> tuple[Perturbation, ...]:
-    """Return the perturbations after checking that there is at least one and that names are unique.
-
-    Raises:
-        ConfigError: Otherwise.
-    """
+    """Return the perturbations; raise a ConfigError if there is none or two have the same name."""
     names = [perturbation.name for perturbation in perturbations]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"an evaluation needs at least one condition, each with its own name; got {names}.")

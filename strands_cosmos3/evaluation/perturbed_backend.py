@@ -16,15 +16,14 @@ from strands_cosmos3.types import ActionChunk, Request
 
 
 class PerturbedBackend(Backend):
-    """A backend whose pictures and instruction follow a condition, and whose answers are timed.
+    """A backend whose images and instruction follow a condition, and whose answers are timed.
 
     Args:
         inner: The backend; it is not closed with this one.
-        condition: The perturbation.
-        told: The instruction for the policy.
+        told: The policy's instruction.
 
     Attributes:
-        answer_ms: Wall time of every answer so far, including the wait for a shared replica.
+        answer_ms: Wall time of each answer so far [ms], including the wait for a shared replica.
         lost: Error of a lost server or replica, which is not the policy's failure; else None.
     """
 

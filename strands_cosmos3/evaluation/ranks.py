@@ -40,12 +40,7 @@ class RayRank(Rank):
 
 
 class RayRankHandle(RankHandle):
-    """Handle of a :class:`RayRank`.
-
-    Args:
-        rank: Its number.
-        actor: Its actor handle.
-    """
+    """Handle of the actor of a :class:`RayRank`."""
 
     def __init__(self, rank: int, actor: Any):
         self.actor = actor
@@ -57,11 +52,7 @@ class RayRankHandle(RankHandle):
         self._next_heartbeat_s = 0.0
 
     def connect(self) -> None:
-        """Wait for the process and learn its id.
-
-        Raises:
-            RankLostError: It does not start.
-        """
+        """Wait for the process and learn its id; raise a RankLostError if it does not start."""
         try:
             self.pid, self._node = ray.get(self.actor.process.remote(), timeout=START_S)
         except (*WORKER_FAILURES, GetTimeoutError):

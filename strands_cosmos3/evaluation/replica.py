@@ -43,8 +43,7 @@ def check_model(settings: Settings) -> Checkpoint:
     """Read the checkpoint's headers, before anything is started.
 
     Raises:
-        CheckpointError: It cannot be loaded.
-        ConfigError: It cannot be split so.
+        CheckpointError, ConfigError: It cannot be loaded, or not be split so.
     """
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.parallel import tensor
@@ -56,12 +55,7 @@ def check_model(settings: Settings) -> Checkpoint:
 
 
 class Replica:
-    """The actor that leads a group of ranks.
-
-    Args:
-        settings: The evaluation: model, degrees, device.
-        timeouts: How long to wait for ranks.
-    """
+    """The actor that leads a group of ranks."""
 
     def __init__(self, settings: Settings, timeouts: RankTimeouts = TIMEOUTS):
         self._settings = settings
@@ -145,11 +139,7 @@ class Replica:
 
 
 class ReplicaPool:
-    """All replicas of an evaluation, as its driver sees them.
-
-    Args:
-        settings: The evaluation.
-    """
+    """All replicas of an evaluation, as its driver sees them."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -198,11 +188,7 @@ class ReplicaPool:
 
 
 class ReplicaClient:
-    """A replica as ``parallel.engine.RankGroupEngine`` uses a group of ranks.
-
-    Args:
-        replica: Actor handle.
-    """
+    """A replica's actor, as ``parallel.engine.RankGroupEngine`` uses a group of ranks."""
 
     def __init__(self, replica: Any):
         self._replica = replica
@@ -211,17 +197,12 @@ class ReplicaClient:
         """Wait until the ranks have loaded, so that loading does not count as latency.
 
         Raises:
-            ReplicaLostError: The leader is gone.
-            Cosmos3Error: The ranks failed repeatedly.
+            ReplicaLostError, Cosmos3Error: The leader is gone, or the ranks failed repeatedly.
         """
         self._call(self._replica.start)
 
     def infer(self, payload: bytes, on_step: object = None) -> bytes:
-        """Return the replica's answer.
-
-        Raises:
-            ReplicaLostError, Cosmos3Error: As :meth:`start`; or the request is invalid.
-        """
+        """Return the replica's answer. Errors: as :meth:`start`, or the request is invalid."""
         return self._call(self._replica.infer, payload)
 
     def close(self) -> None:
@@ -236,11 +217,7 @@ class ReplicaClient:
 
 
 def replica_engine(settings: Settings, replica: Any) -> RankGroupEngine:
-    """Return an engine whose ranks are a replica's.
-
-    Raises:
-        CheckpointError: The checkpoint's headers cannot be read on this machine.
-    """
+    """Return an engine whose ranks are a replica's; a CheckpointError if its headers cannot be read here."""
     from strands_cosmos3.parallel.engine import RankGroupEngine
 
     return RankGroupEngine(check_model(settings), False, ReplicaClient(replica))

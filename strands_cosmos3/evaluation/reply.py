@@ -12,12 +12,8 @@ from strands_cosmos3.parallel.group import error_from_name
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of an actor's method.
-
-    Args:
-        kind: ``done``; ``lost`` if its replica is gone, so that the episode should run again; or ``error``.
-        value: The result.
-        error: Type name and message of an error of this package.
+    """The outcome of an actor's method: ``done`` with a value; ``error`` with type name and message; or ``lost``, an error
+    after which the episode should run again because its replica is gone.
     """
 
     kind: Literal["done", "lost", "error"]

@@ -25,17 +25,9 @@ MODEL_BACKENDS = ("native", "diffusers")
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """The policy that is evaluated.
+    """The policy that is evaluated, one of :data:`BACKENDS`; contradictory options raise a ConfigError or UnknownNameError.
 
-    Args:
-        backend: One of :data:`BACKENDS`.
-        model: For ``native`` and ``diffusers``: a checkpoint's folder or hub repository.
-        num_steps, guidance_scale, policy_frames, device, dtype: Options of the model; None for its preset.
-        replan_rows: Rows before the next chunk is requested; None for the checkpoint's default, else whole chunks.
-        host, port, action_space, dialect, token: Options of ``service``.
-
-    Raises:
-        ConfigError, UnknownNameError: Contradictory options.
+    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``host`` to ``token`` to ``service``. None stands for the preset.
     """
 
     backend: str = "scripted"
@@ -67,21 +59,15 @@ class PolicySettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """An evaluation.
+    """An evaluation: ``seeds`` episodes of each task and condition. A condition is a row of the report.
 
     Args:
-        policy: The policy.
-        tasks: Names of the tasks.
-        seeds: Episodes of each task and perturbation.
         seed: The evaluation's seed, from which the episodes' seeds are derived.
-        conditions: The perturbations, one row of the report each.
-        topology: GPUs and replicas.
         instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for each task's own.
-        duration: Maximum duration of an episode in simulated seconds.
+        duration: Maximum duration of an episode [simulated s].
         control_frequency: Control ticks per second; it must divide 600.
         workers: Number of simulators; None for the number of free cores.
-        episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included. A simulator that exceeds it
-            counts as hung.
+        episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included; then its simulator is hung.
         films: Failures of each row that are filmed.
         clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for neither.
 
@@ -211,9 +197,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the options of a TOML file: at its top, in ``[model]`` (``path`` is the checkpoint), and ``[[conditions]]``.
 
     Raises:
-        ResourceNotFoundError: The file cannot be read.
-        ConfigError: The file is not TOML, or gives an option twice.
-        UnknownNameError: Unknown option.
+        ResourceNotFoundError, ConfigError, UnknownNameError: Unreadable, not TOML, or an option is unknown or repeated.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -239,14 +223,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def make_settings(options: Mapping[str, Any], token: str | None = None) -> Settings:
-    """Return settings from options by name; those that are None take their defaults.
+    """Return settings from some of :data:`OPTIONS`; ``out`` and ``address`` are ignored, None stands for the default.
 
-    Args:
-        options: Some of :data:`OPTIONS` (``out`` and ``address`` are ignored). Conditions may be short forms, tables, or both.
-        token: Token of a policy server.
-
-    Raises:
-        ConfigError, UnknownNameError, InputError: As :class:`Settings`.
+    Conditions may be short forms, tables, or both. ``token`` is a policy server's. Errors: as :class:`Settings`.
     """
     given = {name: value for name, value in options.items() if value is not None}
     run = {name: given[name] for name in _RUN if name in given}

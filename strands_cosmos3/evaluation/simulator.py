@@ -31,11 +31,7 @@ UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, Ser
 
 
 class Simulator:
-    """Runs episodes one after the other.
-
-    Args:
-        settings: The evaluation.
-        engine: A shared engine instead of one in this process, or None.
+    """Runs episodes one after the other, with a shared ``engine`` or one of its own.
 
     Raises:
         CheckpointError, ConfigError, EnvironmentalError: The policy cannot be made.
@@ -62,11 +58,7 @@ class Simulator:
         return self._episode(assignment, None)
 
     def film(self, assignment: Assignment) -> tuple[Record, bytes]:
-        """Run the same episode again and return its record and video (mp4, the three views).
-
-        Raises:
-            Cosmos3Error: As :meth:`run`.
-        """
+        """Run the same episode again and return its record and video (mp4, the three views). Errors: as :meth:`run`."""
         with tempfile.TemporaryDirectory(prefix="sc3-film-") as folder:
             path = Path(folder) / "film.mp4"
             record = self._episode(assignment, path)

@@ -13,13 +13,8 @@ class Topology:
     """GPUs divided into replicas of one model.
 
     A replica is a group of ``tp_size * cfg_size`` ranks with one GPU each. Without GPUs, a model that is not split runs inside
-    each worker; a model that is split runs in ``total_shard`` (default 1) groups of CPU processes.
-
-    Args:
-        num_gpus: Number of GPUs.
-        tp_size: Ranks that split every layer.
-        cfg_size: 2 computes the two passes of guidance on two groups of ranks.
-        total_shard: Expected number of replicas, which is checked; None derives it.
+    each worker; one that is split runs in ``total_shard`` (default 1) groups of CPU processes. With GPUs ``total_shard`` is the
+    expected number of replicas, which is checked.
 
     Raises:
         ConfigError: The GPUs do not divide evenly, or ``total_shard`` differs; the message names valid values.

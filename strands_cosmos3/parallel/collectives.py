@@ -16,11 +16,9 @@ from strands_cosmos3.errors import ConfigError
 
 @dataclass
 class Traffic:
-    """What this rank contributed to exchanges, by kind.
+    """What this rank contributed to exchanges, by kind: their number, and the bytes of its tensors in them.
 
-    Attributes:
-        messages: Number of exchanges; a halo counts once for each neighbour that it was sent to.
-        payload: Bytes of this rank's tensors in them. The bytes on the wire follow from the kind of exchange.
+    A halo counts once for each neighbour that it was sent to.
     """
 
     messages: Counter[str] = field(default_factory=Counter)
@@ -38,12 +36,7 @@ class Traffic:
 
 
 class Group:
-    """A group of ranks that exchange tensors. All of them make the same calls in the same order.
-
-    Args:
-        group: torch's process group; None for a group of one.
-        traffic: Counters of this rank.
-    """
+    """Ranks that exchange tensors; all make the same calls in the same order. ``group`` None is a group of one."""
 
     def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic):
         self._group = group
@@ -121,8 +114,7 @@ def world_size() -> int:
 def join(device: torch.device, timeout_s: float) -> tuple[torch.device, bool]:
     """Join the process group of this process, if there is more than one process.
 
-    Returns:
-        This rank's device, and whether the process group was made here and should be destroyed here.
+    Returns this rank's device, and whether the process group was made here and should be destroyed here.
     """
     if dist.is_available() and dist.is_initialized():
         return _own_device(device), False

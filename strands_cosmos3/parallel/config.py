@@ -21,11 +21,10 @@ class ParallelConfig:
     """How one engine is divided among ranks. Rank number = ``cfg_rank * tp_size + tp_rank``.
 
     Args:
-        tp_size: Number of ranks that split every layer.
+        tp_size: Ranks that split every layer.
         cfg_size: 2 computes the conditional and the unconditional pass of guidance on two groups of ranks; 1 on one.
-        vae_split: How all ranks together encode and decode images. ``exact`` splits the width into shards that exchange
-            halos; ``tiles`` decodes overlapping tiles without exchange, which is approximate; ``off`` encodes on each rank and
-            decodes on rank 0.
+        vae_split: How all ranks share the VAE: ``exact`` splits the width into shards that exchange halos; ``tiles`` decodes
+            overlapping tiles, which is approximate; ``off`` encodes on each rank and decodes on rank 0.
         timeout_s: Time limit of one exchange between ranks [s].
 
     Raises:
@@ -59,11 +58,7 @@ class ParallelConfig:
         return divmod(rank, self.tp_size)
 
     def check_world(self, world_size: int) -> None:
-        """Compare :attr:`world_size` with the number of running processes.
-
-        Raises:
-            ConfigError: They differ; the message gives the command line that works.
-        """
+        """Raise a ConfigError with the command that works if the number of processes is wrong."""
         if world_size != self.world_size:
             there = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
             raise ConfigError(
@@ -98,12 +93,8 @@ class ParallelConfig:
 class RankOptions:
     """How every rank loads and computes. All values can be written as JSON.
 
-    Args:
-        device: ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number.
-        dtype: ``float32`` or ``bfloat16``.
-        decode_video: Whether results contain pixels.
-        action_space: Action space of a checkpoint that does not state its own.
-        threads: CPU threads of each rank; None keeps torch's default.
+    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number. ``action_space`` is for a checkpoint that
+    does not state its own. ``threads`` are CPU threads of each rank; None keeps torch's default.
     """
 
     device: str = "cpu"

@@ -26,13 +26,7 @@ class Ranks(Protocol):
 class RankGroupEngine:
     """Answers like a ``Cosmos3Engine``, computed by a group of ranks. After a failure the next call starts new ranks.
 
-    Args:
-        checkpoint: Headers and metadata; only the ranks load weights.
-        decode_video: Whether the ranks decode videos.
-        ranks: The group. It is started here.
-
-    Raises:
-        Cosmos3Error: The ranks cannot be started.
+    The ranks are started here, which may raise any Cosmos3Error. Only they load weights.
     """
 
     def __init__(self, checkpoint: Checkpoint, decode_video: bool, ranks: Ranks):
@@ -53,15 +47,8 @@ class RankGroupEngine:
     ) -> RankGroupEngine:
         """Start one process for each rank on this machine and load a checkpoint in them.
 
-        Args:
-            path_or_repo_id: A folder, or a hub repository.
-            parallel: The degrees.
-            options: How each rank loads.
-            timeouts: How long to wait for ranks.
-
         Raises:
-            ConfigError: The transformer cannot be split so; nothing was started.
-            CheckpointError: The checkpoint cannot be loaded.
+            ConfigError, CheckpointError: The transformer cannot be split so (nothing was started), or not be loaded.
         """
         options = options or RankOptions()
         folder = locate(path_or_repo_id)

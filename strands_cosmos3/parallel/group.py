@@ -53,11 +53,7 @@ class RankHandle(ABC):
 
     @abstractmethod
     def submit(self, payload: bytes) -> None:
-        """Send a request without waiting for its answer.
-
-        Raises:
-            RankLostError, RankSilentError: The rank cannot be reached.
-        """
+        """Send a request without waiting; a RankLostError or RankSilentError if the rank cannot be reached."""
 
     @abstractmethod
     def statuses(self, wait_s: float) -> Sequence[RankStatus]:
@@ -78,13 +74,7 @@ class RankHandle(ABC):
 
 @dataclass(frozen=True)
 class RankTimeouts:
-    """How long a group waits, in seconds.
-
-    Args:
-        start_s: For all ranks to load.
-        silent_s: For a heartbeat of a working rank.
-        stalled_s: For progress of any rank.
-    """
+    """How long a group waits [s]: for all ranks to load, a heartbeat of a working rank, and progress of any rank."""
 
     start_s: float = 900.0
     silent_s: float = 8.0
@@ -94,13 +84,8 @@ class RankTimeouts:
 class RankGroup:
     """Ranks that answer requests together. The first request starts them, and so does the first one after a failure.
 
-    Args:
-        start: Starts the ranks and returns their handles, rank 0 first. It registers on the given stack what ends them.
-        timeouts: How long to wait.
-
-    Attributes:
-        handles: The running ranks; empty if there are none.
-        starts: How often ranks were started.
+    ``start`` returns their handles, rank 0 first, and registers on the given stack what ends them. ``handles`` are those
+    running; ``starts`` counts how often ranks were started.
     """
 
     def __init__(self, start: Callable[[ExitStack], Sequence[RankHandle]], timeouts: RankTimeouts | None = None):
@@ -126,14 +111,9 @@ class RankGroup:
             on_failure.pop_all()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes:
-        """Let all ranks answer one request.
+        """Let all ranks answer a request (``payload.encode_request``); return rank 0's answer (``payload.decode_result``).
 
-        Args:
-            payload: From ``payload.encode_request``.
-            on_step: Called with (denoising steps done, total), as rank 0 reports them.
-
-        Returns:
-            Rank 0's answer, for ``payload.decode_result``.
+        ``on_step`` is called with (denoising steps done, total), as rank 0 reports them.
 
         Raises:
             RanksError: A rank was lost, silent or failed. Every rank was ended.
@@ -169,12 +149,7 @@ class _Round:
     """One wait for all ranks: one answer, or one known error, of each."""
 
     def __init__(
-        self,
-        handles: Sequence[RankHandle],
-        wanted: str,
-        silent_s: float,
-        timeouts: RankTimeouts,
-        on_step: OnStep | None,
+        self, handles: Sequence[RankHandle], wanted: str, silent_s: float, timeouts: RankTimeouts, on_step: OnStep | None
     ):
         now = time.monotonic()
         self._handles, self._wanted, self._silent_s, self._on_step = handles, wanted, silent_s, on_step
@@ -185,11 +160,7 @@ class _Round:
         self._answers: dict[int, RankStatus] = {}
 
     def collect(self) -> list[RankStatus]:
-        """Return one status of each rank; all have the same kind and error.
-
-        Raises:
-            RanksError: See :meth:`RankGroup.infer`.
-        """
+        """Return one status of each rank, all of the same kind and error. Errors: as :meth:`RankGroup.infer`."""
         while len(self._answers) < len(self._handles):
             pending = [rank for rank in range(len(self._handles)) if rank not in self._answers]
             for rank in pending:

@@ -16,17 +16,9 @@ from strands_cosmos3.parallel.sharded_vae import ShardedVae
 
 
 class Mesh(ParallelContext):
-    """The parallel context of one rank among several.
+    """The parallel context of one rank among several; see :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
 
-    Args:
-        tp_size: Number of tensor-parallel ranks.
-        cfg_size: Number of guidance-parallel groups.
-        vae_split: See :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
-        device: This rank's device.
-        owns_world: Whether :meth:`close` destroys the process group.
-
-    Attributes:
-        traffic: What this rank sent.
+    ``owns_world``: whether :meth:`close` destroys the process group. ``traffic``: what this rank sent.
     """
 
     def __init__(self, tp_size: int, cfg_size: int, vae_split: str, device: torch.device, owns_world: bool):

@@ -32,11 +32,7 @@ def encode(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> byt
 
 
 def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the tensors and JSON values of a frame.
-
-    Raises:
-        WireFormatError: It is not such a frame.
-    """
+    """Return the tensors and JSON values of a frame; a WireFormatError if it is none."""
     try:
         (length,) = struct.unpack_from("<Q", frame)
         if length > min(_MAX_HEADER, len(frame) - 8):
@@ -80,10 +76,6 @@ def encode_result(result: Mapping[str, Any]) -> bytes:
 
 
 def decode_result(frame: bytes) -> dict[str, Any]:
-    """Return the result in a frame; see ``Cosmos3Engine.step``.
-
-    Raises:
-        WireFormatError: The frame is damaged.
-    """
+    """Return the result in a frame; a WireFormatError if it is damaged. See ``Cosmos3Engine.step``."""
     tensors, plain = decode(frame)
     return {**plain, **tensors}

@@ -21,9 +21,6 @@ def exit_rank(status: int) -> NoReturn:
 
     ``atexit`` handlers, non-daemon threads and ``__del__`` are skipped: close everything first. Ranks that succeeded should
     call ``dist.barrier`` and destroy their group before they exit.
-
-    Args:
-        status: Exit status.
     """
     logging.shutdown()
     for stream in filter(None, (sys.stdout, sys.stderr)):

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 class Rank:
     """One rank. Its methods report errors as a status, because the rank's group decides for all ranks.
 
-    Attributes:
-        progress: A counter that grows during inference. Any thread may read it.
+    ``progress`` grows during inference. Any thread may read it.
     """
 
     def __init__(self) -> None:
@@ -31,11 +30,8 @@ class Rank:
 
         Args:
             checkpoint: A folder in the released layout, or a hub repository that every rank can fetch.
-            parallel: The degrees.
             rank: This rank's number, 0 .. ``parallel.world_size - 1``.
-            init_method: ``file:///path`` of a file that does not exist yet, on one machine; or ``tcp://host:port``, where
-                rank 0 listens.
-            options: How to load.
+            init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``, where rank 0 listens.
         """
 
         def load() -> bytes:
@@ -75,14 +71,9 @@ class Rank:
         self._engine.parallel_context.barrier()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> RankStatus:
-        """Answer one request together with the other ranks, which must get the same bytes.
+        """Answer a request together with the other ranks, which must get the same bytes (``payload.encode_request``).
 
-        Args:
-            payload: From :func:`~strands_cosmos3.parallel.payload.encode_request`.
-            on_step: As in ``Cosmos3Engine.step``.
-
-        Returns:
-            ``answer``, whose payload on rank 0 is for :func:`~strands_cosmos3.parallel.payload.decode_result`.
+        Returns ``answer``, whose payload on rank 0 is for ``payload.decode_result``. ``on_step``: as in ``Cosmos3Engine.step``.
         """
         from strands_cosmos3.parallel.payload import decode_request, encode_result
 

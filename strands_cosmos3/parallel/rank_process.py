@@ -38,11 +38,7 @@ def rank_processes(
 ) -> RankGroup:
     """Return a group with one process for each rank, on this machine. Nothing is started yet.
 
-    Args:
-        checkpoint: A folder.
-        parallel: The degrees.
-        options: How each rank loads. Without ``threads`` the CPU cores are divided among the ranks.
-        timeouts: How long to wait for ranks.
+    Without ``options.threads`` the CPU cores are divided among the ranks.
     """
     timeouts = timeouts or RankTimeouts()
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // parallel.world_size)
@@ -65,9 +61,7 @@ def rank_processes(
 class RankProcess(RankHandle):
     """A rank in a process of its own.
 
-    Args:
-        rank: Its number.
-        transfer_s: How long the process may neither take nor send a byte in the middle of a message.
+    ``transfer_s``: how long the process may neither take nor send a byte in the middle of a message.
     """
 
     def __init__(self, rank: int, transfer_s: float):
@@ -88,11 +82,7 @@ class RankProcess(RankHandle):
         self.name = f"rank {rank} (process {self.pid})"
 
     def send(self, about: dict[str, Any], payload: bytes = b"") -> None:
-        """Send a message.
-
-        Raises:
-            RankLostError, RankSilentError: The process cannot be reached.
-        """
+        """Send a message; a RankLostError or RankSilentError if the process cannot be reached."""
         try:
             self._connection.send_bytes(_pack(about, payload))
         except BlockingIOError:

@@ -37,8 +37,7 @@ def shard_widths(columns: int, ranks: int) -> list[int]:
 class HaloExchange:
     """Fetches the columns beside this rank's shard: a neighbour's, or zeros at the image's edge.
 
-    Attributes:
-        widths: Latent columns of each rank while an image is split; None while this rank has all of it.
+    ``widths`` are the latent columns of each rank while an image is split; None while this rank has all of it.
     """
 
     def __init__(self, group: Group):
@@ -57,13 +56,9 @@ class HaloExchange:
 
 
 class HaloConv(nn.Module):
-    """A causal 3x3x3 convolution that takes its width padding from the neighbours' columns.
+    """A causal 3x3x3 convolution whose width padding (its own is removed) comes from the neighbours' columns.
 
-    diffusers passes a convolution the last frames of its previous call; their halos are kept here, so each column is sent
-    once.
-
-    Args:
-        inner: The convolution; its own width padding is removed.
+    diffusers passes a convolution the last frames of its previous call; their halos are kept, so each column is sent once.
     """
 
     def __init__(self, inner: FlatConv, halo: HaloExchange):
@@ -102,11 +97,7 @@ class Widen(nn.Module):
 
 
 class GatheredAttention(nn.Module):
-    """The middle block's attention within each frame: this rank's queries over the keys and values of all ranks.
-
-    Args:
-        inner: diffusers' ``WanAttentionBlock``, whose layers are used.
-    """
+    """The middle block's attention (``WanAttentionBlock``) in each frame: this rank's queries over all keys and values."""
 
     def __init__(self, inner: Any, halo: HaloExchange):
         super().__init__()
@@ -127,14 +118,9 @@ class GatheredAttention(nn.Module):
 
 
 class ShardedVae:
-    """A VAE whose weights every rank holds and whose work is divided by width.
+    """A VAE whose weights every rank holds (modified in place) and whose work is divided by width.
 
     An image with fewer latent columns than ranks is not split: every rank encodes it, rank 0 decodes it.
-
-    Args:
-        vae: This rank's VAE; its network is modified in place.
-        group: The ranks.
-        split: See :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
     """
 
     def __init__(self, vae: Vae, group: Group, split: str):

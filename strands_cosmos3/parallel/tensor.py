@@ -26,11 +26,7 @@ _COLUMNS = re.compile(r".*\.(to_out|to_add_out|down_proj)\.weight|embed_tokens\.
 
 
 def check(config: TransformerConfig, tp_size: int) -> None:
-    """Check that every layer can be split into equal parts.
-
-    Raises:
-        ConfigError: It cannot; the message lists the degrees that work.
-    """
+    """Raise a ConfigError that lists the valid degrees if layers cannot be split into equal parts."""
     if not _divides(config, tp_size):
         valid = [n for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
         raise ConfigError(
@@ -54,15 +50,7 @@ def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
 
 
 def shard(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Slices:
-    """Return the slices of a stored weight that a rank keeps; empty for the whole weight.
-
-    Args:
-        key: Name in the released layout.
-        shape: Its full shape.
-        config: The transformer's.
-        rank: Rank in the tensor-parallel group.
-        size: Size of that group.
-    """
+    """Return the slices that a rank keeps of a stored weight (name in the released layout, full shape); empty for all of it."""
     if size == 1:
         return ()
     if _KEY_HEADS.fullmatch(key):
