@@ -148,8 +148,7 @@ class Driver:
         """Run every missing episode, then film failures. Ctrl-C stops it between two replies; finished episodes are stored.
 
         Raises:
-            EvaluationError: Workers do not start, or a service they need is gone. Finished episodes are stored.
-            ConfigError: Stored episodes were run with another checkpoint.
+            EvaluationError, ConfigError: Workers do not start, a service is gone, or the folder belongs to another checkpoint.
         """
         with deferred_interrupt() as interrupt:
             for stage in ("running", "filming failures"):

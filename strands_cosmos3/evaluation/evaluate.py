@@ -36,13 +36,11 @@ def evaluate(
     Once workers have started, the report is written even after an interruption or a failure.
 
     Args:
-        settings: What to evaluate.
-        out: The folder.
         resume: Whether the folder may contain episodes.
         address: Address of a running Ray cluster; None starts Ray here.
         progress: Called several times a second.
         about: Further facts for the report, e.g. versions.
-        dynamics: Computes figures of forward and inverse dynamics, if the settings have clips and the folder has no figures.
+        dynamics: Computes figures of dynamics, if the settings have clips and the folder has no figures.
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.

@@ -29,12 +29,7 @@ Record = dict[str, Any]
 
 
 class RunFolder:
-    """The folder of one evaluation. As a context manager it is locked against other evaluations.
-
-    Args:
-        path: The folder; it is created.
-        settings: The evaluation.
-        resume: Whether the folder may contain episodes.
+    """The folder of one evaluation, created and locked against others; ``resume`` allows one with episodes.
 
     Raises:
         ConfigError: Another evaluation has it open, it cannot be written, or it contains episodes and ``resume`` is False.
@@ -90,7 +85,7 @@ class RunFolder:
         """Return a stored episode; None if there is none or it is damaged.
 
         Raises:
-            ConfigError: It was run with other settings; the message names the first that differs.
+            ConfigError: It was run with other settings; the message names those that differ.
         """
         path = self.episode_path(assignment)
         try:
@@ -110,11 +105,7 @@ class RunFolder:
         return "; ".join(different[:3]) or "its contents are invalid"
 
     def read_all(self, plan: Iterable[Assignment]) -> dict[tuple[str, str, int], Record]:
-        """Return every stored episode of a plan, by key.
-
-        Raises:
-            ConfigError: As :meth:`read`.
-        """
+        """Return every stored episode of a plan, by key. Errors: as :meth:`read`."""
         found = {assignment.key: self.read(assignment) for assignment in plan}
         return {key: record for key, record in found.items() if record is not None}
 

@@ -14,15 +14,10 @@ from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_in
 
 @dataclass(frozen=True)
 class Assignment:
-    """One episode to run.
+    """One episode to run: number ``index``, from 0, of its task and perturbation.
 
-    Args:
-        perturbation: The row that it belongs to.
-        task: Name of the task.
-        index: Number within task and perturbation, from 0.
-        seed: Seed of the scene and of the policy's noise, the same for every perturbation.
-        goal_instruction: The instruction by which the episode is judged.
-        policy_instruction: The instruction that the policy receives.
+    ``seed`` is that of the scene and of the policy's noise, the same for every perturbation. The episode is judged by
+    ``goal_instruction``; the policy receives ``policy_instruction``.
     """
 
     perturbation: Perturbation
@@ -73,10 +68,7 @@ def episode_seed(base: int, task: str, index: int) -> int:
 def goal_instruction(task: str, index: int, template: str = "") -> str:
     """Return the instruction of an episode. The colours, and for stacking all pairs of colours, rotate with the index.
 
-    Args:
-        task: Name of the task.
-        index: The episode's index.
-        template: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the task's own.
+    ``template`` is another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the task's own.
     """
     a = index % 3
     b = (a + 1 + (index // 3) % 2) % 3
@@ -86,11 +78,7 @@ def goal_instruction(task: str, index: int, template: str = "") -> str:
 def make_plan(
     tasks: Sequence[str], seeds: int, base: int, perturbations: Sequence[Perturbation], template: str = ""
 ) -> tuple[Assignment, ...]:
-    """Return every episode, by perturbation, task and index.
-
-    Raises:
-        InputError: An instruction names no verb or colour.
-    """
+    """Return every episode, by perturbation, task and index; an InputError if an instruction names no verb or colour."""
     plan = []
     for perturbation in perturbations:
         for task in tasks:

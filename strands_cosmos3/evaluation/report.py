@@ -24,13 +24,9 @@ _EMBED_BYTES = 32 * 2**20  # further videos are linked, to keep the page small
 def make_report(
     folder: RunFolder, records: dict[tuple[str, str, int], Record], about: Mapping[str, Any], lost: list[str]
 ) -> Report:
-    """Return the figures of an evaluation.
+    """Return the figures of a folder's episodes.
 
-    Args:
-        folder: The evaluation's folder.
-        records: Its episodes.
-        about: Facts about this run: versions, machine, times.
-        lost: Episodes that were given up.
+    ``about`` holds facts about this run (versions, machine, times), ``lost`` the episodes that were given up.
     """
     settings = folder.settings
     plan = settings.plan()

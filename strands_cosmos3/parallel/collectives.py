@@ -125,7 +125,7 @@ def join(device: torch.device, timeout_s: float) -> tuple[torch.device, bool]:
 
 
 def connect(device: torch.device, timeout_s: float, init_method: str, rank: int = -1, size: int = -1) -> None:
-    """Initialise the process group: NCCL between GPUs, gloo between CPUs. Returns when every rank has connected.
+    """Initialise the process group, NCCL between GPUs, gloo between CPUs; return when every rank has connected.
 
     Raises:
         ConfigError: This torch was built without torch.distributed.

@@ -76,11 +76,7 @@ class ParallelConfig:
         )
 
     def join(self, device: torch.device) -> Mesh:
-        """Join the process group that torchrun, or the caller's own ``init_process_group``, provides.
-
-        Raises:
-            ConfigError: The number of processes is wrong. Nothing was loaded yet.
-        """
+        """Join the process group of torchrun or of the caller's ``init_process_group``; a ConfigError if its size is wrong."""
         from strands_cosmos3.parallel import collectives
         from strands_cosmos3.parallel.mesh import Mesh
 

@@ -60,8 +60,7 @@ class RankGroupEngine:
         """Answer one request; see ``Cosmos3Engine.step``.
 
         Raises:
-            RanksError: A rank was lost, silent or failed; every process was ended.
-            InputError: The ranks rejected the request.
+            RanksError, InputError: A rank failed and every process was ended; or the ranks rejected the request.
         """
         if self._closed:
             raise ConfigError("this engine was closed; make another.")

@@ -96,11 +96,7 @@ class RankGroup:
         self._end = ExitStack()
 
     def start(self) -> None:
-        """Start the ranks, if they are not running, and wait until all have loaded.
-
-        Raises:
-            Cosmos3Error: A rank failed to load; every rank was ended.
-        """
+        """Start the ranks, if they are not running, and wait until all have loaded. After any error every rank was ended."""
         if self.handles:
             return
         self.starts += 1

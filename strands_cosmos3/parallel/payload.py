@@ -58,8 +58,7 @@ def decode_request(frame: bytes) -> Cosmos3ActionRequest:
     """Return the request in a frame, validated like any other.
 
     Raises:
-        WireFormatError: The frame is damaged, or is not a request.
-        InputError: A field is invalid.
+        WireFormatError, InputError: The frame is damaged or not a request; or a field is invalid.
     """
     tensors, plain = decode(frame)
     values: dict[str, Any] = {**plain, **tensors}
