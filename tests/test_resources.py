@@ -5,7 +5,7 @@ import pytest
 
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.errors import DatasetFormatError, LayoutError, ShapeError
-from strands_cosmos3.resources import UNFINISHED, contained, read_json, write_json, write_whole
+from strands_cosmos3.resources import UNFINISHED, contained, read_json, write_folder, write_json, write_whole
 
 
 def test_a_path_inside_is_returned_and_a_link_that_leads_out_is_refused(tmp_path):
@@ -82,3 +82,14 @@ def test_pictures_are_uint8_of_their_shape():
             image_array(wrong, "view")
     with pytest.raises(ShapeError, match=r"clip must be uint8 of shape \[N, 4, 8, 3\]"):
         image_array(picture[None], "clip", (None, 4, 8, 3))
+
+
+def test_a_folder_that_was_renamed_in_time_is_not_replaced_by_the_one_before(tmp_path):
+    """A kill after both renames leaves the new folder in place and the old one hidden beside it."""
+    folder, old = tmp_path / "checkpoint", tmp_path / ".checkpoint.old"
+    for path, content in ((folder, "new"), (old, "outdated")):
+        path.mkdir()
+        (path / "a").write_text(content)
+    write_folder(folder, lambda hidden: (hidden / "b").write_text((folder / "a").read_text()))
+    assert (folder / "b").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]

@@ -94,3 +94,8 @@ def test_every_member_of_the_contract_is_adapted():
 def test_what_is_no_backend_is_refused(other):
     with pytest.raises(ConfigError, match=r"no backend: it lacks .*infer.*Subclass .*Backend"):
         Cosmos3Policy(backend=other)
+
+
+def test_a_cancel_that_returns_nothing_counts_as_heard():
+    assert AdaptedBackend(Duck()).cancel() is True
+    assert AdaptedBackend(type("Deaf", (Duck,), {"cancel": lambda self: False})()).cancel() is False

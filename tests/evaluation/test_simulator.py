@@ -1,6 +1,7 @@
 """One worker: what an episode's record holds, and on what it depends."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("mujoco")
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import BackendError, ServiceUnavailableError
+from strands_cosmos3.evaluation import perturbed_backend
 from strands_cosmos3.evaluation.folder import without_times
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
@@ -137,3 +139,22 @@ def test_blank_pictures_are_black_and_nothing_else_changes():
 def test_what_is_told_is_what_the_backend_reads():
     told = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the blue cube").shown(request())
     assert told.instruction == "reach the blue cube"
+
+
+class Takes(ScriptedBackend):
+    """Answers after some seconds of a clock that stands still otherwise."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, iter(seconds)
+
+    def infer(self, request):
+        self.clock[0] += next(self.seconds)
+
+
+def test_answers_are_timed_in_milliseconds(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(perturbed_backend, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    timed = PerturbedBackend(Takes(clock, (0.25, 0.5)), Perturbation(), "reach the red cube")
+    timed.infer(request())
+    timed.infer(request())
+    assert timed.answer_ms == [250.0, 500.0]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import rank_cases as cases
 
@@ -43,6 +44,19 @@ def test_tiles_are_approximate_in_decoding_only(harness, checkpoints):
     latents, pixels = compare(harness, checkpoints["nano"], 2, (14,), split="tiles")
     assert max(latents) <= TOLERANCE
     assert TOLERANCE < max(pixels) < 1.0
+
+
+def test_tiles_fade_linearly_into_each_other_over_their_overlap(harness, checkpoints):
+    """Latent columns 0 to 10 and 3 to 13, of 16 pixels each: both tiles cover pixels 48 to 175."""
+    which = {"folder": checkpoints["nano"], "widths": (14,), "frames": FRAMES}
+    [(latents, _)] = cases.encode_decode(**which)
+    given = torch.randn(latents.shape, generator=torch.Generator().manual_seed(14))
+    vae, fade = cases.engine(split="exact", folder=which["folder"]).vae, (torch.arange(128) + 0.5) / 128
+    with torch.inference_mode():
+        left, right = (vae.decode(tile.contiguous()) for tile in (given[..., :11], given[..., 3:]))
+    both = left[..., 48:] * (1 - fade) + right[..., :128] * fade
+    [(_, pixels)] = harness.group(2).run("encode_decode", tp=2, cfg=1, split="tiles", **which)[0]
+    assert np.abs(pixels - torch.cat([left[..., :48], both, right[..., 128:]], dim=-1).numpy()).max() <= TOLERANCE
 
 
 def test_off(harness, checkpoints):

@@ -175,6 +175,21 @@ def test_the_pace_counts_a_tick_as_late_if_the_wall_was_ahead(monkeypatch):
     assert wall[0] == pytest.approx(100.0 + 0.02 + 0.02 + 0.05 + 0.02 + 0.021)  # what was lost is not made up for
 
 
+def test_a_delay_within_the_tolerance_is_made_up_for_and_a_longer_one_is_not(monkeypatch):
+    wall, now_s = [100.0], 0.0
+    monkeypatch.setattr(pacing.time, "monotonic", lambda: wall[0])
+    monkeypatch.setattr(pacing.time, "sleep", lambda seconds: wall.__setitem__(0, wall[0] + seconds))
+    pacer = pacing.Pacer(now_s, tolerance_s=0.1)
+    waited, ends_s = [], []
+    for took_s in (0.05, 0.005, 0.001, 0.2, 0.005):
+        now_s += 0.02
+        wall[0] += took_s
+        waited.append(not pacer.wait(now_s))
+        ends_s.append(wall[0] - 100.0)
+    assert waited == [False, False, True, False, True]
+    assert ends_s == pytest.approx([0.05, 0.055, 0.06, 0.26, 0.28])
+
+
 def test_latency_is_the_loops_and_inference_the_walls(robot):
     """The expert answers within milliseconds; the loop waits 0.8 s for it on its own clock, and says both."""
     said = pick(robot, 0, 0.8).to_dict()

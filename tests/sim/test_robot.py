@@ -111,6 +111,14 @@ def test_a_backend_counts_what_it_likes(robot):
         assert robot.run_policy(instruction=REACH, policy=policy, duration=0.3).counters["reconnects"] == 0
 
 
+def test_reset_clears_the_counters_of_the_last_episode(robot):
+    with Cosmos3Policy(robot="panda", backend=ScriptedBackend()) as policy:
+        robot.run_policy(instruction=REACH, policy=policy, duration=0.3)
+    assert robot.counters()["chunks"] == 1
+    robot.reset()
+    assert not any(robot.counters().values())
+
+
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_the_film(robot, tmp_path):
     ticks = []
 

@@ -202,6 +202,8 @@ def test_other_cubes():
     scene.reset(data, scene.sample_layout(np.random.default_rng(0)))
     assert scene.T_world_body(data, "tiny")[2, 3] == pytest.approx(0.015)
     assert scene.model.body_mass[scene.cube_body["heavy"]] == pytest.approx(0.2)
+    inertia = scene.model.body_inertia[scene.cube_body["heavy"]]
+    np.testing.assert_allclose(inertia, 0.2 * 0.04**2 / 6)  # of a solid cube
 
 
 def test_errors(scene, data):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.fast_composite import FastComposite
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.bundled.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
-from strands_cosmos3.training.bundled.shards import Demos
-from strands_cosmos3.training.bundled.windows import executed_rows
+from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
+from strands_cosmos3.training.bundled.windows import executed_rows, undisturbed
 from strands_cosmos3.training.validation import chunk_errors
 
 
@@ -74,6 +75,28 @@ def test_fingers_move_after_they_are_told(demos):
     closes = closes[closes + 1 <= demos.last[closes]]
     assert len(closes) >= 2
     assert (demos.gripper_command[closes] < 0.5).all()
+
+
+def test_several_shards_read_as_one(records, demos, tmp_path):
+    for i, record in enumerate(records):
+        write_shard(shard_path(tmp_path, i), pack([record]))
+    several = Demos.open(tmp_path)
+    for name in ("goal", "last", "label_ticks", "labels"):
+        np.testing.assert_array_equal(getattr(several, name), getattr(demos, name), err_msg=name)
+    np.testing.assert_array_equal(several.frames(range(len(demos))), demos.frames(range(len(demos))))
+
+
+def test_last_is_the_last_tick_of_the_episode(records, demos):
+    lengths = [len(record.goal) for record in records]
+    np.testing.assert_array_equal(demos.last, np.repeat(np.cumsum(lengths) - 1, lengths))
+
+
+def test_a_chunk_with_one_perturbed_row_or_another_goal_is_disturbed(demos):
+    perturbed, goal = np.zeros(len(demos), bool), np.zeros(len(demos), np.int8)
+    perturbed[5], goal[30:] = True, 1
+    changed = replace(demos, perturbed=perturbed, goal=goal)
+    expected = [False] * 6 + [True] * 9 + [False] * 3  # a chunk has 16 rows
+    assert undisturbed(changed, np.arange(18)).tolist() == expected
 
 
 def test_executed_rows_decode_to_the_measured_poses(demos):
