@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +18,8 @@ from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyErr
 from strands_cosmos3.parallel.config import ParallelConfig
 
 _DEFAULT_DOMAIN = "droid_lerobot"
+_ABOUT_ACTIONS = ("mode", "raw_action_dim", "action_chunk_size", "action_stats_path", "action_normalization", "fps")
+_OF_PROCESSOR = (*_ABOUT_ACTIONS, "height", "width", "image_size", "prompt_format", "view_point", "negative_prompt")
 
 
 @dataclass(frozen=True)
@@ -154,20 +154,9 @@ class Infer:
         return Cosmos3PolicyProcessor.for_checkpoint(
             engine.checkpoint,
             domain_name=int(domain) if domain.isdigit() else domain,
-            raw_action_dim=self.raw_action_dim,
-            action_chunk_size=self.action_chunk_size,
             action_space=engine.action_space,
-            action_stats_path=self.action_stats_path,
-            action_normalization=self.action_normalization,
-            mode=self.mode,
-            fps=self.fps,
-            height=self.height,
-            width=self.width,
-            image_size=self.image_size,
-            prompt_format=self.prompt_format,
-            view_point=self.view_point,
-            negative_prompt=self.negative_prompt,
             cond_frame_indexes=_indexes(self.condition_frames),
+            **{option: getattr(self, option) for option in _OF_PROCESSOR},
         )
 
     def _raw_input(self, processor: Any, given: Any) -> dict[str, Any]:
@@ -212,17 +201,14 @@ def read_actions(path: Path) -> np.ndarray:
         rows = np.empty(0)
     rows = rows[0] if rows.ndim == 3 and len(rows) == 1 else rows
     if rows.ndim != 2 or rows.size == 0:
-        raise InputError(
-            f"--action-file {str(path)!r} holds no rows of numbers; valid: {{shape, dtype, data}}, {{action_chunks: [rows]}}, "
-            "or a nested list [rows][columns]."
-        )
+        valid = "{shape, dtype, data}, {action_chunks: [rows]}, or a nested list [rows][columns]"
+        raise InputError(f"--action-file {str(path)!r} holds no rows of numbers; valid: {valid}.")
     if shape is not None and list(shape)[-2:] != list(rows.shape):
         raise InputError(f"--action-file {str(path)!r} says shape {shape}, its data are {list(rows.shape)}.")
     return rows
 
 
-@contextmanager
-def _engine(options: Infer, decode: bool, console: Console) -> Iterator[Any]:
+def _engine(options: Infer, decode: bool, console: Console) -> Any:
     try:
         import torch
 
@@ -232,7 +218,7 @@ def _engine(options: Infer, decode: bool, console: Console) -> Iterator[Any]:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = options.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
     with console.status(f"loading {options.checkpoint}"):
-        engine = Cosmos3Engine.from_pretrained(
+        return Cosmos3Engine.from_pretrained(
             options.checkpoint,
             device=device,
             dtype=getattr(torch, dtype),
@@ -240,8 +226,6 @@ def _engine(options: Infer, decode: bool, console: Console) -> Iterator[Any]:
             decode_video=decode,
             action_space=options.action_space,
         )
-    with engine:
-        yield engine
 
 
 def _indexes(text: str | None) -> tuple[int, ...] | None:
@@ -262,8 +246,6 @@ def _write_video(path: Path, pixels: Any, fps: float) -> None:
             writer.write(frame)
 
 
-@contextmanager
-def _bar(console: Console) -> Iterator[Progress]:
+def _bar(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield bar
+    return Progress(*columns, console=console, transient=True)

@@ -14,7 +14,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,7 @@ from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
 from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded
-from strands_cosmos3.engine.weights import (
-    HEAD_KEYS,
-    checkpoint_key,
-    expected_shapes,
-    head_shapes,
-    in_text_tower,
-    kept_dtype,
-    optional,
-)
+from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
 
 METADATA = "checkpoint.json"
@@ -71,19 +62,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
-        """Read every config and header of a folder.
+        """Read every config and header. ``variant`` is the expected one; ``action_space`` counts if none is stated.
 
-        Args:
-            variant: Expected variant; None accepts any.
-            action_space: Action space, if the checkpoint does not state it.
-
-        Raises:
-            LayoutError, WeightsError, VariantError: One thing is wrong.
-            PreflightError: Several things are wrong; all are listed.
+        Raises LayoutError, WeightsError or VariantError for one fault, PreflightError with the list of several.
         """
         _require_folder(root)
-        read = partial(_read, root)
         step = _Collected()
+
+        def read(name: str) -> dict[str, Any]:
+            return read_config(root / name, root)
+
         index = step.of(lambda: read("model_index.json") if (root / "model_index.json").exists() else {})
         metadata = step.of(lambda: _metadata(root))
         config = step.of(lambda: TransformerConfig.from_dict(read("transformer/config.json")))
@@ -134,13 +122,10 @@ class Checkpoint:
     def load_transformer(
         self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None, shard: Shard = unsharded
     ) -> Cosmos3Transformer:
-        """The transformer with its weights, without action heads and weights that only training uses.
+        """The transformer with its weights, without action heads and weights that inference does not use.
 
-        Args:
-            device, dtype: Of the weights; the time embedder stays in float32. text_device: The text tower's; None is that.
-
-        Raises:
-            WeightsError: A weight is not finite.
+        The time embedder stays in float32. ``text_device`` keeps the text tower; None is ``device``. Raises WeightsError if
+        a weight is not finite.
         """
         with torch.device("meta"):
             model = Cosmos3Transformer(self.config)
@@ -149,7 +134,7 @@ class Checkpoint:
         def empty(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             key = checkpoint_key(name)
             slices[key] = shard(key, shape)
-            where = text_device if text_device is not None and in_text_tower(name) else device
+            where = text_device if text_device is not None and name.startswith(TEXT) else device
             return torch.empty(sliced_shape(shape, slices[key]), device=where, dtype=kept_dtype(name, dtype))
 
         targets = materialise(model, empty)
@@ -192,14 +177,10 @@ def _require_folder(root: Path) -> None:
         )
 
 
-def _read(root: Path, name: str) -> dict[str, Any]:
-    return read_config(root / name, root)
-
-
 def _metadata(root: Path) -> Mapping[str, Any]:
     if not (root / METADATA).exists():
         return {}
-    ours = _read(root, METADATA).get("strands_cosmos3", {})
+    ours = read_config(root / METADATA, root).get("strands_cosmos3", {})
     if not isinstance(ours, dict) or not isinstance(ours.get("sha256", {}), dict):
         raise LayoutError(f"{root / METADATA}: strands_cosmos3 and its sha256 must be JSON objects.")
     return ours
@@ -239,8 +220,7 @@ def _rows(metadata: Mapping[str, Any], name: str) -> int | None:
 def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:
     files = WeightFiles(root / "transformer", root)
     if config is not None:
-        expected = expected_shapes(config)
-        files.check(expected, [key for key in {*expected, *files.shapes} if optional(key)])
+        files.check(expected_shapes(config), OPTIONAL)
     return files
 
 
@@ -271,13 +251,8 @@ def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> 
 def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False) -> Path:
     """The folder of a checkpoint: a local one, or the snapshot of the hub repository ``owner/name``, downloaded if needed.
 
-    Args:
-        revision: Branch, tag or commit of a repository.
-        local_files_only: Whether to refuse the network. ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
-
-    Raises:
-        LayoutError: The folder or repository does not exist or cannot be fetched.
-        ConfigError: ``revision`` was given for a local folder.
+    ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured. Raises LayoutError if it does not exist or cannot be
+    fetched, ConfigError if a ``revision`` was given for a local folder.
     """
     path = Path(path_or_repo_id).expanduser()
     if path.exists():

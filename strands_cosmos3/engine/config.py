@@ -8,19 +8,8 @@ from typing import Any, Literal
 
 from strands_cosmos3.errors import LayoutError
 
-_POSITIVE = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "latent_channel",
-    "latent_patch_size",
-    "action_dim",
-    "num_embodiment_domains",
-)
+_TOWERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+_POSITIVE = (*_TOWERS, "vocab_size", "latent_channel", "latent_patch_size", "action_dim", "num_embodiment_domains")
 TIME_CHANNELS = 256  # width of the sinusoid of a timestep
 
 
@@ -28,16 +17,7 @@ TIME_CHANNELS = 256  # width of the sinusoid of a timestep
 class TransformerConfig:
     """Sizes and switches of a Cosmos 3 transformer; names and defaults are those of the released config files.
 
-    Args:
-        hidden_act: ``silu`` (gated, with RMSNorm: Nano, Super) or ``relu2`` (no gate, Nemotron norm: Edge).
-        qk_norm_for_text: Whether text queries and keys are normalised per head.
-        use_und_k_norm_for_gen: Whether text keys are normalised for the generation tower only (Edge).
-        rope_axes_dim: Frequencies of the temporal, vertical and horizontal axis; they sum to half a head.
-        unified_3d_mrope_temporal_modality_margin: Distance from the last text position to the first frame.
-        timestep_scale: Factor on the timestep before its sinusoid.
-
-    Raises:
-        LayoutError: A value cannot be used.
+    Raises LayoutError if a value cannot be used.
     """
 
     hidden_size: int
@@ -51,18 +31,18 @@ class TransformerConfig:
     latent_channel: int = 48
     latent_patch_size: int = 2
     num_embodiment_domains: int = 32
-    hidden_act: Literal["silu", "relu2"] = "silu"
-    qk_norm_for_text: bool = True
-    use_und_k_norm_for_gen: bool = False
+    hidden_act: Literal["silu", "relu2"] = "silu"  # gated, with RMSNorm (Nano, Super), or no gate, Nemotron norm (Edge)
+    qk_norm_for_text: bool = True  # whether text queries and keys are normalised per head
+    use_und_k_norm_for_gen: bool = False  # whether text keys are normalised for the generation tower only (Edge)
     attention_bias: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float = 5e6
-    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)
+    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)  # temporal, vertical, horizontal frequencies: half a head
     base_fps: float = 24.0
     enable_fps_modulation: bool = True
     unified_3d_mrope_reset_spatial_ids: bool = True
-    unified_3d_mrope_temporal_modality_margin: int = 15000
-    timestep_scale: float = 0.001
+    unified_3d_mrope_temporal_modality_margin: int = 15000  # from the last text position to the first frame
+    timestep_scale: float = 0.001  # factor on the timestep before its sinusoid
     sound_dim: int | None = None
 
     @property
@@ -81,14 +61,9 @@ class TransformerConfig:
         return self.use_und_k_norm_for_gen and not self.qk_norm_for_text
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} is {getattr(self, name)!r}, not a whole number above zero"
-            for name in _POSITIVE
-            if not _whole(getattr(self, name))
-        ]
-        if not problems:
-            problems = self._inconsistencies()
-        if problems:
+        wrong = [name for name in _POSITIVE if not _whole(getattr(self, name))]
+        problems = [f"{name} is {getattr(self, name)!r}, not a whole number above zero" for name in wrong]
+        if problems := problems or self._inconsistencies():
             raise LayoutError(f"transformer/config.json cannot be used: {'; '.join(problems)}.")
 
     def _inconsistencies(self) -> list[str]:
@@ -108,14 +83,12 @@ class TransformerConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:
         """Read a released ``config.json``; raises LayoutError with every key that is missing or cannot be used."""
-        names = {f.name for f in fields(cls)}
-        needed = {f.name for f in fields(cls) if f.default is MISSING}
-        absent = sorted(needed - {key for key, value in data.items() if value is not None})
+        values = {f.name: data[f.name] for f in fields(cls) if data.get(f.name) is not None}
+        absent = sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in values)
         if absent:
             raise LayoutError(
                 f"transformer/config.json lacks {', '.join(absent)}; is this a Cosmos 3 transformer with actions?"
             )
-        values = {key: value for key, value in data.items() if key in names and value is not None}
         sections = data.get("rope_axes_dim") or (data.get("rope_scaling") or {}).get("mrope_section")
         if sections:
             values["rope_axes_dim"] = tuple(sections)

@@ -254,7 +254,9 @@ class Cosmos3Engine:
             layout = self._layout(request, space)
             clean = self._encode(request, layout)
         with clock.part("text"):
-            schedule = self._schedule(request)
+            schedule = self.checkpoint.scheduler.schedule(
+                request.num_inference_steps, request.flow_shift, request.use_karras_sigmas
+            )
             passes = self._passes(request, layout, schedule)
         with clock.part("denoise"):
             sample = self._sample(request, layout, clean)
@@ -332,9 +334,6 @@ class Cosmos3Engine:
             clean[:, i] = latents[:, i, :height, :width]
         return clean
 
-    def _schedule(self, request: Cosmos3ActionRequest) -> Schedule:
-        return self.checkpoint.scheduler.schedule(request.num_inference_steps, request.flow_shift, request.use_karras_sigmas)
-
     def _passes(self, request: Cosmos3ActionRequest, layout: SequenceLayout, schedule: Schedule) -> _Passes:
         vocab = self.config.vocab_size
         prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", vocab)]
@@ -405,7 +404,8 @@ class Cosmos3Engine:
         self, request: Cosmos3ActionRequest, schedule: Schedule, sample: _Sample, passes: _Passes, on_step: OnStep | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps = unipc_coefficients(schedule)
-        times = self._time_embeddings(schedule)
+        timesteps = torch.tensor(schedule.timesteps, device=self.device)
+        times = self.transformer.time_embedder(timesteps).to(self.dtype)  # [steps, D]: one row a step, not one a token
         head = self.action_head(request.domain_id)
         vision, action = UniPC(sample.vision_VP, steps), UniPC(sample.action_TA, steps)
         layout, count = sample.layout, len(steps)
@@ -428,11 +428,6 @@ class Cosmos3Engine:
                 on_step(i + 1, count)
         return vision.sample, action.sample
 
-    def _time_embeddings(self, schedule: Schedule) -> torch.Tensor:
-        """[steps, D] in the model's dtype: one row a step, not one a token."""
-        timesteps = torch.tensor(schedule.timesteps, device=self.device)
-        return self.transformer.time_embedder(timesteps).to(self.dtype)
-
 
 def _advance(state: UniPC, velocity: torch.Tensor, rows: slice, free: torch.Tensor, given: torch.Tensor) -> None:
     """One sampler step with the velocity of some tokens; given values are restored."""
@@ -443,11 +438,8 @@ def _advance(state: UniPC, velocity: torch.Tensor, rows: slice, free: torch.Tens
 
 def _combine(velocity_B: torch.Tensor, scale: float) -> torch.Tensor:
     """Guidance ``u + g (c - u)`` of velocities [B, ...], float32; the conditional velocity if it is the only one."""
-    conditional = velocity_B[0].float()
-    if len(velocity_B) == 1:
-        return conditional
-    unconditional = velocity_B[1].float()
-    return unconditional + scale * (conditional - unconditional)
+    conditional, *rest = velocity_B.float()
+    return rest[0] + scale * (conditional - rest[0]) if rest else conditional
 
 
 def _guides(interval: tuple[float, float] | None, timestep: int) -> bool:

@@ -16,6 +16,7 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.sampler import NEEDED
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.resources import write_json
@@ -69,10 +70,8 @@ def write_checkpoint(
 ) -> Path:
     """Write a small random checkpoint; its metadata says that its outputs mean nothing.
 
-    Args:
-        hidden_act: ``silu`` as in Nano and Super, or ``relu2`` as in Edge.
-        sizes: None is the smallest that tests everything.
-        digests: Whether to record the SHA-256 of every weight file.
+    ``relu2`` is Edge's kind, ``silu`` that of the others. Without ``sizes`` it is the smallest that tests everything.
+    ``digests`` records the SHA-256 of every weight file.
     """
     folder, sizes = Path(folder), sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer")
@@ -93,71 +92,41 @@ def write_checkpoint(
     return folder
 
 
-SCHEDULER = {
-    "_class_name": "UniPCMultistepScheduler",
-    "num_train_timesteps": 1000,
-    "prediction_type": "flow_prediction",
-    "solver_order": 2,
-    "solver_type": "bh2",
-    "predict_x0": True,
-    "lower_order_final": True,
-    "use_flow_sigmas": True,
-    "use_karras_sigmas": True,
-    "sigma_min": 0.147,
-    "sigma_max": 200.0,
-    "flow_shift": 1.0,
-    "final_sigmas_type": "zero",
-}
+SCHEDULER = {"_class_name": "UniPCMultistepScheduler", "num_train_timesteps": 1000, **NEEDED}
+SCHEDULER |= {"use_karras_sigmas": True, "sigma_min": 0.147, "sigma_max": 200.0, "flow_shift": 1.0}
 MODEL_INDEX = {
     "_class_name": "Cosmos3OmniPipeline",
     "transformer": ["diffusers", "Cosmos3OmniTransformer"],
     "text_tokenizer": ["transformers", "PreTrainedTokenizerFast"],
     "vae": ["diffusers", "AutoencoderKLWan"],
     "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-    "sound_tokenizer": [None, None],
-    "safety_checker": [None, None],
-    "enable_safety_checker": False,
-    "default_use_system_prompt": False,
-    "use_native_flow_schedule": False,
+    **{part: [None, None] for part in ("sound_tokenizer", "safety_checker")},
+    **dict.fromkeys(("enable_safety_checker", "default_use_system_prompt", "use_native_flow_schedule"), False),
 }
 
 
 def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
     """``transformer/config.json`` of a small checkpoint."""
-    half = sizes.head_dim // 2
-    spatial = round(half * 20 / 64)
-    edge = hidden_act == "relu2"
-    return {
-        "_class_name": "Cosmos3OmniTransformer",
-        "hidden_size": sizes.hidden,
+    edge, spatial = hidden_act == "relu2", round(sizes.head_dim * 10 / 64)
+    data: dict[str, Any] = {"_class_name": "Cosmos3OmniTransformer", "hidden_size": sizes.hidden}
+    data |= {
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
-        "intermediate_size": sizes.intermediate,
-        "vocab_size": vocab,
-        "hidden_act": hidden_act,
-        "qk_norm_for_text": not edge,
-        "use_und_k_norm_for_gen": edge,
-        "rms_norm_eps": 1e-5 if edge else 1e-6,
-        "rope_theta": 1e8 if edge else 5e6,
-        "rope_axes_dim": [half - 2 * spatial, spatial, spatial],
-        "latent_channel": sizes.latent_channels,
-        "latent_patch_size": 2,
-        "patch_latent_dim": 4 * sizes.latent_channels,
-        "action_dim": 64,
-        "action_gen": True,
-        "num_embodiment_domains": 32,
-        "timestep_scale": 0.001,
-        "base_fps": 24,
     }
+    data |= {"intermediate_size": sizes.intermediate, "vocab_size": vocab, "hidden_act": hidden_act}
+    data |= {"qk_norm_for_text": not edge, "use_und_k_norm_for_gen": edge, "rms_norm_eps": 1e-5 if edge else 1e-6}
+    data |= {"rope_theta": 1e8 if edge else 5e6, "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial]}
+    data |= {"latent_channel": sizes.latent_channels, "latent_patch_size": 2, "patch_latent_dim": 4 * sizes.latent_channels}
+    data |= {"action_dim": 64, "action_gen": True, "num_embodiment_domains": 32, "timestep_scale": 0.001, "base_fps": 24}
+    return data
 
 
 def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
     if "norm" in key:
-        scale = 1.5 if key.endswith(("norm_q.weight", "norm_k.weight", "_q.weight", "_k.weight", "for_gen.weight")) else 1.0
-        return scale * (1 + 0.1 * noise)
+        return (1.5 if key.endswith(("_q.weight", "_k.weight", "for_gen.weight")) else 1.0) * (1 + 0.1 * noise)
     if key.startswith("embed_tokens"):
         return noise
     if key.endswith("bias") or len(shape) == 1 or "bias.weight" in key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +100,16 @@ def _in_range(array: NDArray[Any]) -> Frames:
 
 
 def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
-    """The first frames of a video file, [F, H, W, 3] uint8.
-
-    Raises:
-        ResourceNotFoundError, InputError: The file does not exist, or is not a readable video.
-    """
+    """The first frames of a video, [F, H, W, 3] uint8; raises ResourceNotFoundError, or InputError if it is not readable."""
     import av
 
     path = Path(path)
     if not path.is_file():
         raise ResourceNotFoundError(f"video {str(path)!r} does not exist or is not a file.")
-    frames: list[NDArray[np.uint8]] = []
     try:
         with av.open(str(path)) as container:
-            for frame in container.decode(video=0):
-                frames.append(frame.to_ndarray(format="rgb24").astype(np.uint8))
-                if len(frames) == max_frames:
-                    break
+            decoded = islice(container.decode(video=0), max_frames)
+            frames = [frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in decoded]
     except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
     if not frames:

@@ -7,7 +7,9 @@ change and reads the fixed outputs, without host synchronisation. Shape suffixes
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,13 +18,14 @@ from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, R
 _WARM_UP_RUNS = 3
 _KEPT_GRAPHS = 8
 Velocities = tuple[torch.Tensor, torch.Tensor]
+_Fixed = tuple[tuple[TextKV, ...], ActionHead, slice, slice]  # prompts, head and groups: keys of a graph
 
 
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    inputs: tuple[torch.Tensor, ...]  # vision, action, time: change at every step
-    held: tuple[object, ...]  # other tensors that the graph reads
+    inputs: tuple[torch.Tensor, ...]  # that a replay overwrites
+    run: Callable[[], Velocities]  # what was captured; holds all that the graph reads
     outputs: Velocities
 
 
@@ -47,22 +50,20 @@ class VelocityRunner:
         action_group: slice,
     ) -> Velocities:
         """As :meth:`Cosmos3Transformer.velocity`."""
-        fixed = noisy_N1, rope, texts, head, vision_group, action_group
+        inputs, fixed = (vision_VP, action_TA, time_D, noisy_N1, *rope), (texts, head, vision_group, action_group)
         if not self._capture:
-            return self._transformer.velocity(vision_VP, action_TA, time_D, *fixed)
+            return self._velocity(inputs, fixed)
         # Prompts and heads are keyed by identity: a graph keeps its own alive, so an id is never reused.
         bounds = vision_group.start, vision_group.stop, action_group.start, action_group.stop
         key = (vision_VP.shape, action_TA.shape, tuple(map(id, texts)), id(head), bounds)
         captured = self._graphs.get(key)
         if captured is None:
-            captured = self._captured((vision_VP, action_TA, time_D), fixed)
-            self._graphs[key] = captured
+            captured = self._graphs[key] = self._captured(inputs, fixed)
             if len(self._graphs) > _KEPT_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        for held, fresh in zip(captured.inputs, (vision_VP, action_TA, time_D), strict=True):
+        for held, fresh in zip(captured.inputs, inputs, strict=True):
             held.copy_(fresh)
-        self._refresh(captured, noisy_N1, rope)
         captured.graph.replay()
         return captured.outputs[0].clone(), captured.outputs[1].clone()
 
@@ -70,28 +71,20 @@ class VelocityRunner:
         """Drop all graphs."""
         self._graphs.clear()
 
-    @staticmethod
-    def _refresh(captured: _Captured, noisy_N1: torch.Tensor, rope: Rope) -> None:
-        held_noisy, held_rope = captured.held[0], captured.held[1]
-        assert isinstance(held_noisy, torch.Tensor)
-        assert isinstance(held_rope, tuple)
-        held_noisy.copy_(noisy_N1)
-        held_rope[0].copy_(rope[0])
-        held_rope[1].copy_(rope[1])
+    def _velocity(self, inputs: tuple[torch.Tensor, ...], fixed: _Fixed) -> Velocities:
+        vision_VP, action_TA, time_D, noisy_N1, cos, sin = inputs
+        return self._transformer.velocity(vision_VP, action_TA, time_D, noisy_N1, (cos, sin), *fixed)
 
-    def _captured(self, changing: tuple[torch.Tensor, ...], fixed: tuple[object, ...]) -> _Captured:
-        noisy_N1, rope, texts, head, vision_group, action_group = fixed
-        assert isinstance(noisy_N1, torch.Tensor)
-        assert isinstance(rope, tuple)
+    def _captured(self, changing: tuple[torch.Tensor, ...], fixed: _Fixed) -> _Captured:
         inputs = tuple(tensor.clone() for tensor in changing)
-        held = noisy_N1.clone(), (rope[0].clone(), rope[1].clone()), texts, head, vision_group, action_group
+        run = partial(self._velocity, inputs, fixed)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_RUNS):
-                self._transformer.velocity(*inputs, *held)  # pyright: ignore[reportArgumentType, reportCallIssue]
+                run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outputs = self._transformer.velocity(*inputs, *held)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        return _Captured(graph, inputs, held, outputs)
+            outputs = run()
+        return _Captured(graph, inputs, run, outputs)

@@ -10,6 +10,10 @@ from strands_cosmos3.embodiments import ActionSpace, Embodiment, Sampling
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.types import Mode
 
+_OF_TEXT = ("text_ids", "text_mask", "neg_text_ids", "neg_text_mask")
+_OF_ACTIONS = ("mode", "domain_id", "action_chunk", "raw_action_dim", "fps", "cond_action", "action_prefix")
+_UNCHANGED = (*_OF_TEXT, *_OF_ACTIONS, "cond_frame_indexes")  # fields that a request takes over
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallSettings:
@@ -31,28 +35,18 @@ class CallSettings:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProcessedInput(CallSettings):
-    """A call's settings and its tensors, from :meth:`Cosmos3PolicyProcessor.preprocess`.
+    """A call's settings and its tensors, from :meth:`Cosmos3PolicyProcessor.preprocess`."""
 
-    Args:
-        text_ids, text_mask, neg_text_ids, neg_text_mask: [1, S] ids and ones.
-        pixel_values: [1, 3, frames, height, width] in [-1, 1] on the canvas: the frames that are given to the model.
-        video_shape: (frames, height, width) in pixels of the whole clip and of the picture's content.
-        cond_action: [1, chunk, action_dim] given actions in the model's scale, or None.
-        action_prefix: [rows, action_dim] the state row, if any, and rows bound to be executed; or None.
-        cond_frame_indexes: Latent frames that are given; None is the mode's own.
-        prompt: The caption that was tokenised.
-    """
-
-    text_ids: torch.Tensor
+    text_ids: torch.Tensor  # [1, S] ids and ones
     text_mask: torch.Tensor
     neg_text_ids: torch.Tensor
     neg_text_mask: torch.Tensor
-    pixel_values: torch.Tensor
-    video_shape: tuple[int, int, int]
-    cond_action: torch.Tensor | None
-    action_prefix: torch.Tensor | None
-    cond_frame_indexes: tuple[int, ...] | None
-    prompt: str
+    pixel_values: torch.Tensor  # [1, 3, frames, height, width] in [-1, 1] on the canvas: the frames that the model is given
+    video_shape: tuple[int, int, int]  # (frames, height, width) in pixels of the whole clip and of the picture's content
+    cond_action: torch.Tensor | None  # [1, chunk, action_dim] given actions in the model's scale
+    action_prefix: torch.Tensor | None  # [rows, action_dim] the state row, if any, and rows bound to be executed
+    cond_frame_indexes: tuple[int, ...] | None  # latent frames that are given; None is the mode's own
+    prompt: str  # the caption that was tokenised
 
     def request(
         self,
@@ -65,21 +59,10 @@ class ProcessedInput(CallSettings):
         """The engine's request. What ``sampling`` leaves open is 30 steps without guidance on the checkpoint's schedule."""
         sampling = sampling or Sampling()
         return Cosmos3ActionRequest(
-            text_ids=self.text_ids,
-            text_mask=self.text_mask,
-            neg_text_ids=self.neg_text_ids,
-            neg_text_mask=self.neg_text_mask,
+            **{name: getattr(self, name) for name in _UNCHANGED},
             video_shape=pixel_to_latent_shape(*self.video_shape),
-            mode=self.mode,
-            domain_id=self.domain_id,
             action_space=self.space.name,
-            action_chunk=self.action_chunk,
-            raw_action_dim=self.raw_action_dim,
             cond_video_pixels=self.pixel_values,
-            cond_action=self.cond_action,
-            action_prefix=self.action_prefix,
-            cond_frame_indexes=self.cond_frame_indexes,
-            fps=self.fps,
             num_inference_steps=sampling.num_steps or 30,
             guidance_scale=1.0 if sampling.guidance_scale is None else sampling.guidance_scale,
             guidance_interval=sampling.guidance_interval,

@@ -14,32 +14,22 @@ Velocities = tuple[torch.Tensor, torch.Tensor]  # vision tokens [B, n, P], actio
 
 
 class Vae(Protocol):
-    """Pixels to latents and back; see :class:`~strands_cosmos3.engine.vae.WanVae`. ``encode`` answers on every rank."""
+    """Pixels to latents and back; see :class:`~strands_cosmos3.engine.vae.WanVae`."""
 
     @property
     def model(self) -> torch.nn.Module: ...
     @property
     def has_decoder(self) -> bool: ...
-    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised latents, on every rank."""
-        ...
-
-    def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
-        """Pixels on rank 0, None on the others."""
-        ...
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor: ...  # normalised latents, on every rank
+    def decode(self, latents: torch.Tensor) -> torch.Tensor | None: ...  # pixels on rank 0, None on the others
 
 
 class ParallelContext:
-    """One rank's view of all ranks. The defaults are those of a single process.
-
-    Attributes:
-        rank: Rank 0 returns pixels and writes files.
-        branches: Guidance branches that this rank computes at steps with guidance: conditional 0, unconditional 1.
-    """
+    """One rank's view of all ranks. The defaults are those of a single process."""
 
     device: torch.device
-    rank: int = 0
-    branches: tuple[int, ...] = (0, 1)
+    rank: int = 0  # rank 0 returns pixels and writes files
+    branches: tuple[int, ...] = (0, 1)  # of guidance, computed by this rank at steps with it: conditional 0, unconditional 1
 
     def check(self, config: TransformerConfig) -> None:
         """Raise ConfigError if a transformer cannot be split over the ranks."""

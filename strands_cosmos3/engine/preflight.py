@@ -10,7 +10,7 @@ import torch
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.weight_files import Shard, sliced_shape, unsharded
-from strands_cosmos3.engine.weights import checkpoint_key, head_shapes, in_text_tower, kept_dtype, parameter_shapes
+from strands_cosmos3.engine.weights import TEXT, checkpoint_key, head_shapes, kept_dtype, parameter_shapes
 from strands_cosmos3.errors import PreflightError
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,7 +26,7 @@ def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, tex
             numbers += math.prod(shape)
     total = numbers * dtype.itemsize
     for name, shape in parameter_shapes(checkpoint.config).items():
-        if text or not in_text_tower(name):
+        if text or not name.startswith(TEXT):
             kept = sliced_shape(shape, shard(checkpoint_key(name), shape))
             total += math.prod(kept) * kept_dtype(name, dtype).itemsize
     return total

@@ -86,7 +86,9 @@ class Cosmos3PolicyProcessor:
         state_row: StateRow | None = None,
         policy_frames: int | None = None,
     ):
-        self._canvas = _canvas(height, width)
+        if (height is None) != (width is None):
+            raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+        self._canvas = None if height is None or width is None else (height, width)
         if domain_name is not None and domain_id is not None and domain_name != domain_id:
             _require_same_domain(domain_name, domain_id)
         self._tier = DEFAULT_TIER if image_size is None else image_size
@@ -313,11 +315,9 @@ class Cosmos3PolicyProcessor:
 
     def _in_model_units(self, rows: np.ndarray, call: CallSettings) -> np.ndarray:
         affine = self._affine(call)
-        if affine is not None:
-            return affine(rows)
-        if call.space.state_row:
-            return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
-        return rows
+        if affine is not None or not call.space.state_row:
+            return rows if affine is None else affine(rows)
+        return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
 
     def _prefix(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
         """The rows of the action sequence that are given: the state, if any, and what is bound to be executed."""
@@ -334,14 +334,13 @@ class Cosmos3PolicyProcessor:
         return action_prefix if state is None else torch.cat([state, action_prefix])
 
     def _state(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
-        if self._state_row is not None and not call.space.state_row:
-            measured = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
-            return self._padded(self._state_row.scaled(measured))
-        if not call.space.state_row:
+        if not call.space.state_row and self._state_row is None:
             if raw.get("state") is not None:
                 raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {call.space.name!r}.")
             return None
         state = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
+        if self._state_row is not None and not call.space.state_row:
+            return self._padded(self._state_row.scaled(state))
         if state.shape[1] != call.raw_action_dim:
             raise ShapeError(f"state must have {call.raw_action_dim} values ({', '.join(call.space.columns)}).")
         state[:, -1] = self._gripper.to_fraction(state[:, -1])
@@ -383,14 +382,6 @@ def _require_same_domain(name: str | int, number: str | int) -> None:
     ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
     if ids[0] != ids[1]:
         raise ConfigError(f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, {ids[1]}).")
-
-
-def _canvas(height: int | None, width: int | None) -> tuple[int, int] | None:
-    if height is None and width is None:
-        return None
-    if height is None or width is None:
-        raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
-    return height, width
 
 
 def _rows(value: Any, name: str) -> np.ndarray:

@@ -22,7 +22,7 @@ import torch
 from strands_cosmos3.errors import InputError, LayoutError
 
 _KARRAS_RHO = 7.0
-_NEEDED: Mapping[str, Any] = {
+NEEDED: Mapping[str, Any] = {
     "prediction_type": "flow_prediction",
     "solver_type": "bh2",
     "solver_order": 2,
@@ -37,40 +37,29 @@ _DEFAULTED = ("solver_type", "solver_order", "predict_x0", "lower_order_final", 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Noise schedule of a checkpoint, from ``scheduler/scheduler_config.json``.
+    """Noise schedule of a checkpoint, from ``scheduler/scheduler_config.json``."""
 
-    Args:
-        use_karras_sigmas: Whether Karras' rule between sigma_min and sigma_max replaces the flow schedule and its shift.
-        native_flow: Whether the flow schedule is ``linspace(1 - 1/1000, 0, N + 1)[:-1]`` instead of diffusers' default.
-    """
-
-    use_karras_sigmas: bool
+    use_karras_sigmas: bool  # Karras' rule between sigma_min and sigma_max instead of the flow schedule and its shift
     flow_shift: float = 1.0
     sigma_min: float | None = None
     sigma_max: float | None = None
     num_train_timesteps: int = 1000
-    native_flow: bool = False
+    native_flow: bool = False  # a flow schedule of linspace(1 - 1/1000, 0, N + 1)[:-1] instead of diffusers' default
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], native_flow: bool = False) -> SchedulerConfig:
         """Read a released config; raises LayoutError with every key that is not of UniPC order 2 bh2 over flow sigmas."""
-        values = {**{key: _NEEDED[key] for key in _DEFAULTED}, **data}
-        wrong = [f"{k} is {values.get(k)!r}, supported is {v!r}" for k, v in _NEEDED.items() if values.get(k) != v]
+        values = {**{key: NEEDED[key] for key in _DEFAULTED}, **data}
+        wrong = [f"{k} is {values.get(k)!r}, supported is {v!r}" for k, v in NEEDED.items() if values.get(k) != v]
         wrong += [f"{k} is {values[k]!r}, supported is none" for k in _REFUSED if values.get(k)]
         wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
-        karras = bool(values.get("use_karras_sigmas"))
-        if karras and (values.get("sigma_min") is None or values.get("sigma_max") is None):
+        karras, limits = bool(values.get("use_karras_sigmas")), (values.get("sigma_min"), values.get("sigma_max"))
+        if karras and None in limits:
             wrong.append("use_karras_sigmas is true without sigma_min and sigma_max")
         if wrong:
             raise LayoutError(f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}.")
-        return cls(
-            karras,
-            float(values.get("flow_shift", 1.0)),
-            values.get("sigma_min"),
-            values.get("sigma_max"),
-            int(values.get("num_train_timesteps", 1000)),
-            native_flow,
-        )
+        shift, steps = float(values.get("flow_shift", 1.0)), int(values.get("num_train_timesteps", 1000))
+        return cls(karras, shift, *limits, steps, native_flow)
 
     def schedule(self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None) -> Schedule:
         """Noise levels of a run.

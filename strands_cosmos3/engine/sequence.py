@@ -20,26 +20,16 @@ TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Layout of one generation sequence: vision tokens frame by frame, then the action rows.
+    """Layout of one generation sequence: vision tokens frame by frame, then the action rows."""
 
-    Args:
-        latent_shape: (F, H, W) of the video latents, cropped to the picture's content.
-        patch: Side of a vision token, in latents.
-        action_rows: Rows of the action sequence, a state row included; the first ``clean_rows`` are given.
-        clean_frames: Given latent frames.
-        raw_action_dim: Used action channels; the others stay zero.
-        fps: Frames and rows a second.
-        action_offset: Temporal position of the first row, in rows: 0 with a state row, else 1.
-    """
-
-    latent_shape: tuple[int, int, int]
-    patch: int
-    action_rows: int
-    clean_frames: tuple[int, ...]
-    clean_rows: int
-    raw_action_dim: int
-    fps: float
-    action_offset: int
+    latent_shape: tuple[int, int, int]  # (F, H, W) of the video latents, cropped to the picture's content
+    patch: int  # side of a vision token, in latents
+    action_rows: int  # a state row included
+    clean_frames: tuple[int, ...]  # given latent frames
+    clean_rows: int  # given action rows, counted from the first
+    raw_action_dim: int  # used action channels; the others stay zero
+    fps: float  # frames and rows a second
+    action_offset: int  # temporal position of the first row, in rows: 0 with a state row, else 1
 
     @property
     def grid(self) -> tuple[int, int, int]:

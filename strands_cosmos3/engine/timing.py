@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
-        self._parts: list[tuple[str, object, object]] = []
+        self._parts: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -27,20 +28,12 @@ class Stopwatch:
         """Milliseconds of each part and their ``total``."""
         if self._cuda:
             torch.cuda.synchronize()
-        spent = {name: self._between(start, end) for name, start, end in self._parts}
+        spent = {p: start.elapsed_time(end) if self._cuda else (end - start) * 1e3 for p, start, end in self._parts}
         return {**spent, "total": sum(spent.values())}
 
-    def _now(self) -> object:
+    def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    @staticmethod
-    def _between(start: object, end: object) -> float:
-        if isinstance(start, float) and isinstance(end, float):
-            return (end - start) * 1e3
-        assert isinstance(start, torch.cuda.Event)
-        assert isinstance(end, torch.cuda.Event)
-        return start.elapsed_time(end)

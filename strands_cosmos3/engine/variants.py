@@ -16,43 +16,29 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.errors import UnknownNameError, VariantError
 
 PromptFormat = Literal["plain", "json"]
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
-    "hidden_act",
-)
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+_SIZES = ("hidden_size", "num_hidden_layers", *_HEADS, "intermediate_size", "vocab_size", "hidden_act")
 
 
 @dataclass(frozen=True)
 class Variant:
     """One released checkpoint, or a small one of the same architecture.
 
-    Args:
-        repo_id: Hub repository, or None.
-        sizes: Required values of the config; empty for small checkpoints.
-        action_space: None if each checkpoint states its own.
-        preset, prompt_format: Reference sampling and prompt. For the Nano policy the released server sends the plain format
-            although the open recipe trains JSON; we could not check it against real weights.
+    For the Nano policy the released server sends the plain prompt although the open recipe trains JSON; we could not check
+    it against real weights.
     """
 
     name: str
     repo_id: str | None
-    sizes: Mapping[str, object]
-    action_space: str | None
-    preset: Sampling
+    sizes: Mapping[str, object]  # required values of the config
+    action_space: str | None  # None if each checkpoint states its own
+    preset: Sampling  # reference sampling
     prompt_format: PromptFormat = "json"
 
     def check(self, config: TransformerConfig) -> None:
         """Raise VariantError with every size of a config that differs."""
-        wrong = [
-            f"{name} is {getattr(config, name)}, {self.name} has {value}"
-            for name, value in self.sizes.items()
-            if getattr(config, name) != value
-        ]
+        found = {name: getattr(config, name) for name in self.sizes}
+        wrong = [f"{k} is {found[k]}, {self.name} has {size}" for k, size in self.sizes.items() if found[k] != size]
         if wrong:
             raise VariantError(f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Leave `variant` unset?")
 
@@ -65,19 +51,15 @@ _EDGE = _sizes(2048, 28, 16, 8, 9216, 131072, "relu2")
 _NANO = _sizes(4096, 36, 32, 8, 12288, 151936, "silu")
 _SUPER = _sizes(5120, 64, 64, 8, 25600, 151936, "silu")
 _ACTS = ("silu", "relu2")
-VARIANTS: Mapping[str, Variant] = MappingProxyType(
-    {
-        v.name: v
-        for v in (
-            Variant("edge", "nvidia/Cosmos3-Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
-            Variant("nano", "nvidia/Cosmos3-Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
-            Variant("super", "nvidia/Cosmos3-Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
-            Variant("nano-policy-droid", "nvidia/Cosmos3-Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain"),
-            Variant("edge-policy-droid", "nvidia/Cosmos3-Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET),
-            *(Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET) for act in _ACTS),
-        )
-    }
+_ALL = (
+    Variant("edge", "nvidia/Cosmos3-Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
+    Variant("nano", "nvidia/Cosmos3-Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
+    Variant("super", "nvidia/Cosmos3-Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
+    Variant("nano-policy-droid", "nvidia/Cosmos3-Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain"),
+    Variant("edge-policy-droid", "nvidia/Cosmos3-Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET),
+    *(Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET) for act in _ACTS),
 )
+VARIANTS: Mapping[str, Variant] = MappingProxyType({v.name: v for v in _ALL})
 
 
 def get_variant(name: str) -> Variant:

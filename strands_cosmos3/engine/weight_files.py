@@ -6,7 +6,7 @@ Weights are read once, tensor by tensor, into the caller's memory, so loading ne
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ Shard = Callable[[str, tuple[int, ...]], Slices]
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DTYPES = ("F32", "BF16", "F16")
-_HASH_BLOCK = 1 << 22
 _CHECK_BLOCK = 1 << 22
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
 
@@ -43,11 +42,7 @@ def inside(path: Path, root: Path) -> Path:
 
 
 class WeightFiles:
-    """The weights of one folder (``transformer/`` or ``vae/``), by name.
-
-    Args:
-        root: Folder of the checkpoint; nothing outside it is opened.
-        stem: Stem of the file names.
+    """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the checkpoint ``root`` is opened.
 
     Raises:
         LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside ``root``.
@@ -59,7 +54,7 @@ class WeightFiles:
         self._root = root
         self._file_of = self._locate(stem)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for file in sorted(set(self._file_of.values())):
+        for file in self.files:
             self._read_header(file)
 
     @property
@@ -113,30 +108,23 @@ class WeightFiles:
                     raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_DTYPES)} are loaded.")
                 self.shapes[key] = tuple(view.get_shape())
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
-        """Raise WeightsError if names are missing or surplus (``optional`` ones may be), or shapes differ from ``expected``."""
-        tolerated = set(optional)
+    def check(self, expected: Mapping[str, tuple[int, ...]], optional: tuple[str, ...] = ()) -> None:
+        """Raise WeightsError if names are missing or surplus (``optional`` prefixes may be), or shapes differ."""
         found, wanted = set(self.shapes), set(expected)
-        problems = [f"missing: {key}" for key in sorted(wanted - found - tolerated)]
-        problems += [f"surplus: {key}" for key in sorted(found - wanted - tolerated)]
-        problems += [
-            f"shape of {key} is {list(self.shapes[key])}, expected {list(expected[key])}"
-            for key in sorted(found & wanted)
-            if self.shapes[key] != tuple(expected[key])
-        ]
+        problems = [f"missing: {key}" for key in sorted(wanted - found) if not key.startswith(optional)]
+        problems += [f"surplus: {key}" for key in sorted(found - wanted) if not key.startswith(optional)]
+        for key in sorted(found & wanted):
+            if self.shapes[key] != tuple(expected[key]):
+                problems.append(f"shape of {key} is {list(self.shapes[key])}, expected {list(expected[key])}")
         if problems:
             shown = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
             raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
 
     def read_into(self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None) -> None:
-        """Copy weights into existing tensors, converting dtype and device.
+        """Copy weights into existing tensors, converting dtype and device. ``name#i`` is row i of a stored matrix.
 
-        Args:
-            targets: Name -> tensor of the wanted shape. ``name#i`` is row i of a stored matrix.
-            slices: Name -> wanted part of the stored tensor; only that is read. A missing name means all of it.
-
-        Raises:
-            WeightsError, LayoutError: A weight is not finite, or a file cannot be read.
+        Of each tensor only its ``slices``, by name, are read. Raises WeightsError if a weight is not finite, LayoutError if
+        a file cannot be read.
         """
         by_file: dict[Path, list[str]] = {}
         for key in targets:
@@ -166,8 +154,7 @@ def _opened(path: Path) -> Any:
 
 def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
     source = source.reshape(target.shape)
-    flat = source.reshape(-1)
-    for block in flat.split(_CHECK_BLOCK):  # aminmax propagates NaN without a mask of the weights' size
+    for block in source.reshape(-1).split(_CHECK_BLOCK):  # aminmax propagates NaN without a mask of the weights' size
         low, high = torch.aminmax(block)
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")
@@ -181,11 +168,8 @@ def sliced_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
 
 def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _difference(wanted: set[str], held: set[str]) -> str:

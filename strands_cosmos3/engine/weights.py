@@ -22,17 +22,14 @@ HEAD_KEYS: Mapping[str, str] = {  # field of ActionHead -> key of the matrix tha
     "w_out": "action_proj_out.fc.weight",
     "b_out": "action_proj_out.bias.weight",
 }
-_OPTIONAL = ("lm_head.weight", "audio_proj_in.", "audio_proj_out.", "audio_modality_embed")
+# Keys with these prefixes may be missing, or surplus.
+OPTIONAL = ("lm_head.weight", "audio_proj_in.", "audio_proj_out.", "audio_modality_embed")
+TEXT = "text."  # prefix of the text tower's parameters, which can be offloaded
 
 
 def checkpoint_key(parameter: str) -> str:
     """Released name of a parameter of the transformer, e.g. ``layers.3.mlp.up_proj.weight``."""
-    return parameter.removeprefix("text.").removeprefix("generation.")
-
-
-def in_text_tower(parameter: str) -> bool:
-    """Whether a parameter of the transformer belongs to the text tower, which can be offloaded."""
-    return parameter.startswith("text.")
+    return parameter.removeprefix(TEXT).removeprefix("generation.")
 
 
 def kept_dtype(parameter: str, dtype: torch.dtype) -> torch.dtype:
@@ -66,11 +63,6 @@ def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
         shapes |= {"audio_proj_in.weight": (D, S), "audio_proj_in.bias": (D,), "audio_proj_out.weight": (S, D)}
         shapes |= {"audio_proj_out.bias": (S,), "audio_modality_embed": (D,)}
     return shapes
-
-
-def optional(key: str) -> bool:
-    """Whether a checkpoint may lack this key, or hold one that is not expected."""
-    return key.startswith(_OPTIONAL)
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, Shape]:

@@ -19,7 +19,7 @@ class Graph:
 
     def replay(self):
         mine = next(c for c in self.runner._graphs.values() if c.graph is self)
-        fresh = self.runner._transformer.velocity(*mine.inputs, *mine.held)
+        fresh = mine.run()
         for held, new in zip(mine.outputs, fresh, strict=True):
             held.copy_(new)
         Graph.replays += 1
