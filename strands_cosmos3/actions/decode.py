@@ -172,12 +172,11 @@ def encode_chunk(
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
-    convention = _gripper_of(embodiment, space)
-    _metres(embodiment)
+    convention, units = _gripper_of(embodiment, space), _units(embodiment, space)
     rows = encode_pose_trajectory(T_base_cosmos)
     rows = np.concatenate([rows, _gripper_column(gripper, len(rows), embodiment, convention)], axis=1)
     if not space.normalized:
-        return rows / _units(embodiment, space)
+        return rows / units
     normalised = normalize_chunk(rows, embodiment, stats, method, clip)
     require_in_range(normalised, space.columns)
     return normalised
@@ -214,24 +213,18 @@ def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, convention: Gr
 
 def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, method: Method) -> F64:
     """[T, D] in metres, rot6d and the gripper's own unit."""
-    _metres(chunk.embodiment)
-    if chunk.action_space.normalized:
-        return denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
-    return chunk.action * _units(chunk.embodiment, chunk.action_space)
+    units = _units(chunk.embodiment, chunk.action_space)
+    normalized = chunk.action_space.normalized
+    return denormalize_chunk(chunk.action, chunk.embodiment, stats, method) if normalized else chunk.action * units
 
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:
     """[D] unit of each unnormalised column: metres for translations, one for the others."""
-    return np.array([_metres(embodiment)] * 3 + [1.0] * (space.width - 3))
-
-
-def _metres(embodiment: Embodiment) -> float:
-    """Metres per unit of translation."""
     if embodiment.translation_scale is None:
         raise ActionSpaceError(
             f"the translations of {embodiment.name!r} are in its controller's own unit, not in metres; use the raw columns."
         )
-    return embodiment.translation_scale
+    return np.array([embodiment.translation_scale] * 3 + [1.0] * (space.width - 3))
 
 
 def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention | None:

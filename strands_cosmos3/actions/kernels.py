@@ -9,7 +9,6 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import InputError, ShapeError
 
 _DEGENERATE = 1e-6
-_SERIES_BELOW_RAD = 0.1
 
 
 def to_rot6d(R: F64) -> F64:
@@ -85,27 +84,3 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
         return np.broadcast_shapes(a, b)
     except ValueError:
         raise ShapeError(f"leading axes {list(a)} and {list(b)} do not broadcast.") from None
-
-
-def skew(w: F64) -> F64:
-    """[..., 3] vectors -> [..., 3, 3] with ``skew(w) x = w cross x``."""
-    W = np.zeros((*w.shape[:-1], 3, 3))
-    W[..., 0, 1], W[..., 0, 2], W[..., 1, 2] = -w[..., 2], w[..., 1], -w[..., 0]
-    W[..., 1, 0], W[..., 2, 0], W[..., 2, 1] = w[..., 2], -w[..., 1], w[..., 0]
-    return W
-
-
-def sine_term(angle: F64) -> F64:
-    """(t - sin t)/t^3; a series for small angles, where the difference would cancel."""
-    s = angle**2
-    series = 1 / 6 - s / 120 + s**2 / 5040 - s**3 / 362880
-    t = np.maximum(angle, _SERIES_BELOW_RAD)
-    return np.where(angle < _SERIES_BELOW_RAD, series, (t - np.sin(t)) / t**3)
-
-
-def cotangent_term(angle: F64) -> F64:
-    """1/t^2 - cot(t/2)/(2 t), the weight of W^2 in V^-1; a series for small angles, where the difference would cancel."""
-    s = angle**2
-    series = 1 / 12 + s / 720 + s**2 / 30240 + s**3 / 1209600
-    t = np.maximum(angle, _SERIES_BELOW_RAD)
-    return np.where(angle < _SERIES_BELOW_RAD, series, 1 / t**2 - 1 / (2 * t * np.tan(t / 2)))

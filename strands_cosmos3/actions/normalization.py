@@ -88,12 +88,12 @@ class ActionStats:
             raise StatisticsError(f"domain {self.domain!r} and columns {self.columns!r} must be names.")
         for name in FIGURES:
             if (value := getattr(self, name)) is not None or name in FIGURES[:2]:
-                object.__setattr__(self, name, figure(value, name, self.columns, repr(self.domain)))
-        require_spread(self.q01, self.q99, ("q01", "q99"), self.columns, repr(self.domain))
+                object.__setattr__(self, name, _figure(value, name, self.columns, repr(self.domain)))
+        _require_spread(self.q01, self.q99, ("q01", "q99"), self.columns, repr(self.domain))
         if self.min is not None and self.max is not None:
-            require_spread(self.min, self.max, ("min", "max"), self.columns, repr(self.domain))
+            _require_spread(self.min, self.max, ("min", "max"), self.columns, repr(self.domain))
         if self.std is not None:
-            require_spread(np.zeros_like(self.std), self.std, ("0", "std"), self.columns, repr(self.domain))
+            _require_spread(np.zeros_like(self.std), self.std, ("0", "std"), self.columns, repr(self.domain))
 
     @property
     def width(self) -> int:
@@ -108,13 +108,10 @@ class ActionStats:
         """
         if not 1 <= width <= self.width:
             raise StatisticsError(f"statistics of {self.domain!r} have {self.width} columns, not {width}.")
-        optional = {name: getattr(self, name) for name in FIGURES[2:]}
-        cut = {name: None if value is None else value[:width] for name, value in optional.items()}
+        cut = {name: None if (value := getattr(self, name)) is None else value[:width] for name in FIGURES}
         raw = None if self.raw is None else self.raw.first(width)
         skipped = tuple(i for i in self.skip_rotation_dims if i < width)
-        return ActionStats(
-            self.domain, self.columns[:width], self.q01[:width], self.q99[:width], **cut, raw=raw, skip_rotation_dims=skipped
-        )
+        return replace(self, columns=self.columns[:width], **cut, raw=raw, skip_rotation_dims=skipped)
 
     def normalizer(self, method: Method = "quantile") -> Affine:
         """Return the map from actions to normalised rows.
@@ -133,27 +130,18 @@ class ActionStats:
         a, b = cast("F64 | None", getattr(self, low)), cast("F64 | None", getattr(self, high))
         if a is None or b is None:
             raise StatisticsError(f"statistics of {self.domain!r} have no {low}/{high} for {method!r}; use 'quantile'.")
-        return Affine(a, b, self.columns) if method == "meanstd" else span(a, b, self.columns)
+        offset, scale = (a, b) if method == "meanstd" else ((b + a) / 2, (b - a) / 2)
+        return Affine(offset, scale, self.columns)
 
 
-def span(low: F64, high: F64, columns: tuple[str, ...]) -> Affine:
-    """Return the map from [D] ``low`` to -1 and ``high`` to 1."""
-    return Affine((high + low) / 2, (high - low) / 2, columns)
-
-
-def figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
-    """Return a read-only float64 copy [D] of one figure.
-
-    Raises:
-        StatisticsError, ShapeError, NonFiniteError, InputError: It has another width, or is malformed.
-    """
+def _figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
     array = trailing(finite_array(value, name, (None,)), name, (None,))
     if len(array) != len(columns):
         raise StatisticsError(f"{name} of {owner} has {len(array)} columns, but there are {len(columns)}.")
     return array
 
 
-def require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[str, ...], owner: str) -> None:
+def _require_spread(low: F64, high: F64, names: tuple[str, str], columns: tuple[str, ...], owner: str) -> None:
     """Raise a :class:`StatisticsError` that names the first column in which ``high`` does not exceed ``low``."""
     if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
         i = int(bad[0])

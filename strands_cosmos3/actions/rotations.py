@@ -1,8 +1,7 @@
 """Rotations and rigid transforms: rot6d, quaternions, Euler angles, SO(3) and SE(3), interpolation.
 
 Every function is vectorised over leading axes, computes in float64, and is safe at the identity and at half turns.
-``R`` is a rotation matrix [..., 3, 3], ``T`` a rigid transform [..., 4, 4], ``w`` a rotation vector [..., 3] in rad and
-``xi`` a twist [..., 6]: three of translation [m], then three of rotation [rad].
+``R`` is a rotation matrix [..., 3, 3], ``T`` a rigid transform [..., 4, 4], ``w`` a rotation vector [..., 3] in rad.
 
 Arguments are checked: ShapeError, NonFiniteError for NaN or infinity, InputError for a matrix that is not a rotation.
 ``kernels.py`` has the same arithmetic unchecked.
@@ -19,14 +18,11 @@ from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.actions.kernels import (
     assemble,
     broadcast,
-    cotangent_term,
     exp,
     from_scipy,
     invert,
     log,
     nearest_rotation,
-    sine_term,
-    skew,
     to_rot6d,
     to_scipy,
     writable,
@@ -101,41 +97,9 @@ def se3_inverse(T: Any) -> F64:
     return invert(rigid(T, "T"))
 
 
-def se3_compose(*T: Any) -> F64:
-    """The product of transforms [..., 4, 4], left to right, leading axes broadcast; of none, the identity [4, 4]."""
-    product: F64 = np.eye(4)
-    for i, factor in enumerate(T):
-        product = _broadcast_matmul(product, rigid(factor, f"T[{i}]"))
-    return product
-
-
 def se3_between(T_a: Any, T_b: Any) -> F64:
     """``T_a^-1 T_b``: the pose of b seen from a, [..., 4, 4], leading axes broadcast."""
     return _broadcast_matmul(invert(rigid(T_a, "T_a")), rigid(T_b, "T_b"))
-
-
-def se3_exp(xi: Any) -> F64:
-    """[..., 6] twists (translation, rotation) -> [..., 4, 4].
-
-    ``p = V rho``, ``V = I + B W + C W^2``, ``B = (1 - cos t)/t^2``, ``C = (t - sin t)/t^3`` (Barfoot, State Estimation, 7.1).
-    """
-    xi = trailing(xi, "xi", (6,))
-    w = xi[..., 3:]
-    angle = np.linalg.norm(w, axis=-1)
-    W = skew(w)
-    B = 0.5 * np.sinc(angle / (2 * np.pi)) ** 2  # as 2 sin^2(t/2)/t^2, which does not cancel
-    V = np.eye(3) + B[..., None, None] * W + sine_term(angle)[..., None, None] * (W @ W)
-    return assemble(exp(w), np.einsum("...ij,...j->...i", V, xi[..., :3]))
-
-
-def se3_log(T: Any) -> F64:
-    """[..., 4, 4] -> [..., 6] twists (translation, rotation), the rotation of length at most pi."""
-    pose = rigid(T, "T")
-    w = log(pose[..., :3, :3])
-    W = skew(w)
-    D = cotangent_term(np.linalg.norm(w, axis=-1))[..., None, None]
-    V_inverse = np.eye(3) - 0.5 * W + D * (W @ W)
-    return np.concatenate([np.einsum("...ij,...j->...i", V_inverse, pose[..., :3, 3]), w], axis=-1)
 
 
 def interpolate_poses(T: Any, t_s: Any, at_s: Any) -> F64:

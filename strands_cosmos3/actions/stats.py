@@ -10,31 +10,27 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
-from strands_cosmos3.actions.normalization import FIGURES, ActionStats, Affine, Method, figure, require_spread, span
+from strands_cosmos3.actions.normalization import FIGURES, ActionStats, Affine, Method
 from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
 from strands_cosmos3.errors import ActionSpaceError, ResourceNotFoundError, StatisticsError
 from strands_cosmos3.resources import resource
 
 _SCHEMA = 1
-_UPSTREAM_DOMAINS: Mapping[str, str] = MappingProxyType(
-    {
-        "agibotworld_beta_lerobot_stats": "agibotworld",
-        "bridge_orig_lerobot_stats": "bridge_orig_lerobot",
-        "droid_lerobot_stats": "droid_lerobot",
-        "fractal_lerobot_stats": "fractal",
-        "human_hand_pose_lerobot_stats": "hand_pose",
-        "libero_native_frame_wise_relative_rot6d": "libero",
-        "robomind_franka_dual_stats": "robomind-franka-dual",
-        "robomind_franka_stats": "robomind-franka",
-        "robomind_ur_stats": "robomind-ur",
-        "umi_lerobot_stats": "umi",
-    }
-)
-_UPSTREAM_TWO_ARMS = frozenset({"umi"})
+_UPSTREAM_DOMAINS: Mapping[str, str] = {
+    "agibotworld_beta_lerobot_stats": "agibotworld",
+    "bridge_orig_lerobot_stats": "bridge_orig_lerobot",
+    "droid_lerobot_stats": "droid_lerobot",
+    "fractal_lerobot_stats": "fractal",
+    "human_hand_pose_lerobot_stats": "hand_pose",
+    "libero_native_frame_wise_relative_rot6d": "libero",
+    "robomind_franka_dual_stats": "robomind-franka-dual",
+    "robomind_franka_stats": "robomind-franka",
+    "robomind_ur_stats": "robomind-ur",
+    "umi_lerobot_stats": "umi",
+}
 
 
 def load_action_stats(source: str | Path, domain: str | None = None) -> ActionStats:
@@ -147,10 +143,7 @@ def _chunk_map(width: int, embodiment: Embodiment | str, stats: ActionStats | st
 
 def _quantile_map(q01: Any, q99: Any) -> Affine:
     columns = tuple(f"column {i}" for i in range(len(finite_array(q01, "q01", (None,)))))
-    low = figure(q01, "q01", columns, "the caller")
-    high = figure(q99, "q99", columns, "the caller")
-    require_spread(low, high, ("q01", "q99"), columns, "the caller")
-    return span(low, high, columns)
+    return ActionStats("the caller", columns, q01, q99).normalizer()
 
 
 def _has_stats(embodiment: Embodiment) -> str:
@@ -186,12 +179,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
     own, columns = data.get("domain"), data.get("columns")
-    if data["schema"] != _SCHEMA or not isinstance(own, str) or not _all_names(columns):
+    names = cast("list[Any]", columns) if isinstance(columns, list) else [None]
+    if data["schema"] != _SCHEMA or not isinstance(own, str) or not all(isinstance(name, str) for name in names):
         raise StatisticsError(f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md describes.")
     if domain is not None and own != domain and own != _domain_of(domain):
         raise StatisticsError(f"{str(path)!r} holds statistics of {own!r}, not of {domain!r}.")
     skipped = _indices(data.get("skip_rotation_dims", []), path)
-    stats = _stats(own, tuple(cast("list[str]", columns)), data, data.get("raw"), path, skipped)
+    stats = _stats(own, tuple(names), data, data.get("raw"), path, skipped)
     single = data.get("single_arm_columns", stats.width)
     return stats.first(instance_of(single, int, f"single_arm_columns of {str(path)!r}"))
 
@@ -206,7 +200,7 @@ def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> Acti
     columns = get_embodiment(known).action_space("midtrain").columns
     block = data.get("global", data)
     width = len(columns)
-    if known in _UPSTREAM_TWO_ARMS and len(_block(block, path)["q01"]) == 2 * width:
+    if known == "umi" and len(_block(block, path)["q01"]) == 2 * width:
         columns = (*columns, *(f"second_{column}" for column in columns))
     meta = data.get("metadata")
     skipped = _indices(cast("dict[str, Any]", meta).get("skip_rotation_dims", []), path) if isinstance(meta, dict) else ()
@@ -232,7 +226,3 @@ def _indices(value: Any, path: Path) -> tuple[int, ...]:
     if not isinstance(value, list) or any(not isinstance(i, int) for i in cast("list[Any]", value)):
         raise StatisticsError(f"{str(path)!r}: skip_rotation_dims must be a list of column numbers, got {value!r}.")
     return tuple(cast("list[int]", value))
-
-
-def _all_names(columns: Any) -> bool:
-    return isinstance(columns, list) and all(isinstance(name, str) for name in cast("list[Any]", columns))

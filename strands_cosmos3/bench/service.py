@@ -68,15 +68,11 @@ def _compare(request: Request, exchanges: int) -> dict[str, Any]:
                     call()
                     took[name].append((time.perf_counter() - started) * 1e3)
         backend.close()
-    figures = {name: _summary(times[_WARM_UP:]) for name, times in took.items()}
+    quantiles = {name: np.percentile(times[_WARM_UP:], [50, 95]).tolist() for name, times in took.items()}
+    figures = {name: {"p50": p50, "p95": p95} for name, (p50, p95) in quantiles.items()}
     p50 = {name: figure["p50"] for name, figure in figures.items()}
     ratios = {"ratio_to_bare": p50["ours_ms"] / p50["bare_ms"], "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"]}
     return {"request_bytes": len(frame), "reply_bytes": len(reply), **figures, **ratios}
-
-
-def _summary(times_ms: list[float]) -> dict[str, float]:
-    p50, p95 = np.percentile(times_ms, [50, 95])
-    return {"p50": float(p50), "p95": float(p95)}
 
 
 def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:

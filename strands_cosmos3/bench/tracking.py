@@ -74,6 +74,7 @@ def _replay(robot: Any, recording: Recording) -> Rollout:
 def _summary(rollouts: list[Rollout]) -> dict[str, float]:
     samples = np.array([len(r.arrays["t_s"]) for r in rollouts])
     weights = samples / samples.sum()
+    drift = [r.drift.mean_mm for r in rollouts if r.drift]
     return {
         "tracking_mean_mm": float(weights @ [r.tracking.mean_mm for r in rollouts]),
         "tracking_max_mm": float(max(r.tracking.max_mm for r in rollouts)),
@@ -83,9 +84,4 @@ def _summary(rollouts: list[Rollout]) -> dict[str, float]:
         "ik_max_mm": float(max(r.ik.max_mm for r in rollouts)),
         "stretched_rows": int(sum(r.steps["stretched"] for r in rollouts)),
         "rows": int(sum(r.steps["total"] for r in rollouts)),
-        **(
-            {}
-            if rollouts[0].drift is None
-            else {"drift_mean_mm": float(np.mean([r.drift.mean_mm for r in rollouts if r.drift]))}
-        ),
-    }
+    } | ({"drift_mean_mm": float(np.mean(drift))} if drift else {})

@@ -18,6 +18,7 @@ from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 
 _NOW_S = 1e-6
+_BY_ROW = ("q_rad", "residual_m", "residual_rad", "converged", "clamped")
 
 
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
@@ -34,21 +35,8 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
         T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
         anchor = interpolate_poses(T, np.concatenate(([0.0], poses.t_s)), np.array([elapsed_s]))[0]
         poses = PoseTrajectory(poses.T_base_frame[first:], t_s, poses.frame, anchor, gripper)
-    assert trajectory.residual_m is not None  # JointTrajectory fills them all
-    assert trajectory.residual_rad is not None
-    assert trajectory.converged is not None
-    assert trajectory.clamped is not None
-    return JointTrajectory(
-        trajectory.q_rad[first:],
-        t_s,
-        gripper,
-        poses,
-        trajectory.residual_m[first:],
-        trajectory.residual_rad[first:],
-        trajectory.converged[first:],
-        trajectory.clamped[first:],
-        trajectory.t_capture_s,
-    )
+    rows = {name: getattr(trajectory, name)[first:] for name in _BY_ROW}
+    return replace(trajectory, t_s=t_s, gripper=gripper, poses=poses, **rows)
 
 
 def blend_chunk(

@@ -56,13 +56,8 @@ class ReferenceBlock:
         over = index >= len(self)
         index = np.minimum(index, len(self) - 1)
         still = ~over[:, None]
-        return ReferenceBlock(
-            self.q_rad[index],
-            self.qd_rad_s[index] * still,
-            self.qdd_rad_s2[index] * still,
-            self.gripper[index],
-            np.where(over, np.nan, self.nominal_s[index]),
-        )
+        q, qd, qdd = self.q_rad[index], self.qd_rad_s[index] * still, self.qdd_rad_s2[index] * still
+        return ReferenceBlock(q, qd, qdd, self.gripper[index], np.where(over, np.nan, self.nominal_s[index]))
 
 
 class Executor:
@@ -91,10 +86,14 @@ class Executor:
             )
         self.state = ExecutorState.IDLE
         self.counters: Counter[str] = Counter()
-        self._gripper = _open_fraction(gripper)
+        self._gripper = float(finite_array(gripper, "gripper", ()))
+        if not 0.0 <= self._gripper <= 1.0:
+            raise InputError(f"gripper must be an open fraction in [0, 1] (1 = open), got {self._gripper:g}.")
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
-        self._plan, self._n_motion, self._cursor = _still(q, self._gripper), 0, 0
+        zeros = np.zeros((1, len(q)))
+        still = ReferenceBlock(q[None].copy(), zeros, zeros, np.array([self._gripper]), np.array([np.nan]))
+        self._plan, self._n_motion, self._cursor = still, 0, 0
         self._before = 0, self._gripper  # at the start of the steps handed out last
 
     def _follow(self, plan: ReferenceBlock, n_motion: int = 0) -> None:
@@ -266,18 +265,6 @@ def _braking(profile: StopProfile, gripper: float, dt_s: float, into_s: float = 
     n = int(np.ceil(profile.end_s / dt_s)) + 1
     q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s + into_s)
     return ReferenceBlock(q, qd, qdd, np.full(n + 1, gripper), np.full(n + 1, np.nan))
-
-
-def _open_fraction(value: float) -> float:
-    fraction = float(finite_array(value, "gripper", ()))
-    if not 0.0 <= fraction <= 1.0:
-        raise InputError(f"gripper must be an open fraction in [0, 1] (1 = open), got {fraction:g}.")
-    return fraction
-
-
-def _still(q: F64, gripper: float) -> ReferenceBlock:
-    zeros = np.zeros((1, len(q)))
-    return ReferenceBlock(q[None].copy(), zeros, zeros, np.array([gripper]), np.array([np.nan]))
 
 
 def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:

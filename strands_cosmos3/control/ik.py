@@ -106,8 +106,7 @@ class MinkIKBridge:
         min_distance_m: float = 0.01,
     ):
         self.model = instance_of(model, mujoco.MjModel, "model")
-        self.ee_frame_name = ee_frame_name
-        self.ee_frame_type = ee_frame_type
+        self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
         self._frame_id = _frame_id(model, ee_frame_name, ee_frame_type)
         self._joints = _chain(model, self.body_id)
         self.joint_names = tuple(model.joint(j).name for j in self._joints)
@@ -123,8 +122,7 @@ class MinkIKBridge:
         self._mink_limits: list[mink.Limit] = [self._box]
         self._constraints: list[mink.Task] = []
         if avoid_collisions:
-            pairs = _geom_pairs(model, avoid_collisions)
-            self._mink_limits.append(_collision_limit(model, pairs, finite_array(min_distance_m, "min_distance_m", ())))
+            self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
             # Without this the program would move free bodies, such as cubes, out of the arm's way.
             frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))
             self._constraints = [mink.DofFreezingTask(model, frozen)] if frozen else []
@@ -223,11 +221,10 @@ class MinkIKBridge:
         spent = 0
         if how == "auto":
             self._lm.data.qpos[:] = q
-            fast = self._lm.solve(target, q[self.q_address])
-            spent = fast.iterations
-            reached = fast.residual_m <= POSITION_TOLERANCE_M and fast.residual_rad <= ROTATION_TOLERANCE_RAD
-            if reached and (fast.angles_rad > lower).all() and (fast.angles_rad < upper).all():
-                return self._lm.data.qpos.copy(), fast.residual_m, fast.residual_rad, False, spent
+            angles, residual_m, residual_rad, spent = self._lm.solve(target, q[self.q_address])
+            reached = residual_m <= POSITION_TOLERANCE_M and residual_rad <= ROTATION_TOLERANCE_RAD
+            if reached and (angles > lower).all() and (angles < upper).all():
+                return self._lm.data.qpos.copy(), residual_m, residual_rad, False, spent
         q, residual_m, residual_rad, iterations = self._step_mink(target, q, lower, upper)
         angles = q[self.q_address]
         clamped = bool(((angles <= lower + 1e-9) | (angles >= upper - 1e-9)).any())
@@ -274,26 +271,22 @@ def _method(name: Method) -> Method:
     return name
 
 
-def _geom_pairs(model: mujoco.MjModel, groups: Any) -> list[tuple[list[int], list[int]]]:
-    """Pairs of groups of geoms by id; an InputError for anything else, a FrameError that lists the geoms for an unknown one."""
+def _collision_limit(model: mujoco.MjModel, groups: Any, distance_m: float) -> mink.CollisionAvoidanceLimit:
+    """mink's limit with a detection distance so large that no iteration can cross ``distance_m`` unnoticed."""
     try:
         pairs = [(list(first), list(second)) for first, second in groups]
     except (TypeError, ValueError):
         raise InputError(f"avoid_collisions must be a list of pairs of lists of geoms, got {groups!r}.") from None
-    return [([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second]) for first, second in pairs]
+    ids = [([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second]) for first, second in pairs]
+    least = float(finite_array(distance_m, "min_distance_m", ()))
+    return mink.CollisionAvoidanceLimit(
+        model, ids, minimum_distance_from_collisions=least, collision_detection_distance=least + _DETECTION_M
+    )
 
 
 def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
     by_id = isinstance(geom, int) and 0 <= geom < model.ngeom
     return int(geom) if by_id else _frame_id(model, geom, "geom")
-
-
-def _collision_limit(model: mujoco.MjModel, pairs: list[Any], distance_m: F64) -> mink.CollisionAvoidanceLimit:
-    """mink's limit with a detection distance so large that no iteration can cross ``distance_m`` unnoticed."""
-    least = float(distance_m)
-    return mink.CollisionAvoidanceLimit(
-        model, pairs, minimum_distance_from_collisions=least, collision_detection_distance=least + _DETECTION_M
-    )
 
 
 def _frame_id(model: mujoco.MjModel, name: object, frame_type: object) -> int:

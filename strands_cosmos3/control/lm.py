@@ -7,7 +7,7 @@ buffers are therefore reused, and scalars are Python floats.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -23,15 +23,6 @@ _MAX_ITERATIONS = 30
 _LAMBDA_MIN = 1e-9
 _LAMBDA_MAX = 1e2
 _cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy creates the name at import
-
-
-class LMResult(NamedTuple):
-    """Result of one step: the chain's angles [n], residuals in metres and radians, number of iterations."""
-
-    angles_rad: F64
-    residual_m: float
-    residual_rad: float
-    iterations: int
 
 
 class LevenbergMarquardt:
@@ -72,8 +63,11 @@ class LevenbergMarquardt:
         position_sq, rotation_sq = self._evaluate(q_rad[self._chain], T_world_ee[:3, 3])
         return position_sq**0.5, rotation_sq**0.5
 
-    def solve(self, T_world_ee: F64, angles_rad: F64) -> LMResult:
-        """Solve for a pose [4, 4] from the angles [n], without bounds; other joints keep theirs in ``data.qpos``."""
+    def solve(self, T_world_ee: F64, angles_rad: F64) -> tuple[F64, float, float, int]:
+        """Solve for a pose [4, 4] from the angles [n], without bounds; other joints keep theirs in ``data.qpos``.
+
+        Returns the angles, the residuals in metres and radians, and the number of iterations.
+        """
         target_position = T_world_ee[:3, 3]
         mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
         position_sq, rotation_sq = self._evaluate(angles_rad, target_position)
@@ -90,7 +84,7 @@ class LevenbergMarquardt:
             else:
                 self._evaluate(angles_rad, target_position)
                 damping *= 100.0
-        return LMResult(angles_rad, position_sq**0.5, rotation_sq**0.5, iteration)
+        return angles_rad, position_sq**0.5, rotation_sq**0.5, iteration
 
     def _evaluate(self, angles_rad: F64, target_position: F64) -> tuple[float, float]:
         """Squared position [m^2] and rotation [rad^2] error; the error vector is left in ``_error``, in world axes."""

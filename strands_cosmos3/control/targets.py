@@ -43,17 +43,9 @@ def solve_chunk(
         return replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
     q = bridge.configuration(q_measured, "q_measured")
     _, poses, solution = _solve(chunk, bridge, q, stats, MAX_STRETCH)
-    return JointTrajectory(
-        solution.q_rad[:, bridge.q_address],
-        poses.t_s,
-        poses.gripper,
-        poses,
-        solution.residual_m,
-        solution.residual_rad,
-        solution.converged,
-        solution.clamped,
-        t_capture_s,
-    )
+    q_rad = solution.q_rad[:, bridge.q_address]
+    account = solution.residual_m, solution.residual_rad, solution.converged, solution.clamped
+    return JointTrajectory(q_rad, poses.t_s, poses.gripper, poses, *account, t_capture_s)
 
 
 def decode_cosmos_chunk_to_targets(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.twists import se3_exp
 from strands_cosmos3.actions.decode import (
     decode_chunk,
     decode_joint_chunk,
@@ -23,7 +24,6 @@ from strands_cosmos3.actions.rotations import (
     euler_xyz_to_matrix,
     matrix_to_quaternion,
     se3,
-    se3_exp,
     se3_inverse,
     so3_exp,
 )
