@@ -9,8 +9,7 @@ import numpy as np
 from strands_cosmos3.checks import F64, finite_array, require_rigid
 from strands_cosmos3.errors import InputError
 
-LARGEST = 1e9
-"""Bound on lengths in metres, angles in radians and columns of rotations. Products of larger ones could overflow."""
+LARGEST = 1e9  # m, rad, or columns of rotations; products of larger values could overflow
 
 
 def trailing(value: Any, name: str, shape: tuple[int | None, ...], largest: float = LARGEST, leading: int | None = None) -> F64:

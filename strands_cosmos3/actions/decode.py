@@ -1,4 +1,4 @@
-"""Chunks to poses in the robot's base frame, and back.
+"""Chunks to poses in the robot's base frame, and back. Malformed arguments raise InputError, ShapeError or NonFiniteError.
 
 A row of a ``midtrain`` chunk is a motion of the Cosmos frame expressed in that frame (cosmos-framework, ``pose_utils``:
 ``backward_framewise``). A chunk is anchored once, on the pose at the observation, and integrated open-loop: targets
@@ -37,7 +37,6 @@ def decode_pose_delta(rows: Any) -> F64:
 
     Raises:
         InputError: The rot6d columns are zero or parallel, or a magnitude exceeds 1e9.
-        ShapeError, NonFiniteError: The rows are malformed.
     """
     return _poses_of(trailing(rows, "pose delta", (_POSE,)))
 
@@ -50,10 +49,7 @@ def encode_pose_delta(T: Any) -> F64:
 def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "framewise") -> F64:
     """[T, 9] deltas and the anchor [4, 4] -> [T + 1, 4, 4] poses in the anchor's parent frame; row 0 is the anchor.
 
-    ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``.
-
-    Raises:
-        UnknownNameError, InputError, ShapeError, NonFiniteError: No such convention, or an argument is malformed.
+    ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``. UnknownNameError for any other.
     """
     _require_convention(convention)
     steps = _poses_of(trailing(deltas, "deltas", (_POSE,), leading=1))
@@ -62,12 +58,7 @@ def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "fram
 
 
 def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
-    """[N + 1, 4, 4] poses, the anchor first -> [N, 9] deltas; the inverse of :func:`decode_pose_trajectory`.
-
-    Raises:
-        UnknownNameError, InputError, NonFiniteError: No such convention, or a pose is malformed.
-        ShapeError: There are fewer than two poses.
-    """
+    """[N + 1, 4, 4] poses, the anchor first -> [N, 9] deltas; the inverse of :func:`decode_pose_trajectory`."""
     _require_convention(convention)
     poses = rigid(T, "T", leading=1)
     if len(poses) < 2:
@@ -91,14 +82,15 @@ def decode_chunk(
     Raises:
         ActionSpaceError: The rows are joint angles, undecodable, or of more than one arm.
         StatisticsError: The statistics are of another domain or width, or there are none.
-        InputError, ShapeError, NonFiniteError: An argument is malformed.
     """
     chunk = instance_of(chunk, ActionChunk, "chunk")
     anchor = rigid(T_base_anchor_cosmos, "T_base_anchor_cosmos", leading=0)
     space = chunk.action_space
     if space.meaning == "pose_delta":
         convention = _gripper_of(chunk.embodiment, space)
-        rows = trailing(_physical_rows(chunk, stats, method), "action in metres", (space.width,))
+        units = _units(chunk.embodiment, space)
+        rows = denormalize_chunk(chunk.action, chunk.embodiment, stats, method) if space.normalized else chunk.action * units
+        rows = trailing(rows, "action in metres", (space.width,))
         poses = _integrate(anchor, _poses_of(rows[:, :_POSE]))
         gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])
     elif space.meaning == "pose_absolute":
@@ -136,7 +128,6 @@ def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTra
 
     Raises:
         FrameError: The trajectory is not of the Cosmos frame.
-        InputError, ShapeError, NonFiniteError: The transform is malformed, or the name is empty.
     """
     trajectory = instance_of(trajectory, PoseTrajectory, "trajectory")
     T = rigid(T_cosmos_ee, "T_cosmos_ee", leading=0)
@@ -209,13 +200,6 @@ def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, convention: Gr
     if fraction.min() < 0 or fraction.max() > 1:
         raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
     return convention.from_fraction(fraction)[:, None]
-
-
-def _physical_rows(chunk: ActionChunk, stats: ActionStats | str | Path | None, method: Method) -> F64:
-    """[T, D] in metres, rot6d and the gripper's own unit."""
-    units = _units(chunk.embodiment, chunk.action_space)
-    normalized = chunk.action_space.normalized
-    return denormalize_chunk(chunk.action, chunk.embodiment, stats, method) if normalized else chunk.action * units
 
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:

@@ -22,9 +22,6 @@ def nearest_rotation(rot6d: F64) -> F64:
 
     With c0, c1 the columns, ``[c0, c1, c0 x c1]`` is projected on SO(3) by SVD, as in cosmos-framework's ``pose_utils``; its
     determinant ``|c0 x c1|^2`` is positive. Gram-Schmidt would put the whole error of noisy columns on c1: up to 3.6 degrees.
-
-    Raises:
-        InputError: A column is zero, or the two are parallel.
     """
     c0, c1 = rot6d[..., :3], rot6d[..., 3:]
     c2 = np.cross(c0, c1)

@@ -1,4 +1,4 @@
-"""Load action statistics, normalise and de-normalise rows.
+"""Load action statistics, normalise and de-normalise rows. Malformed rows raise InputError, ShapeError or NonFiniteError.
 
 Statistics are looked up by domain name: several domains have ten columns, so the width does not identify one. The figures
 come from NVIDIA cosmos-framework and are in ``stats/`` with their licence.
@@ -86,7 +86,6 @@ def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
 
     Raises:
         StatisticsError: q99 <= q01 in some column, or their widths differ.
-        ShapeError, NonFiniteError, InputError: An argument is malformed.
     """
     return _quantile_map(q01, q99)(a, clip)
 
@@ -95,8 +94,7 @@ def denormalize_quantile(z: Any, q01: Any, q99: Any) -> F64:
     """De-normalise [..., D] rows without clamping: ``z (q99 - q01)/2 + (q99 + q01)/2``. Zeros are mid-range, not a stop.
 
     Raises:
-        ActionOutOfRangeError: A value lies beyond |z| = 10.
-        StatisticsError, ShapeError, NonFiniteError, InputError: As :func:`normalize_quantile`.
+        ActionOutOfRangeError, StatisticsError: A value lies beyond |z| = 10; otherwise as :func:`normalize_quantile`.
     """
     return _quantile_map(q01, q99).inverse(z)
 
@@ -108,8 +106,7 @@ def denormalize_chunk(
 
     Raises:
         ActionSpaceError: The embodiment's rows are not normalised, or these are of another action space.
-        StatisticsError: The statistics are of another domain or width.
-        ActionOutOfRangeError, ShapeError, NonFiniteError, InputError: The rows lie beyond |z| = 10, or are malformed.
+        StatisticsError, ActionOutOfRangeError: Statistics of another domain or width, or a value beyond |z| = 10.
     """
     rows = finite_array(action, "action", (None, None))
     return _chunk_map(rows.shape[1], embodiment, stats, method).inverse(rows)

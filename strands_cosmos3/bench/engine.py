@@ -27,6 +27,7 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 
 _PROMPT_TOKENS, _NEGATIVE_TOKENS, _FPS, _SEED = 160, 29, 15.0, 0
+_RunPipe = Callable[[], tuple[float, float, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,7 @@ def measure(
 
 
 def _alternate(
-    engine: Cosmos3Engine,
-    request: Cosmos3ActionRequest,
-    run_pipe: Callable[[], tuple[float, float, torch.Tensor]],
-    repeats: int,
-    progress: Callable[[str], None],
+    engine: Cosmos3Engine, request: Cosmos3ActionRequest, run_pipe: _RunPipe, repeats: int, progress: Callable[[str], None]
 ) -> tuple[list[tuple[float, float, float]], float]:
     """CPU seconds (engine, pipeline's latents, pipeline with video) of each run, and the largest difference of actions."""
     runs: list[tuple[float, float, float]] = []
@@ -157,7 +154,7 @@ def _tokens(request: Cosmos3ActionRequest) -> int:
 
 def _pipe_runner(
     pipe: Any, chosen: Setting, picture: np.ndarray, request: Cosmos3ActionRequest, steps: int, guidance: float
-) -> Callable[[], tuple[float, float, torch.Tensor]]:
+) -> _RunPipe:
     """A call of the pipeline that returns its CPU seconds, those up to the latents, and the actions."""
     from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 

@@ -56,10 +56,7 @@ def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
     """Draw a motion beyond the arm's reach and speed: steps of 4 to 12 cm in one direction, of up to 25 degrees each."""
     q_start = HOME_Q + rng.uniform(-0.3, 0.3, 7)
     T = dh_forward(q_start)
-    direction = rng.normal(size=3)
-    direction /= np.linalg.norm(direction)
-    axis = rng.normal(size=3)
-    axis /= np.linalg.norm(axis)
+    direction, axis = (v / np.linalg.norm(v) for v in rng.normal(size=(2, 3)))
     poses = []
     for _ in range(rows):
         T = T.copy()

@@ -43,8 +43,8 @@ def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], 
             step_m, step_deg = _SPEEDS[speed]
             progress(f"tracking: {feed_forward}, {speed} chunks")
             rng = np.random.default_rng(seed)
-            rollouts = [_replay(robot, recording_of_motion(rng, step_m, step_deg)) for _ in range(chunks)]
-            out[f"{feed_forward}/{speed}"] = _summary(rollouts)
+            recordings = (recording_of_motion(rng, step_m, step_deg) for _ in range(chunks))
+            out[f"{feed_forward}/{speed}"] = _summary([_replay(robot, recording) for recording in recordings])
         if episode is not None:
             progress(f"tracking: {feed_forward}, {episode.name}")
             out[f"{feed_forward}/droid_episode"] = _summary([_replay(robot, load_recording(episode))])

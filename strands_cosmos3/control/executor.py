@@ -182,10 +182,8 @@ class Executor:
 
     def stop(self) -> None:
         """Brake within the limits and stay at rest. The gripper keeps its last command; a FAULT remains one."""
-        profile = plan_stop(self.reference, self.limits)
-        tail = _braking(profile, self._gripper, self.dt_s)
+        self._follow(_braking(plan_stop(self.reference, self.limits), self._gripper, self.dt_s))
         self._knot_step = np.zeros(1, dtype=int)
-        self._follow(tail)
         if self.state is not ExecutorState.FAULT:
             self.state = ExecutorState.STOPPING
         self.counters["stops"] += 1

@@ -147,19 +147,11 @@ class MinkIKBridge:
         return limits
 
     def ee_pose(self, qpos: F64) -> F64:
-        """Forward kinematics: [nq] -> [4, 4], ``T_world_ee``.
-
-        Raises:
-            ShapeError, NonFiniteError: ``qpos`` is malformed.
-        """
+        """Forward kinematics: [nq] -> [4, 4], ``T_world_ee``; errors as :meth:`configuration`."""
         return self._lm.pose(self.configuration(qpos, "qpos"))
 
     def configuration(self, value: Any, name: str) -> F64:
-        """Return a read-only copy [nq] of a configuration vector of the model.
-
-        Raises:
-            ShapeError, NonFiniteError, InputError: It is malformed, or a magnitude exceeds 1e9.
-        """
+        """Return a read-only copy [nq] of a configuration vector; InputError, ShapeError, NonFiniteError if it is malformed."""
         return trailing(value, name, (self.model.nq,), leading=0)
 
     def frame_in_ee(self, body_name: str, qpos: F64) -> F64:
@@ -173,10 +165,8 @@ class MinkIKBridge:
             raise FrameError(
                 f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, or a frame fixed to it."
             )
-        T_world_ee = self.ee_pose(qpos)
-        T_world_body = np.eye(4)
-        T_world_body[:3, :3] = self._lm.data.xmat[body].reshape(3, 3)
-        T_world_body[:3, 3] = self._lm.data.xpos[body]
+        T_world_ee, T_world_body = self.ee_pose(qpos), np.eye(4)
+        T_world_body[:3, :3], T_world_body[:3, 3] = self._lm.data.xmat[body].reshape(3, 3), self._lm.data.xpos[body]
         return np.linalg.inv(T_world_ee) @ T_world_body
 
     def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:

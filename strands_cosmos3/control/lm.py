@@ -52,8 +52,7 @@ class LevenbergMarquardt:
         self.data.qpos[:] = q_rad
         mujoco.mj_kinematics(self.model, self.data)
         T = np.eye(4)
-        T[:3, :3] = self._rotation.reshape(3, 3)
-        T[:3, 3] = self._position
+        T[:3, :3], T[:3, 3] = self._rotation.reshape(3, 3), self._position
         return T
 
     def residual(self, T_world_ee: F64, q_rad: F64) -> tuple[float, float]:

@@ -148,10 +148,9 @@ class AcceptedChunk:
     """A chunk that the executor has accepted.
 
     Args:
-        plan: The remaining rows as planned: the intended path, with times counted from now.
+        plan, rows_passed: The remaining rows, timed from now (the intended path), and the number of those dropped.
         motion: The executor's motion through them.
         motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's observation.
-        rows_passed: Number of rows dropped because their time had passed.
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning.
     """
@@ -265,11 +264,7 @@ class ControlLoop:
         return tick
 
     def advance(self) -> Tick:
-        """Continue the present motion for one control period without requesting a chunk, e.g. to carry out a stop.
-
-        Raises:
-            ControlError: As :meth:`tick`.
-        """
+        """As :meth:`tick`, without requesting a chunk: continue the present motion, e.g. to carry out a stop."""
         before = self.executor.reference
         block = self.executor.advance(self.substeps)
         try:
@@ -410,9 +405,8 @@ class ControlLoop:
             raise error
         self.counters[counter] += 1
         self.error = error
-        pause_s = min(self.config.retry_s * 2**self._failures, self.config.longest_retry_s)
+        self._not_before_s = now_s + min(self.config.retry_s * 2**self._failures, self.config.longest_retry_s)
         self._failures += 1
-        self._not_before_s = now_s + pause_s
 
     def _give_up_after_patience(self, now_s: float) -> None:
         if not self._has_moved or self.executor.state is ExecutorState.RUNNING:

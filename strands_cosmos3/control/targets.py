@@ -16,16 +16,11 @@ from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError
 from strands_cosmos3.types import ActionChunk, ErrorSummary, JointTrajectory, PoseTrajectory
 
-MAX_STRETCH = 4.0
-"""``solve_chunk`` allows joints this multiple of their speed limit in one row; the executor then stretches time."""
+MAX_STRETCH = 4.0  # multiple of the joints' speed limit that ``solve_chunk`` allows in one row
 
 
 def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) -> F64:
-    """Return [4, 4] ``T_ee_cosmos``: the frame of the model's deltas, in the driven frame.
-
-    Raises:
-        FrameError: The model lacks the tool frame's parent body, or it is not rigidly attached to the driven frame.
-    """
+    """Return [4, 4] ``T_ee_cosmos``: the frame of the model's deltas, in the driven frame; FrameError if not attached to it."""
     tool = embodiment.tool_frame
     return bridge.frame_in_ee(tool.parent, qpos) @ tool.T_parent_cosmos
 

@@ -150,10 +150,7 @@ def _stretch(
 
 
 def _ramped(stretch: F64) -> F64:
-    """[K - 1] the least stretch that is at least the given one and changes by a bounded factor from row to row.
-
-    Otherwise the spline would swing out between a slow row and a fast one, to gain speed.
-    """
+    """[K - 1] the least stretch >= the given one with a bounded ratio between rows, so that the spline does not swing out."""
     for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
         towards = -1 if order.step > 0 else 1
         for k in order:
@@ -186,10 +183,7 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
 
 
 def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] velocities that keep each segment between its knots, so that no joint's end is overshot; zero at the end.
-
-    The acceleration jumps at knots, and :func:`_rates` counts the jumps as jerk (Fritsch and Butland 1984).
-    """
+    """[K, n] velocities that keep each segment between its knots; zero at the end (Fritsch and Butland 1984)."""
     t = np.concatenate(([0.0], np.cumsum(h)))
     velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
     velocity[0], velocity[-1] = v_start, 0.0
@@ -204,11 +198,8 @@ def _halting_velocities(knots: F64, h: F64, v_start: F64) -> F64:
 
 
 def _excess(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits.
-
-    Braking, the most expensive check, comes only once nothing else is exceeded; slower motions brake sooner.
-    """
-    excess = _rates(knots, velocity, h, start, limits, dt_s)
+    """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits."""
+    excess = _rates(knots, velocity, h, start, limits, dt_s)  # braking is dearer, and slower motions brake sooner
     return excess if excess.max() > _TOLERANCE else np.maximum(excess, _overrun(knots, velocity, h, limits))
 
 
@@ -290,8 +281,7 @@ def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
     If the acceleration a were first brought to zero with jerk J, the velocity would become ``v + a|a| / 2J``; its sign gives
     the direction of braking. The peak deceleration A follows from ``A^2 = J v + a^2 / 2``, capped at the limit.
     """
-    phases, jerks = _stop_phases(start.qd_rad_s, start.qdd_rad_s2, limits)
-    return StopProfile(start, phases, jerks)
+    return StopProfile(start, *_stop_phases(start.qd_rad_s, start.qdd_rad_s2, limits))
 
 
 def _stop_phases(v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:

@@ -17,9 +17,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, HAND_BODY
 
-MODEL_NAMES = ("panda", "menagerie")
-PHYSICS_HZ = 600
-"""Physics steps per second; 40 per row of a 15 Hz chunk."""
+PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 
 
 def panda_path() -> Path:
@@ -31,9 +29,6 @@ def load_panda() -> mujoco.MjModel:
     """Load the bundled Franka Panda with its hand: qpos = 7 joints [rad], then 2 fingers [m]; ctrl = 8 actuators.
 
     The physics run at 600 Hz with ``implicitfast``. The base is the world's origin. Names are in ``robots.panda``.
-
-    Raises:
-        ResourceNotFoundError: The installation lacks the model file.
     """
     return mujoco.MjModel.from_xml_path(str(panda_path()))
 
@@ -73,7 +68,7 @@ def model_path(spec: str | Path | None = None) -> Path:
         return _menagerie_path()
     path = Path(spec).expanduser()
     if path.suffix.lower() not in (".xml", ".mjb"):
-        raise UnknownNameError("arm model", str(spec), (*MODEL_NAMES, "a path ending in .xml or .mjb"))
+        raise UnknownNameError("arm model", str(spec), ("panda", "menagerie", "a path ending in .xml or .mjb"))
     if not path.is_file():
         raise ResourceNotFoundError(f"arm model {str(path)!r} does not exist; give an existing file or 'panda'.")
     return path
@@ -82,8 +77,7 @@ def model_path(spec: str | Path | None = None) -> Path:
 def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjModel:
     """Load and compile an arm's model; ``spec`` is as in :func:`model_path`, or a model, which is returned unchanged.
 
-    Raises:
-        ConfigError: MuJoCo cannot compile or read the file; further errors as :func:`model_path`.
+    A :class:`ConfigError` says that MuJoCo cannot compile or read the file; further errors as :func:`model_path`.
     """
     if isinstance(spec, mujoco.MjModel):
         return spec

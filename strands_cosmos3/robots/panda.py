@@ -46,11 +46,8 @@ DH = _frozen(
 )
 """[7, 3] modified (Craig) Denavit-Hartenberg rows: a [m], d [m], alpha [rad]."""
 
-HOME_Q = _frozen([0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0])
-"""[7] DROID's home configuration, rad."""
-
-FINGER_TRAVEL_M = 0.04
-"""Travel of each finger, in metres; the gap between them is twice that."""
+HOME_Q = _frozen([0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0])  # DROID's
+FINGER_TRAVEL_M = 0.04  # of each finger; the gap between them is twice that
 
 
 def _screw_z(angle_rad: float, z_m: float) -> F64:
@@ -112,8 +109,6 @@ class CartesianLimits:
 
 
 CARTESIAN_LIMITS = CartesianLimits()
-TORQUE_RATE_NM_S = 1000.0
-"""Limit on the rate of change of a commanded torque, N m / s."""
 
 FER = JointLimits(
     q_min=_frozen([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973]),

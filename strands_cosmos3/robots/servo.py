@@ -45,8 +45,7 @@ class JointServo:
             raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
         self._lead_s: F64 = lead_s
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
-        self.ctrl_min: F64 = model.actuator_ctrlrange[actuators, 0].copy()
-        self.ctrl_max: F64 = model.actuator_ctrlrange[actuators, 1].copy()
+        self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
 
     def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64) -> F64:
