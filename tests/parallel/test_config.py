@@ -40,8 +40,9 @@ def test_the_world_is_checked_before_loading_and_the_error_holds_the_line_that_w
     assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in str(caught.value)
 
 
-def test_one_by_one_is_one_process(checkpoints):
-    engine = Cosmos3Engine.from_pretrained(checkpoints["nano"], dtype=torch.float32, parallel=ParallelConfig())
+@pytest.mark.parametrize("parallel", [None, ParallelConfig()])
+def test_one_by_one_is_one_process(checkpoints, parallel):
+    engine = Cosmos3Engine.from_pretrained(checkpoints["nano"], dtype=torch.float32, parallel=parallel)
     assert (engine.parallel_context.rank, engine.parallel_context.branches) == (0, (0, 1))
 
 
