@@ -16,7 +16,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.policy import Cosmos3Policy, Policy
-from strands_cosmos3.robots.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q, LIMITS
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome
 
@@ -331,6 +331,14 @@ def test_limits_in_force_are_kept_in_an_episode(limits):
     assert (np.abs(np.diff(q, n=2, axis=0)) * 600**2 <= table.acceleration * 1.02).all()
     assert ((q >= np.maximum(table.q_min, FER.q_min)) & (q <= np.minimum(table.q_max, FER.q_max))).all()
     assert rollout.outcome is not Outcome.FAULT
+
+
+def test_joint_ranges_exceed_neither_the_table_nor_the_panda():
+    fr3, both = LIMITS["fr3"], ControlConfig("fr3").joint_limits()
+    np.testing.assert_array_equal(both.q_min, np.maximum(fr3.q_min, FER.q_min))
+    np.testing.assert_array_equal(both.q_max, np.minimum(fr3.q_max, FER.q_max))
+    assert (both.q_min > fr3.q_min).any()
+    assert (both.q_min > FER.q_min).any()
 
 
 def test_bad_arguments_are_refused_before_anything_moves(robot, tmp_path):
