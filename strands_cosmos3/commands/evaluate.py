@@ -232,38 +232,29 @@ def _clock(seconds: float) -> str:
 
 def _tables(report: dict[str, Any]) -> Iterator[Table]:
     """Return the tables of success and latency, each at most 80 columns wide."""
-    from strands_cosmos3.evaluation.page import percent
+    from strands_cosmos3.evaluation.page import interval, labelled, percent
 
     rows = report["rows"]
     extra = [name for name in ("delta_points", "told", "reads") if any(name in row for row in rows)]
     titles = {"delta_points": "points", "told": "as told", "reads": "of either"}
     table = _columns("success with Wilson intervals", ("success", "%", "95 % interval", *(titles[name] for name in extra)))
-    for row, label in _labelled(rows):
+    for row, condition in labelled(rows):
         success = row["success"]
-        cells = [f"{success['successes']}/{success['of']}", percent(success["rate"])]
-        cells.append(f"{percent(success['low'])} .. {percent(success['high'])}")
+        cells = [f"{success['successes']}/{success['of']}", percent(success["rate"]), interval(success)]
         for name in extra:
             value = row.get(name)
             cells.append("" if value is None else f"{value:+.1f}" if name == "delta_points" else percent(value["rate"]))
-        table.add_row(*label, *cells, style="bold" if row["task"] is None else "")
+        table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
     if extra:
         table.caption = "points: relative to the first row, over the same episodes." + _READING * ("told" in extra)
         table.caption_justify = "left"
     yield table
     table = _columns("inference of a chunk, ms of wall-clock time", ("p50", "p95", "p99", "max", "chunks"))
-    for row, label in _labelled(rows):
+    for row, condition in labelled(rows):
         if (answer := row["answer_ms"]) is not None:
-            figures = (f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max"))
-            table.add_row(*label, *figures, str(answer["of"]), style="bold" if row["task"] is None else "")
+            cells = [*(f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")), str(answer["of"])]
+            table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
     yield table
-
-
-def _labelled(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], tuple[str, str]]]:
-    """Yield rows with their labels; a condition is named once."""
-    last = None
-    for row in rows:
-        yield row, (row["condition"] if row["condition"] != last else "", row["task"] or "all")
-        last = row["condition"]
 
 
 def _columns(title: str, names: tuple[str, ...]) -> Table:

@@ -46,7 +46,10 @@ def evaluate(
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    _check_model(settings)
+    if settings.topology.replicas:
+        from strands_cosmos3.evaluation.replica import check_model
+
+        check_model(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
@@ -60,13 +63,6 @@ def evaluate(
             report = make_report(folder, driver.records, facts, driver.progress.lost)
             write_report(folder, report)
     return report, driver.progress
-
-
-def _check_model(settings: Settings) -> None:
-    if settings.topology.replicas:
-        from strands_cosmos3.evaluation.replica import check_model
-
-        check_model(settings)
 
 
 def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:

@@ -50,7 +50,7 @@ class RunFolder:
             raise ConfigError(f"--out {str(self.path)!r} cannot be written ({error.strerror}); choose another place.") from None
         try:
             self._tidy()
-            if not resume and (stored := self._stored_files()):
+            if not resume and (stored := list(self.path.glob("episodes/*/*/*.json"))):
                 raise ConfigError(
                     f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} already; add --resume to "
                     "continue with them, or choose another --out."
@@ -64,9 +64,6 @@ class RunFolder:
         for hidden in self.path.rglob(".*"):
             if hidden.suffix in (".json", ".html", ".mp4"):
                 hidden.unlink(missing_ok=True)
-
-    def _stored_files(self) -> list[Path]:
-        return sorted(self.path.glob("episodes/*/*/*.json"))
 
     def episode_path(self, assignment: Assignment) -> Path:
         """Return the path of an episode."""
@@ -118,8 +115,7 @@ class RunFolder:
             "identity": self.settings.identity(assignment),
             "digest": self.settings.digest(assignment),
         }
-        path = self.episode_path(assignment)
-        write_json(path, stored)
+        write_json(self.episode_path(assignment), stored)
         return stored
 
     def write_film(self, assignment: Assignment, film: bytes, same: bool) -> Path:

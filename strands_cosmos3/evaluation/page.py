@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -121,6 +121,19 @@ def _notices(report: Mapping[str, Any]) -> list[str]:
     return [f'<div class="card notice">{escape(text)}</div>' for text in texts]
 
 
+def labelled(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield rows, each with its condition if that differs from the row before, else an empty string."""
+    last = None
+    for row in rows:
+        yield row, row["condition"] if row["condition"] != last else ""
+        last = row["condition"]
+
+
+def interval(rate: Mapping[str, Any]) -> str:
+    """Return a rate's interval in per cent."""
+    return f"{percent(rate['low'])} .. {percent(rate['high'])}"
+
+
 def _success(rows: Sequence[Mapping[str, Any]]) -> str:
     delta = any("delta_points" in row for row in rows)
     heads = ["condition", "task", "success", "rate with 95 % Wilson interval", "%", "interval"]
@@ -132,7 +145,7 @@ def _success(rows: Sequence[Mapping[str, Any]]) -> str:
             _cell(f"{success['successes']} / {success['of']}"),
             f'<td class="chart">{_whisker(success)}</td>',
             _cell(percent(success["rate"])),
-            _cell(f"{percent(success['low'])} .. {percent(success['high'])}"),
+            _cell(interval(success)),
         ]
         return [*shown, *([_cell("" if points is None else f"{points:+.1f}")] if delta else [])]
 
@@ -153,7 +166,7 @@ def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
             _cell(f"{did['successes']} / {did['of']}"),
             f'<td class="chart">{_whisker(reads)}</td>',
             _cell(f"{percent(reads['rate'])} of {reads['of']}"),
-            _cell(f"{percent(reads['low'])} .. {percent(reads['high'])}" if reads["of"] else ""),
+            _cell(interval(reads) if reads["of"] else ""),
         ]
         return [*shown, _cell("" if row["chance"] is None else f"{percent(row['chance'])} %")]
 
@@ -206,12 +219,10 @@ def _table(
 ) -> str:
     """Return a table of rows labelled by condition and task; each condition is named once, its row for all tasks is bold."""
     head = "".join(f'<th class="{"l" if i in left else "r"}">{text}</th>' for i, text in enumerate(heads))
-    body, last = [], None
-    for row in rows:
-        first = row["condition"] != last
-        marks = {"first": first and last is not None, "all": row["task"] is None}
-        last = row["condition"]
-        label = _cell(row["condition"] if first else "", "l") + _cell(row["task"] or "all tasks", "l")
+    body: list[str] = []
+    for row, condition in labelled(rows):
+        marks = {"first": condition and body, "all": row["task"] is None}
+        label = _cell(condition, "l") + _cell(row["task"] or "all tasks", "l")
         css = " ".join(name for name, yes in marks.items() if yes)
         body.append(f'<tr class="{css}">{label}{"".join(cells(row))}</tr>')
     lines = "\n".join(body)

@@ -14,31 +14,27 @@ from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkEr
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.types import ActionChunk, Request
 
+_SAME = (
+    *("name", "needs_privileged", "requires_images", "model_sha256", "takes_views", "action_space", "replan_rows"),
+    *("takes_action_prefix", "prefix_rows", "instruction_free_actions"),
+)
+
 
 class PerturbedBackend(Backend):
     """A backend whose images and instruction follow a condition, and whose answers are timed.
 
     Args:
         inner: The backend; it is not closed with this one.
-        told: The policy's instruction.
 
     Attributes:
         answer_ms: Wall time of each answer so far [ms], including the wait for a shared replica.
         lost: Error of a lost server or replica, which is not the policy's failure; else None.
     """
 
-    def __init__(self, inner: Backend, condition: Perturbation, told: str):
-        self._inner, self._condition, self._told = inner, condition, told
-        self.name = inner.name
-        self.needs_privileged = inner.needs_privileged
-        self.requires_images = inner.requires_images
-        self.model_sha256 = inner.model_sha256
-        self.takes_views = inner.takes_views
-        self.action_space = inner.action_space
-        self.replan_rows = inner.replan_rows
-        self.takes_action_prefix = inner.takes_action_prefix
-        self.prefix_rows = inner.prefix_rows
-        self.instruction_free_actions = inner.instruction_free_actions
+    def __init__(self, inner: Backend, condition: Perturbation, policy_instruction: str):
+        self._inner, self._condition, self._instruction = inner, condition, policy_instruction
+        for name in _SAME:
+            setattr(self, name, getattr(inner, name))
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 
@@ -58,7 +54,7 @@ class PerturbedBackend(Backend):
 
     def shown(self, request: Request) -> Request:
         """Return the perturbed request."""
-        request = replace(request, instruction=self._told)
+        request = replace(request, instruction=self._instruction)
         if self._condition.images == "seen":
             return request
         composite = None if request.composite is None else _black(request.composite)

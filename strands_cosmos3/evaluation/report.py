@@ -92,12 +92,10 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
     """Return the command that runs the same episode again. None if ``rollout`` cannot: it knows no perturbation of images or
     text, and chooses the dtype by the device."""
     perturbation, policy, topology = assignment.perturbation, settings.policy, settings.topology
-    if (
-        perturbation.images != "seen"
-        or assignment.goal_instruction != assignment.policy_instruction
-        or policy.dtype is not None
-    ):
+    same = perturbation.images == "seen" and assignment.goal_instruction == assignment.policy_instruction
+    if not same or policy.dtype is not None:
         return None
+    split = topology.ranks_per_replica > 1
     on_cpu = "cpu" if policy.backend == "native" and not topology.num_gpus and topology.replicas else None
     options: dict[str, Any] = {
         "task": assignment.task,
@@ -105,22 +103,17 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "seed": assignment.seed,
         "duration": settings.duration,
         "control-frequency": settings.control_frequency,
-        "backend": "distributed" if topology.ranks_per_replica > 1 else policy.backend,
-        "tp": topology.tp_size if topology.ranks_per_replica > 1 else None,
-        "cfg": topology.cfg_size if topology.ranks_per_replica > 1 else None,
-        "model": policy.model,
-        "num-steps": perturbation.num_steps or policy.num_steps,
-        "guidance-scale": policy.guidance_scale,
-        "policy-frames": policy.policy_frames,
+        "backend": None,
+        "tp": topology.tp_size if split else None,
+        "cfg": topology.cfg_size if split else None,
+        **settings.to_dict()["policy"],
+        "num_steps": perturbation.num_steps or policy.num_steps,
         "device": policy.device or on_cpu,
-        "replan-rows": perturbation.replan_rows or policy.replan_rows,
-        "host": policy.host,
-        "port": policy.port,
-        "action-space": policy.action_space,
-        "dialect": policy.dialect,
+        "replan_rows": perturbation.replan_rows or policy.replan_rows,
         "video": "again.mp4",
     }
-    given = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+    options |= {"backend": "distributed"} if split else {}
+    given = [f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in options.items() if value is not None]
     return f"strands-cosmos3 rollout {' '.join(given)}"
 
 
