@@ -38,7 +38,7 @@ class FlatConv(nn.Module):
 
     def _flat(self, frame: torch.Tensor) -> torch.Tensor:
         conv = self.conv
-        pad = list(conv._padding[:4])  # pyright: ignore  (in diffusers: width twice, height twice, time)
+        pad: Any = list(conv._padding[:4])  # pyright: ignore  (in diffusers: width twice, height twice, time)
         frame = F.pad(frame, pad) if any(pad) else frame
         return F.conv2d(frame, conv.weight[:, :, -1], conv.bias, conv.stride[1:])
 
