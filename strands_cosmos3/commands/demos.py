@@ -18,6 +18,7 @@ from strands_cosmos3.commands.train import progress_bar
 from strands_cosmos3.errors import ConfigError
 
 _BATCH = 20
+_OPTIONS = ("perturbed", "distractors", "visual_randomization", "tier")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,16 @@ class Demos:
 
         whole_number(self.episodes, "--episodes", 1)
         whole_number(self.workers, "--workers", 1)
-        self._check()
+        if self.out.exists() and any(self.out.iterdir()):
+            raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
+        for name in ("perturbed", "distractors"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        options = ("seed", "perturbed", "distractors", "visual_randomization", "tier")
-        keep_settings(parts / "options.json", {name: getattr(self, name) for name in options})
-        roots = {first: parts / self._part(first) for first in range(0, self.episodes, _BATCH)}
+        keep_settings(parts / "options.json", {name: getattr(self, name) for name in ("seed", *_OPTIONS)})
+        firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
+        roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
         with progress_bar(console) as bar:
             task = bar.add_task("episodes", total=self.episodes)
             context = multiprocessing.get_context("spawn")  # OpenGL does not survive a fork
@@ -81,17 +86,6 @@ class Demos:
         """Return the episodes of the part that starts with ``first``."""
         return range(first, min(first + _BATCH, self.episodes))
 
-    def _part(self, first: int) -> str:
-        """Return the name of that part, which includes its last episode to distinguish it from a shorter one."""
-        return f"{first:06d}-{self.episodes_of(first)[-1]:06d}"
-
-    def _check(self) -> None:
-        if self.out.exists() and any(self.out.iterdir()):
-            raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
-        for name in ("perturbed", "distractors"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
-
 
 def record_part(options: Demos, root: Path, first: int) -> None:
     """Record one part as a dataset, unless it exists, in a worker process. Raises ConfigError if no start was reachable."""
@@ -103,12 +97,7 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         return
     hidden = root.with_name(f".{root.name}.unfinished")
     shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted run
-    config = DemoConfig(
-        options.tier,
-        perturbed=options.perturbed,
-        distractors=options.distractors,
-        visual_randomization=options.visual_randomization,
-    )
+    config = DemoConfig(**{name: getattr(options, name) for name in _OPTIONS})
     episodes = options.episodes_of(first)
     with DemoCollector(config) as collector:
         drawn = [(episode, collector.record(options.seed, episode)) for episode in episodes]

@@ -123,7 +123,7 @@ class Train:
             tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
             config = RunConfig(**{name: getattr(self, name) for name in names}, tier=tier)
             run = TrainingRun(self.out, shards, config, show, shard, self.start)
-            vae = run.train_vae() if self.vae is None else run.copy_vae(self.vae)
+            vae = run.vae_stage.train() if self.vae is None else run.vae_stage.copy_from(self.vae)
             if self.until == "vae":
                 return None
             checkpoint = run.train_policy(vae) if self.policy_steps else None

@@ -161,7 +161,7 @@ class ArmWindows:
         return Batch(latents, state, torch.from_numpy(self._chunks[chosen]), (*prompts, self.empty), prompt, fps=self._fps)
 
 
-def dataset_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
+def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
     """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of ``midtrain`` rows, by column."""
     keys = keys.resolved(dataset, embodiment)
     rows = []
@@ -181,5 +181,4 @@ def dataset_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) 
 def write_statistics(stats: ActionStats, path: Path, source: str) -> None:
     """Write statistics in this project's schema."""
     figures = {name: np.asarray(getattr(stats, name)).tolist() for name in ("q01", "q99", "mean", "std")}
-    data = {"schema": 1, "domain": stats.domain, "source": source, "columns": list(stats.columns), **figures}
-    write_json(path, data)
+    write_json(path, {"schema": 1, "domain": stats.domain, "source": source, "columns": list(stats.columns), **figures})

@@ -46,10 +46,8 @@ class TrainLoopConfig:
     log_every: int = 20  # steps between points of the curve
 
     def __post_init__(self) -> None:
-        whole_number(self.steps, "steps", 1)
-        whole_number(self.warmup, "warmup", 0)
-        whole_number(self.log_every, "log_every", 1)
-        whole_number(self.seed, "seed", 0)
+        for name, least in (("steps", 1), ("warmup", 0), ("log_every", 1), ("seed", 0)):
+            whole_number(getattr(self, name), name, least)
         for name in ("lr", "clip", "save_s"):
             positive(getattr(self, name), name)
         for name in ("decay", "ema"):
@@ -166,9 +164,8 @@ class Loop:
             "ema": {name: full_tensor(t) for name, t in self.ema.items()},
             "moments": {name: {key: full_tensor(t) for key, t in of_p.items()} for name, of_p in moments.items()},
         }
-        if not self._writes:
-            return
-        write_whole(self.folder / STATE, partial(torch.save, state))
+        if self._writes:
+            write_whole(self.folder / STATE, partial(torch.save, state))
 
     def _load(self, path: Path) -> None:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

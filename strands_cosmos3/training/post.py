@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,14 @@ from strands_cosmos3.engine.checkpoint import METADATA, Checkpoint, locate
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
-from strands_cosmos3.engine.weights import HEAD_KEYS
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
-from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
-from strands_cosmos3.training.arm_windows import (
-    LATENTS,
-    ArmKeys,
-    ArmWindows,
-    WindowConfig,
-    dataset_statistics,
-    write_statistics,
-)
+from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, train_only
+from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import STATE, Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
-from strands_cosmos3.training.release import load_policy
+from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 
 SETTINGS = "settings.json"
@@ -119,7 +111,7 @@ class PostTraining:
             return None
         if self.config.stats != "dataset":
             raise ConfigError(f"--stats must be 'dataset' or 'packaged', got {self.config.stats!r}.")
-        return dataset_statistics(data, self.embodiment, keys)
+        return row_statistics(data, self.embodiment, keys)
 
     def _windows(self, data: Dataset, keys: ArmKeys) -> ArmWindows:
         found, space = self.checkpoint, self.checkpoint.action_space
@@ -127,15 +119,8 @@ class PostTraining:
         vae = WanVae(found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False)
         rows = self.embodiment.chunk_rows(space)
         processor = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name=self.embodiment.name, action_chunk_size=rows)
-        config = WindowConfig(
-            space=space,
-            state_row=found.state_row is not None,
-            policy_frames=next(iter(found.policy_frames), None),
-            rows=rows,
-            every=self.config.every,
-            batch=self.config.batch,
-            seed=self.config.seed,
-        )
+        policy_frames, how = next(iter(found.policy_frames), None), self.config
+        config = WindowConfig(space, found.state_row is not None, policy_frames, rows, how.every, how.batch, seed=how.seed)
         report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
         return ArmWindows(data, processor, vae.encode, self.embodiment, keys, config, self.stats, self.folder, report)
 
@@ -163,21 +148,14 @@ class PostTraining:
         source = self.checkpoint.root
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
         shutil.copytree(source / "vae", target / "vae", dirs_exist_ok=True)
-        changed = self._changed(merged_state(policy))
+        state = merged_state(policy)
         for file in self.checkpoint.weights.files:
-            save_file(_replaced(load_file(file), changed), target / "transformer" / file.name, metadata={"format": "pt"})
+            weights = replace_weights(load_file(file), state, self.embodiment.domain_id)
+            save_file(weights, target / "transformer" / file.name, metadata={"format": "pt"})
         (target / STATISTICS).unlink(missing_ok=True)  # the source's do not describe the new rows
         if self.stats is not None:
             write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
         self._describe(target)
-
-    def _changed(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int | None, torch.Tensor]]:
-        """Return released key -> (row of the domain, or None; tensor) of the policy's weights."""
-        found: dict[str, tuple[int | None, torch.Tensor]] = {}
-        for name, tensor in state.items():
-            row = self.embodiment.domain_id if name in HEAD_KEYS else None
-            found[released_key(name)] = row, (tensor.reshape(-1) if row is not None else tensor)
-        return found
 
     def _describe(self, target: Path) -> None:
         path = target / METADATA
@@ -188,18 +166,3 @@ class PostTraining:
         files = sorted(target.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
         write_json(path, {**data, "strands_cosmos3": ours})
-
-
-def _replaced(
-    tensors: Mapping[str, torch.Tensor], changed: Mapping[str, tuple[int | None, torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    out = dict(tensors)
-    for key, (row, tensor) in changed.items():
-        if key not in out:
-            continue
-        if row is None:
-            out[key] = tensor.to(out[key].dtype).reshape(out[key].shape).contiguous()
-        else:
-            out[key] = out[key].clone()
-            out[key][row] = tensor.to(out[key].dtype)
-    return out

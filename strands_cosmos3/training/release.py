@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,15 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, write_tokenizer, write_weights
+from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
-from strands_cosmos3.instruction import COLOURS
-from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import released_key
-from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED
-from strands_cosmos3.training.bundled.windows import Captions
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.windows import FPS, ROWS
+from strands_cosmos3.training.windows import ROWS
 
 DOMAIN = "droid_lerobot"
 REPLAN_ROWS = ROWS // 2
@@ -38,39 +34,6 @@ def policy_sizes(hidden: int = 128, layers: int = 4, latent_channels: int = 48) 
     """Sizes of a small policy: head width 32, half as many key heads as query heads."""
     heads = hidden // 32
     return FactorySizes(hidden, layers, heads, max(heads // 2, 1), 32, 3 * hidden, latent_channels, shards=1)
-
-
-def caption(instruction: str, canvas_hw: tuple[int, int]) -> str:
-    """The caption of the small checkpoints: the plain format with DROID's layout."""
-    how: Any = {"prompt_format": "plain", "view": "concat", "num_frames": ROWS + 1, "fps": FPS, "droid_layout": True}
-    return compose_prompt(instruction, canvas_hw=canvas_hw, **how)
-
-
-def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
-    """Write a tokenizer for the trained sentences in which each fixed sentence of the caption is one token.
-
-    Returns:
-        Size of the vocabulary.
-    """
-    sentences = [template.format(colour) for verb in TRAINED for template in TRAINED[verb] for colour in COLOURS]
-    rest = caption("x", canvas_hw).removeprefix("x.")
-    fixed = [f" {VIEW_SENTENCES['concat']}", *(f" {s}" for s in DROID_LAYOUT.replace(". ", ".|").split("|"))]
-    length, size = rest.removeprefix("".join(fixed)).split(" This video is of ")
-    phrases = [*fixed, length, f" This video is of {size}", "user\n", "assistant\n"]
-    return write_tokenizer(folder, sentences, phrases)
-
-
-def read_captions(tokenizer: Path, canvas_hw: tuple[int, int]) -> Captions:
-    """Token ids of every training sentence and of the empty caption."""
-    tokens = PromptTokenizer(tokenizer)
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokens.ids(text)[0].tolist())
-
-    by_goal = tuple(
-        tuple(ids(caption(template.format(colour), canvas_hw)) for template in TRAINED[verb]) for verb, colour in GOALS
-    )
-    return Captions(by_goal, ids(""))
 
 
 def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
@@ -112,16 +75,26 @@ def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
 
 def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
     """Every tensor of the released layout; those that inference does not use are zeros, norms ones."""
-    weights = {
-        key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in expected_shapes(config).items()
-    }
+    shapes = expected_shapes(config)
+    weights = {key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in shapes.items()}
+    return replace_weights(weights, policy, domain)
+
+
+def replace_weights(
+    weights: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor], domain: int
+) -> dict[str, torch.Tensor]:
+    """Released tensors with those of a :class:`TrainedPolicy`, which fill one domain's row of the heads; dtypes stay."""
+    out = dict(weights)
     for name, tensor in policy.items():
-        key, tensor = released_key(name), tensor.detach().float()
+        if (key := released_key(name)) not in out:  # it is in another file of the checkpoint
+            continue
+        tensor = tensor.detach().to(out[key].dtype)
         if name in HEAD_KEYS:
-            weights[key][domain] = tensor.reshape(-1)
+            out[key] = out[key].clone()
+            out[key][domain] = tensor.reshape(-1)
         else:
-            weights[key] = tensor
-    return weights
+            out[key] = tensor.reshape(out[key].shape).contiguous()
+    return out
 
 
 def export(
@@ -136,16 +109,13 @@ def export(
     frames: Sequence[int],
     label: str,
     dtype: torch.dtype = torch.float16,
-    sampling: Mapping[str, Any] | None = None,
     steps: int | None = None,
 ) -> Path:
     """Write a checkpoint in the released layout, atomically.
 
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
-        vae: VAE with latent statistics in its config.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
-        sampling: Default sampling. steps: Steps of the training stage, if any.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -154,7 +124,7 @@ def export(
         "resolution_tier": tier,
         "domain": DOMAIN,
         "state": state.to_metadata(),
-        "sampling": dict(sampling or SAMPLING),
+        "sampling": SAMPLING,
         "policy_frames": list(frames),
         "replan_rows": REPLAN_ROWS,
         "label": label,
@@ -184,9 +154,7 @@ def _fill(
     weights = {key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()}
     write_weights(folder / "transformer", weights, label=ours["label"])
     _save_vae(vae, folder / "vae", dtype)
-    (folder / "text_tokenizer").mkdir(parents=True, exist_ok=True)
-    for file in tokenizer.iterdir():
-        (folder / "text_tokenizer" / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(tokenizer, folder / "text_tokenizer")
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)
     files = sorted(folder.glob("*/*.safetensors"))
@@ -211,9 +179,3 @@ def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
         bare = name if name in names else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
         state[bare] = tensor.detach().float()
     return state
-
-
-def with_statistics(vae: AutoencoderKLWan, mean: Sequence[float], std: Sequence[float]) -> AutoencoderKLWan:
-    """Record the mean and standard deviation of latents in the VAE's config."""
-    vae.register_to_config(latents_mean=[float(x) for x in mean], latents_std=[float(x) for x in std])
-    return vae

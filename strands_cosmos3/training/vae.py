@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strands_cosmos3.engine.factory import fresh_vae
-from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -52,12 +51,6 @@ def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
         for module in vae.modules():
             if isinstance(module, nn.Conv3d) and module.kernel_size[0] == 3 and module.kernel_size[1] == 3:
                 module.weight[:, :, :-1] = 0
-    return vae
-
-
-def flat_first_frames(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """Let a module convolve in two dimensions as the engine does: single frames, and clips on CPUs. Returns the module."""
-    convolve_flat(vae)
     return vae
 
 

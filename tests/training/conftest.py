@@ -10,11 +10,13 @@ import torch
 from helpers.training_data import CANVAS, EPISODES, TICKS
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
+from strands_cosmos3.engine.vae import convolve_flat
+from strands_cosmos3.training.bundled.captions import fresh_tokenizer, read_captions
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import state_row_of
-from strands_cosmos3.training.release import export, fresh_policy, fresh_tokenizer, read_captions
-from strands_cosmos3.training.vae import VaeSizes, flat_first_frames, make_vae
+from strands_cosmos3.training.release import export, fresh_policy
+from strands_cosmos3.training.vae import VaeSizes, make_vae
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 
@@ -68,7 +70,9 @@ def policy(config_json):
 
 @pytest.fixture(scope="session")
 def vae():
-    return flat_first_frames(make_vae(VaeSizes(16, 8, 8))).eval().requires_grad_(False)
+    made = make_vae(VaeSizes(16, 8, 8)).eval().requires_grad_(False)
+    convolve_flat(made)
+    return made
 
 
 @pytest.fixture

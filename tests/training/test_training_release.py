@@ -19,10 +19,11 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
+from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.phrases import TRAINED
 from strands_cosmos3.training.bundled.vae_stage import encoder_of
 from strands_cosmos3.training.bundled.windows import PictureWindows, state_row_of
-from strands_cosmos3.training.release import caption, export
+from strands_cosmos3.training.release import export
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import predict_rows
 from strands_cosmos3.training.windows import state_columns

@@ -16,6 +16,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import plot
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.training.bundled import run as run_module
 from strands_cosmos3.training.bundled import vae_stage
@@ -27,7 +28,7 @@ from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shar
 from strands_cosmos3.training.bundled.windows import PictureWindows
 from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.vae import flat_first_frames, to_pixels
+from strands_cosmos3.training.vae import to_pixels
 
 TINY = RunConfig(
     hidden=64,
@@ -101,13 +102,13 @@ def trained(shards, tmp_path_factory) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         run = TrainingRun(folder, shards, TINY, lambda stage, done, total, metrics: stages.append((stage, done, total)))
-        checkpoint = run.train_policy(run.train_vae())
+        checkpoint = run.train_policy(run.vae_stage.train())
     weights, path = weights_of(checkpoint), checkpoint / "checkpoint.json"
     metadata, vae = json.loads(path.read_text())["strands_cosmos3"], (folder / "vae/final.pt").read_bytes()
     errors = lines_of(folder / "policy/held_out.jsonl")
     path.write_text(path.read_text().replace('"steps": 4', '"steps": 2'))  # Ctrl-C interrupted the last export
     run = TrainingRun(folder, shards, TINY)
-    finished = run.train_vae()
+    finished = run.vae_stage.train()
     again = run.train_policy(finished)
     again_weights = weights_of(again)
     joint = run.train_joint(finished)
@@ -119,7 +120,7 @@ KEY, NAME = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layer
 
 def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
     with pytest.raises(TrainingError, match="does not keep colours apart"):
-        TrainingRun(tmp_path, shards, TINY).train_vae()
+        TrainingRun(tmp_path, shards, TINY).vae_stage.train()
     assert json.loads((tmp_path / "vae/gate.json").read_text())["psnr"] < 25
     assert not (tmp_path / "vae/final.pt").exists()
     assert not (tmp_path / "policy").exists()
@@ -139,9 +140,9 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards,
     assert (one / transformer).read_bytes() != (two / transformer).read_bytes()
     assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
     with pytest.raises(ConfigError, match="no finished VAE"):
-        TrainingRun(tmp_path / "three", shards, TINY).copy_vae(tmp_path / "nowhere")
+        TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"vae_base 12 \(here 8\)"):
-        TrainingRun(tmp_path / "three", shards, TINY).copy_vae(tmp_path / "one")
+        TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "one")
 
 
 def test_a_policy_is_released_with_its_averaged_weights(trained):
@@ -201,14 +202,15 @@ def continued(trained, shards, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         run = TrainingRun(tmp_path_factory.mktemp("on") / "run", shards, CONTINUED, start=trained.checkpoint)
-        return run, run.train_vae()
+        return run, run.vae_stage.train()
 
 
 def test_a_start_brings_its_vae_on_pictures(continued, trained):
     run, vae = continued
     assert not (run.folder / "vae/curve.jsonl").exists()
     picture = to_pixels(run.demos.frames([0]))
-    source = flat_first_frames(load_vae(Checkpoint.open(trained.checkpoint)))
+    source = load_vae(Checkpoint.open(trained.checkpoint))
+    convolve_flat(source)
     assert torch.equal(vae.encode(picture).latent_dist.mode(), source.encode(picture).latent_dist.mode())
     config = json.loads((trained.checkpoint / "vae/config.json").read_text())
     assert vae.config["latents_mean"] == config["latents_mean"]

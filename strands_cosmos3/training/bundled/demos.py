@@ -261,14 +261,8 @@ class EpisodeRecorder:
         q_rad, poses, openings, goals = zip(*self._states[:n], strict=True)
         commands, perturbed = zip(*self._commands, strict=True)
         return EpisodeRecord(
-            np.stack(self.frames[:n]),
-            np.stack(q_rad),
-            np.stack(poses),
-            np.array(openings),
-            np.array(commands),
-            np.array(goals, np.int8),
-            np.array(perturbed),
-            np.array(list(labels), np.int16),
+            *(np.stack(self.frames[:n]), np.stack(q_rad), np.stack(poses), np.array(openings), np.array(commands)),
+            *(np.array(goals, np.int8), np.array(perturbed), np.array(list(labels), np.int16)),
             np.stack(list(labels.values())).astype(np.float32),
         )
 

@@ -19,11 +19,12 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.phrases import plain
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows, latent_columns, undisturbed
-from strands_cosmos3.training.release import DOMAIN, caption
+from strands_cosmos3.training.release import DOMAIN
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors
 from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, state_columns

@@ -13,19 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.datasets import (
-    ACTION,
-    EE_POSE,
-    STATE,
-    Dataset,
-    DatasetSpec,
-    DatasetWriter,
-    Feature,
-    VideoConfig,
-    arm_spec,
-    camera_key,
-)
-from strands_cosmos3.datasets.spec import DONE, SUCCESS
+from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetWriter, VideoConfig
+from strands_cosmos3.datasets.spec import DONE, SUCCESS, DatasetSpec, Feature, arm_spec, camera_key
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.bundled.demos import ROW_HZ, EpisodeRecord
 from strands_cosmos3.training.bundled.phrases import GOALS, sentence

@@ -31,27 +31,16 @@ _ENDINGS: Mapping[Verb, tuple[str, ...]] = {
 }
 _OTHER: Mapping[Verb, tuple[str, ...]] = {
     Verb.REACH: (
-        "move the gripper so that you touch the {} cube",
-        "go to the {} block and stay there",
-        "go to where you see the {} block",
-        "move to the spot where the {} one lies",
-        "the {} cube: touch it",
-        "the {} block is what you should reach",
-        "could you go to the {} cube",
-        "see the {} block over there? touch it",
-        "please go to the {} block",
+        *("move the gripper so that you touch the {} cube", "go to the {} block and stay there"),
+        *("go to where you see the {} block", "move to the spot where the {} one lies", "the {} cube: touch it"),
+        *("the {} block is what you should reach", "could you go to the {} cube"),
+        *("see the {} block over there? touch it", "please go to the {} block"),
     ),
     Verb.PICK: (
-        "pick the {} cube up",
-        "grasp the {} cube and lift it",
-        "lift the {} block off the table",
-        "grab the {} block and pick it up",
-        "the {} cube: pick it up",
-        "the {} block is what you should lift",
-        "could you lift the {} one",
-        "see the {} cube over there? grab it",
-        "raise the {} block up into the air",
-        "please lift the {} one",
+        *("pick the {} cube up", "grasp the {} cube and lift it", "lift the {} block off the table"),
+        *("grab the {} block and pick it up", "the {} cube: pick it up", "the {} block is what you should lift"),
+        *("could you lift the {} one", "see the {} cube over there? grab it"),
+        *("raise the {} block up into the air", "please lift the {} one"),
     ),
 }
 _PLAIN: Mapping[Verb, str] = {Verb.REACH: "reach the {} cube", Verb.PICK: "pick up the {} cube"}

@@ -5,7 +5,7 @@
     policy/     frame 0 and actions                      state.pt, held_out.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, held_out.jsonl, checkpoint/
 
-``settings.json`` holds the options of the run; apart from numbers of steps, they cannot change.
+``settings.json`` holds its options; apart from numbers of steps, they cannot change.
 """
 
 from __future__ import annotations
@@ -30,25 +30,17 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json
+from strands_cosmos3.training.bundled.captions import Captions, fresh_tokenizer, read_captions
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, lower_precision, step_noise
-from strands_cosmos3.training.bundled.windows import Captions, ClipWindows, PictureWindows, latent_columns, state_row_of
+from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, latent_columns, state_row_of
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import STATE, Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
-from strands_cosmos3.training.release import (
-    DOMAIN,
-    export,
-    fresh_policy,
-    fresh_tokenizer,
-    load_policy,
-    policy_sizes,
-    read_captions,
-    released_steps,
-)
+from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
 from strands_cosmos3.training.vae import to_pixels
@@ -88,8 +80,9 @@ class TrainingRun:
         self._require_sizes_of_start()
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
-        has_joint_state = (folder / "joint" / STATE).exists()
-        keep_settings(folder / "settings.json", self.config.fixed, [] if has_joint_state else RunConfig.of_joint())
+        fixed, has_joint_state = self.config.fixed, (folder / "joint" / STATE).exists()
+        optional = [] if has_joint_state else [name for name in fixed if name.startswith("joint_")]
+        keep_settings(folder / "settings.json", fixed, optional)
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
@@ -120,16 +113,9 @@ class TrainingRun:
         return height, width
 
     @property
-    def _vae_stage(self) -> VaeStage:
+    def vae_stage(self) -> VaeStage:
+        """The first stage."""
         return VaeStage(self.folder, self.demos, self.config, self._start, self.device, self._on_step)
-
-    def train_vae(self) -> Any:
-        """Train the VAE (see :meth:`VaeStage.train`)."""
-        return self._vae_stage.train()
-
-    def copy_vae(self, run: Path) -> Any:
-        """Use the VAE of another run (see :meth:`VaeStage.copy_from`)."""
-        return self._vae_stage.copy_from(run)
 
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from strands_cosmos3.errors import ConfigError
@@ -39,11 +39,6 @@ class RunConfig:
     def fixed(self) -> dict[str, Any]:
         """Options that cannot change during a run."""
         return {name: value for name, value in asdict(self).items() if not name.endswith("_steps")}
-
-    @classmethod
-    def of_joint(cls) -> list[str]:
-        """Return the names of options that only the joint stage reads."""
-        return [field.name for field in fields(cls) if field.name.startswith("joint_")]
 
 
 def tier_of(height: int, width: int) -> int:

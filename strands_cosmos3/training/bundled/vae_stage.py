@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.bundled.colour_gate import colour_gate
@@ -20,16 +21,8 @@ from strands_cosmos3.training.bundled.run_config import RunConfig
 from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
-from strands_cosmos3.training.release import load_vae, with_statistics
-from strands_cosmos3.training.vae import (
-    VaeLoss,
-    VaeSizes,
-    flat_first_frames,
-    keep_first_frames,
-    make_vae,
-    reconstruction_loss,
-    to_pixels,
-)
+from strands_cosmos3.training.release import load_vae
+from strands_cosmos3.training.vae import VaeLoss, VaeSizes, keep_first_frames, make_vae, reconstruction_loss, to_pixels
 from strands_cosmos3.training.windows import ROWS
 
 OnStep = Callable[[str, int, int, LossMetrics], None]
@@ -53,7 +46,8 @@ class VaeStage:
         """Train the VAE, or load the finished one. Raises TrainingError if colours do not survive."""
         final, config = self.folder / "vae/final.pt", self.config
         sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_base)
-        vae: Any = flat_first_frames(make_vae(sizes) if self.start is None else load_vae(self.start))
+        vae: Any = make_vae(sizes) if self.start is None else load_vae(self.start)
+        convolve_flat(vae)  # single frames, and clips on CPUs, as the engine does
         vae.to(self.device)
         if final.exists():
             vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
@@ -126,7 +120,8 @@ class VaeStage:
             latents = torch.cat(raw)[..., : latent_columns(self.demos.canvas_hw)]
             write_json(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
         statistics = json.loads(path.read_text())
-        return with_statistics(vae, statistics["mean"], statistics["std"])
+        vae.register_to_config(latents_mean=statistics["mean"], latents_std=statistics["std"])
+        return vae
 
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:

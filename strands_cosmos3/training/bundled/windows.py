@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,9 +11,13 @@ from strands_cosmos3.actions.rotations import se3_between
 from strands_cosmos3.actions.stats import normalize_chunk
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.bundled.captions import Captions
 from strands_cosmos3.training.bundled.phrases import GOALS
 from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, RAW_WIDTH, ROWS, Batch, state_columns
+
+_OWN_GOAL = 0.5  # fraction of pictures that are labelled for the goal of their episode; the others draw any goal
+_DROPOUT = 0.08  # fraction of windows that read the empty caption
 
 
 def state_row_of(demos: Demos) -> StateRow:
@@ -48,18 +50,6 @@ def latent_columns(canvas_hw: tuple[int, int]) -> int:
     return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Captions:
-    """Token ids of captions."""
-
-    by_goal: tuple[tuple[tuple[int, ...], ...], ...]  # [goal][template], every trained sentence
-    empty: tuple[int, ...]  # the empty caption, for the unconditional branch
-
-    def drawn(self, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
-        """Draw one sentence for each goal; the empty caption comes last."""
-        return (*(sentences[int(rng.integers(len(sentences)))] for sentences in self.by_goal), self.empty)
-
-
 class _DemoWindows:
     """Windows of demonstrations; subclasses draw them."""
 
@@ -85,8 +75,8 @@ class _DemoWindows:
         self, rng: np.random.Generator, goal: NDArray[np.int64]
     ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.int64]]:
         """Draw a sentence for each goal, and for each window its sentence's index; some windows read the empty caption."""
-        prompts = self._captions.drawn(rng)
-        return prompts, np.where(rng.random(self._batch) < self._dropout, len(GOALS), goal)
+        drawn = (sentences[int(rng.integers(len(sentences)))] for sentences in self._captions.by_goal)
+        return (*drawn, self._captions.empty), np.where(rng.random(self._batch) < self._dropout, len(GOALS), goal)
 
     def _windows(
         self,
@@ -112,12 +102,7 @@ class PictureWindows(_DemoWindows):
 
     Args:
         latents: [L, C, H, W] float16 of the pictures at labelled ticks.
-        state: Scale of the state row.
         batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the empty caption.
-        own: Fraction of windows that use the goal of their episode; the others draw any goal.
-
-    Attributes:
-        pursued: [L] goal that the episode pursued.
     """
 
     def __init__(
@@ -127,20 +112,19 @@ class PictureWindows(_DemoWindows):
         state: StateRow,
         captions: Captions,
         batch: int = 64,
-        dropout: float = 0.08,
-        own: float = 0.5,
+        dropout: float = _DROPOUT,
         seed: int = 0,
         among: range | None = None,
     ):
         super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed)
-        self._labels, self._own, self.pursued = demos.labels, own, self._goal
+        self._labels, self.pursued = demos.labels, self._goal
         self._among = range(len(latents)) if among is None else among
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
         rng = np.random.default_rng([self._seed, step])
         chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
-        own = rng.random(self._batch) < self._own
+        own = rng.random(self._batch) < _OWN_GOAL
         goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
         return self.pick(chosen, goal, *self._draw_prompts(rng, goal))
 
@@ -171,12 +155,11 @@ class ClipWindows(_DemoWindows):
         state: StateRow,
         captions: Captions,
         batch: int = 32,
-        dropout: float = 0.08,
         forward: float = 0.15,
         inverse: float = 0.15,
         seed: int = 0,
     ):
-        super().__init__(demos, ticks, latents, state, captions, batch, dropout, seed)
+        super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed)
         self._rows = executed_rows(demos, ticks)
         self._undisturbed = np.flatnonzero(undisturbed(demos, ticks))
         if not len(self._undisturbed):
