@@ -176,7 +176,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
     own, columns = data.get("domain"), data.get("columns")
-    names = cast("list[Any]", columns) if isinstance(columns, list) else [None]
+    names: list[Any] = cast("list[Any]", columns) if isinstance(columns, list) else [None]
     if data["schema"] != _SCHEMA or not isinstance(own, str) or not all(isinstance(name, str) for name in names):
         raise StatisticsError(f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md describes.")
     if domain is not None and own != domain and own != _domain_of(domain):

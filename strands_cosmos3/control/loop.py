@@ -51,12 +51,15 @@ class Arm(Protocol):
     @property
     def dt_s(self) -> float:
         """Time between two references."""
+        ...
 
     def now_s(self) -> float:
         """Time on the arm's clock: simulated, or monotonic."""
+        ...
 
     def joint_state(self) -> tuple[F64, F64, float]:
         """Measured angles [n] in rad, velocities [n] in rad/s, and the gripper's open fraction."""
+        ...
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         """Follow the references at the ends of the next M steps of ``dt_s``; ``before`` is the one at their beginning.
@@ -68,6 +71,7 @@ class Arm(Protocol):
             ActuatorGuardError: A reference must not be followed. No part of the block was followed.
             ControlError: The arm cannot go on. It is not known how much of the block was followed.
         """
+        ...
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Planner(Protocol):
 
     def observe(self, action_prefix: PrefixSpan | None) -> Any:
         """Return what ``plan`` needs; ``action_prefix`` is None if no motion is under way."""
+        ...
 
     def plan(self, observation: Any) -> JointTrajectory:
         """Return the chunk for an observation.
@@ -94,6 +99,7 @@ class Planner(Protocol):
         Raises:
             Cosmos3Error: Inference failed. A :class:`ConfigError` ends the loop; others are counted, and the loop tries again.
         """
+        ...
 
 
 @dataclass(frozen=True)
