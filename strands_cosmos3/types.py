@@ -155,9 +155,9 @@ class Request:
         prompt: The exact caption for the model, or empty to compose it from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend that needs no pictures.
         images: The separate views by name, for a backend that takes them.
-        conditioning_actions: [rows, D] the known actions in the model's scale; for ``forward_dynamics`` only.
-        action_prefix: [rows, D] rows that the arm executes during this inference, from the observation on, in the model's
-            scale; fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
+        conditioning_actions: [rows, D] the known actions in the units of the answer's rows; for ``forward_dynamics`` only.
+        action_prefix: [rows, D] rows that the arm executes during this inference, from the observation on, in the same units;
+            fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
         clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics`` only.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
@@ -238,6 +238,7 @@ class ActionChunk:
         seed: Noise seed.
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
+        quantiles: The [D] figures q01 and q99 that normalised rows are in units of; None is the embodiment's packaged ones.
 
     Raises:
         ActionSpaceError: The width is not the action space's.
@@ -252,6 +253,7 @@ class ActionChunk:
     seed: int = 0
     timing: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     video: NDArray[np.uint8] | None = None
+    quantiles: tuple[F64, F64] | None = None
 
     def __post_init__(self) -> None:
         action = finite_array(self.action, "action", (None, None))
@@ -274,6 +276,9 @@ class ActionChunk:
         fps = embodiment.fps if self.fps is None else self.fps
         if fps is None:
             raise InputError(f"embodiment {embodiment.name!r} has no frame rate of its own; pass fps > 0.")
+        if self.quantiles is not None:
+            q01, q99 = (finite_array(figure, "quantiles", (space.width,)) for figure in self.quantiles)
+            _set(self, quantiles=(q01, q99))
         _set(self, action=action, fps=positive(fps, "fps"))
 
     @property

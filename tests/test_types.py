@@ -97,6 +97,12 @@ def test_chunk_takes_the_embodiment_s_rate_and_its_space_s_times():
     np.testing.assert_allclose(joints.row_times_s, [0, 0.1])
 
 
+@pytest.mark.parametrize("quantiles", [(np.zeros(9), np.ones(9)), (np.zeros(10), np.full(10, np.nan))])
+def test_chunk_refuses_quantiles_that_do_not_fit_its_columns(quantiles):
+    with pytest.raises(InputError):
+        ActionChunk(np.zeros((2, 10)), DROID.action_space("midtrain"), DROID, quantiles=quantiles)
+
+
 @pytest.mark.parametrize(
     ("rows", "error"),
     [

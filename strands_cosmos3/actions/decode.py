@@ -19,7 +19,7 @@ from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.actions.kernels import assemble, invert, nearest_rotation, to_rot6d
 from strands_cosmos3.actions.normalization import ActionStats, Method, require_in_range
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
-from strands_cosmos3.actions.stats import denormalize_chunk, normalize_chunk
+from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
 from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
@@ -74,7 +74,8 @@ def decode_chunk(
     Args:
         chunk: Rows in the model's own scale.
         T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base at the observation.
-        stats, method: Statistics for normalised rows (the embodiment's packaged ones by default), and their method.
+        stats: Statistics for normalised rows; by default the chunk's quantiles, else the embodiment's packaged statistics.
+        method: Normalisation method of rows without quantiles of their own.
 
     Returns:
         Poses at the rows' times, without the anchor; the gripper column becomes open fractions.
@@ -89,7 +90,12 @@ def decode_chunk(
     if space.meaning == "pose_delta":
         convention = _gripper_of(chunk.embodiment, space)
         units = _units(chunk.embodiment, space)
-        rows = denormalize_chunk(chunk.action, chunk.embodiment, stats, method) if space.normalized else chunk.action * units
+        if not space.normalized:
+            rows = chunk.action * units
+        elif stats is None and chunk.quantiles is not None:
+            rows = denormalize_quantile(chunk.action, *chunk.quantiles)
+        else:
+            rows = denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
         rows = trailing(rows, "action in metres", (space.width,))
         poses = _integrate(anchor, _poses_of(rows[:, :_POSE]))
         gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])

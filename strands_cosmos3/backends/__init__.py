@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.backends.base import AdaptedBackend, Backend
+from strands_cosmos3.backends.base import Backend, adapted
 from strands_cosmos3.backends.options import InferenceOptions, require_backend
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
@@ -81,7 +81,7 @@ def make_backend(
         backend = "service"
     if backend is None:
         raise ConfigError(f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of your own.")
-    made = None if isinstance(backend, str) else backend if isinstance(backend, Backend) else AdaptedBackend(backend)
+    made = None if isinstance(backend, str) else adapted(backend)
     name = backend if isinstance(backend, str) else type(backend).__name__
     require_backend(name, {**vars(service), "parallel": None if options is None else options.parallel})
     if model is not None and name in _WITHOUT_MODEL:

@@ -107,3 +107,8 @@ class AdaptedBackend(Backend):
 
     def close(self) -> None:
         self._inner.close()
+
+
+def adapted(backend: Any) -> Backend:
+    """Return the backend, wrapped in :class:`AdaptedBackend` if it is no :class:`Backend`."""
+    return backend if isinstance(backend, Backend) else AdaptedBackend(backend)

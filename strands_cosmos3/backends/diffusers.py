@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -74,13 +75,14 @@ class DiffusersBackend(Backend):
         started = time.perf_counter()
         out = self._run(request, processed, sampling)
         return ActionChunk(
-            self._input.own_scale.outward(out.action[0].double().numpy(), request.embodiment),
+            out.action[0].double().numpy(),
             request.action_space,
             request.embodiment,
             fps=processed.fps,
             seed=request.seed,
             timing={"total_ms": (time.perf_counter() - started) * 1e3},
             video=_pictures(out.video) if self._options.decode_video else None,
+            quantiles=self._input.quantiles(request),
         )
 
     def _run(self, request: Request, processed: ProcessedInput, sampling: Sampling) -> Any:
@@ -89,9 +91,13 @@ class DiffusersBackend(Backend):
 
         pipe = self._pipe
         flow = {"use_karras_sigmas": False, "flow_shift": sampling.flow_shift}
-        pipe.scheduler = UniPCMultistepScheduler.from_config({**pipe.scheduler.config, **flow})
-        ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
-        pipe.tokenize_prompt = lambda *_, **__: ids
+        pipe.scheduler = cast("Any", UniPCMultistepScheduler).from_config({**pipe.scheduler.config, **flow})
+        ids = cast("Any", processed.text_ids)[0].tolist(), cast("Any", processed.neg_text_ids)[0].tolist()
+
+        def tokenize(*_: Any, **__: Any) -> Any:
+            return ids
+
+        pipe.tokenize_prompt = tokenize
         condition = CosmosActionCondition(
             mode="policy",
             chunk_size=processed.action_chunk,
@@ -119,12 +125,12 @@ def _load(root: Path, dtype: torch.dtype) -> Any:
     from diffusers.video_processor import VideoProcessor
 
     try:
-        import accelerate  # noqa: F401 - diffusers needs it, and says so in a way that does not help
+        import_module("accelerate")  # diffusers needs it, and says so in a way that does not help
     except ImportError as error:
         raise MissingDependencyError("backend 'diffusers' needs accelerate: pip install accelerate.") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipe: Any = Cosmos3OmniPipeline.from_pretrained(root, torch_dtype=dtype, enable_safety_checker=False)
+        pipe = cast("Any", Cosmos3OmniPipeline).from_pretrained(root, torch_dtype=dtype, enable_safety_checker=False)
     pipe.set_progress_bar_config(disable=True)
     pipe.register_to_config(use_native_flow_schedule=True)
     pipe.video_processor = VideoProcessor(vae_scale_factor=pipe.vae_scale_factor_spatial, do_resize=False)

@@ -35,7 +35,7 @@ class DistributedBackend(EngineBackend):
         options = options or InferenceOptions()
         parallel = options.parallel or ParallelConfig()
         device, dtype = resolve_device(options)
-        if device.index is not None:
+        if ":" in str(device):
             raise ConfigError(f"device {options.device!r} is one GPU; ranks take one each: use device='cuda', or 'cpu'.")
         _check_gpus(device.type, parallel)
         name: Literal["float32", "bfloat16"] = "bfloat16" if str(dtype) == "torch.bfloat16" else "float32"

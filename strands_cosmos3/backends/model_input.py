@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
+from strands_cosmos3.actions.stats import load_action_stats, stats_for
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.backends.own_scale import OwnScale
+from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import read_clip
@@ -19,6 +20,9 @@ from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import Mode, Request
+
+STATISTICS = "action_stats.json"
+"""File in a checkpoint's folder with the statistics that its rows are normalised with, instead of the packaged ones."""
 
 
 def resolve_device(options: InferenceOptions) -> tuple[torch.device, torch.dtype]:
@@ -35,14 +39,15 @@ class ModelInput:
         checkpoint: Source of tokenizer, prompt format and presets.
         options: Options that override them.
 
-    Attributes:
-        own_scale: Between the checkpoint's scale of rows and the packaged one.
+    Raises:
+        StatisticsError: The checkpoint's own statistics cannot be read.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: InferenceOptions):
         self._checkpoint = checkpoint
         self._options = options
-        self.own_scale = OwnScale(checkpoint)
+        path = checkpoint.root / STATISTICS
+        self._stats = load_action_stats(path) if path.exists() else None
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
     def __call__(self, request: Request, backend: str) -> ProcessedInput:
@@ -55,9 +60,9 @@ class ModelInput:
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
         if request.conditioning_actions is not None:
-            raw["cond_action"] = self.own_scale.inward(request.conditioning_actions, request.embodiment)
+            raw["cond_action"] = np.array(request.conditioning_actions)
         if request.action_prefix is not None:
-            raw["action_prefix"] = self.own_scale.inward(request.action_prefix, request.embodiment)
+            raw["action_prefix"] = np.array(request.action_prefix)
         if request.prompt:
             raw["caption"] = request.prompt
         if request.action_space.state_row:
@@ -79,6 +84,17 @@ class ModelInput:
         if request.composite is None:
             raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
         return np.array(request.composite)
+
+    def quantiles(self, request: Request) -> tuple[F64, F64] | None:
+        """Return the checkpoint's own q01 and q99, if it has any.
+
+        Raises:
+            StatisticsError: They are of another domain.
+        """
+        if self._stats is None or not request.action_space.normalized:
+            return None
+        stats = stats_for(request.embodiment, self._stats)
+        return stats.q01, stats.q99
 
     def sampling(self, request: Request) -> Sampling:
         """Return how to sample for a request."""

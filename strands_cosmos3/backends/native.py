@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
@@ -38,7 +38,6 @@ class EngineBackend(Backend):
     """
 
     modes = tuple(Mode)
-    prefix_rows: int = 0
 
     def __init__(self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"):
         self.name = name
@@ -47,7 +46,7 @@ class EngineBackend(Backend):
         self.action_space = engine.action_space
         self.replan_rows = engine.checkpoint.replan_rows
         self.prefix_rows = engine.checkpoint.prefix_rows
-        self.takes_action_prefix = self.prefix_rows > 0
+        self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
 
     def infer(self, request: Request) -> ActionChunk:
@@ -57,27 +56,26 @@ class EngineBackend(Backend):
             BackendError: The request has no picture, or a longer action prefix than the checkpoint was trained with.
             ActionSpaceError: The request is for another action space than the checkpoint's.
         """
-        if request.action_prefix is not None and len(request.action_prefix) > self.prefix_rows:
+        longest = self.engine.checkpoint.prefix_rows
+        if request.action_prefix is not None and len(request.action_prefix) > longest:
             raise BackendError(
                 f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint declares "
-                f"{self.prefix_rows or 'no'} prefix_rows; leave the rest out."
+                f"{longest or 'no'} prefix_rows; leave the rest out."
             )
         processed = self._input(request, self.name)
         asked = processed.request(
-            self._input.sampling(request),
-            seed=request.seed,
-            use_karras_sigmas=False,
-            return_video=self.engine.decodes_video,
+            self._input.sampling(request), seed=request.seed, use_karras_sigmas=False, return_video=self.engine.decodes_video
         )
         result = self.engine.step(asked)
         return ActionChunk(
-            self._input.own_scale.outward(result["action"][0].double().numpy(), request.embodiment),
+            result["action"][0].double().numpy(),
             request.action_space,
             request.embodiment,
             fps=processed.fps,
             seed=request.seed,
             timing={f"{part}_ms": ms for part, ms in result["timing"].items()},
             video=as_pictures(result["pixels"]) if "pixels" in result else None,
+            quantiles=self._input.quantiles(request),
         )
 
     def close(self) -> None:
@@ -99,15 +97,12 @@ class NativeBackend(EngineBackend):
     """
 
     def __init__(
-        self,
-        model: str | Path | Cosmos3Engine,
-        options: InferenceOptions | None = None,
-        action_space: str | None = None,
+        self, model: str | Path | Cosmos3Engine, options: InferenceOptions | None = None, action_space: str | None = None
     ):
         options = options or InferenceOptions()
         device, dtype = resolve_device(options)
         if not isinstance(model, Cosmos3Engine):
-            model = Cosmos3Engine.from_pretrained(
+            model = cast("Any", Cosmos3Engine).from_pretrained(
                 as_path(model, "native"),
                 device=device,
                 dtype=dtype,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -104,10 +104,10 @@ def load_recording(path: str | Path) -> Recording:
         raise ResourceNotFoundError(f"no recording at {str(file)!r}; give a DROID episode (.json) or a saved .npz.")
     try:
         if file.suffix == ".json":
-            return _from_droid(instance_of(json.loads(file.read_text()), dict, "an episode"))
+            return _from_droid(cast("dict[str, Any]", instance_of(json.loads(file.read_text()), dict, "an episode")))
         with np.load(file, allow_pickle=False) as data:
-            fields = {name: data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")}
-            return Recording(**{**fields, "fps": float(fields["fps"])}, source=str(data["source"]) if "source" in data else "")
+            T, gripper, fps, q = (data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad"))
+            return Recording(T, gripper, float(fps), q, str(data["source"]) if "source" in data else "")
     except KeyError as error:
         raise InputError(f"{str(file)!r} is no recording: it lacks {error}.") from None
     except (ValueError, TypeError, AttributeError, OSError, EOFError, BadZipFile) as error:

@@ -52,7 +52,7 @@ class _World:
     """The expert's predicted world, row by row: perfect tracking, and fingers that either hold a cube or do not."""
 
     p: F64
-    R: F64
+    R_tcp: F64
     v: F64  # metres a row
     w: F64  # radians a row
     opening: float  # open fraction
@@ -76,9 +76,9 @@ class _World:
     def move(self, to: F64, R_to: F64) -> None:
         """One row towards a pose, with bounded speed and acceleration, slowing down to arrive at rest."""
         self.v = _approach(self.v, to - self.p, _SPEED_M, _SPEED_GAIN_M)
-        self.w = _approach(self.w, _turn(self.R, R_to), _TURN_RAD, _TURN_GAIN_RAD)
+        self.w = _approach(self.w, _turn(self.R_tcp, R_to), _TURN_RAD, _TURN_GAIN_RAD)
         self.p = self.p + self.v
-        self.R = _turned(self.R, self.w)
+        self.R_tcp = _turned(self.R_tcp, self.w)
 
     def command(self, opening: float, cube: str) -> None:
         """One row of the fingers moving towards an opening; a cube between them stops them and is then held."""
@@ -129,11 +129,12 @@ class ScriptedBackend(Backend):
         world = _believe(state, request)
         assert request.T_base_cosmos is not None  # _state checked it
         T_tcp_cosmos = se3_inverse(state["tcp"]) @ request.T_base_cosmos
-        poses, gripper = [request.T_base_cosmos], []
+        poses = [request.T_base_cosmos]
+        gripper: list[float] = []
         for _ in range(request.n_rows):
             gripper.append(_act(world, goal))
             T_base_tcp = np.eye(4)
-            T_base_tcp[:3, :3], T_base_tcp[:3, 3] = world.R, world.p
+            T_base_tcp[:3, :3], T_base_tcp[:3, 3] = world.R_tcp, world.p
             poses.append(T_base_tcp @ T_tcp_cosmos)
         rows = encode_chunk(np.stack(poses), np.array(gripper), request.embodiment)
         return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
@@ -157,7 +158,7 @@ def _believe(state: Mapping[str, F64], request: Request) -> _World:
     cubes = {name: T for name, T in state.items() if name.startswith("cube_")}
     return _World(
         p=state["tcp"][:3, 3].copy(),
-        R=state["tcp"][:3, :3].copy(),
+        R_tcp=state["tcp"][:3, :3].copy(),
         v=state["tcp_twist"][:3] / fps,
         w=state["tcp_twist"][3:] / fps,
         opening=request.gripper,
@@ -193,18 +194,18 @@ def _act(world: _World, goal: Goal) -> float:
     if world.holds(goal.cube) and not done:
         world.held_rows += 1
         if world.held_rows <= _SQUEEZE_ROWS and world.p[2] < world.edge_m:
-            world.move(world.p, world.R)
+            world.move(world.p, world.R_tcp)
             return 0.0
         return _carry(world, goal)
     if done:
         away = np.array([world.p[0], world.p[1], _CARRY_M + _SLACK_M])
-        world.move(away if world.opening > _LET_GO else world.p, world.R)
+        world.move(away if world.opening > _LET_GO else world.p, world.R_tcp)
         world.command(1.0, goal.cube)
         return 1.0
-    at = np.linalg.norm(world.p - cube) < _AT_M and _angle(world.R, R) < _YAW_RAD
+    at = np.linalg.norm(world.p - cube) < _AT_M and _angle(world.R_tcp, R) < _YAW_RAD
     closing = np.linalg.norm(world.p - cube) < 2 * _AT_M and world.opening < 0.95
     if at or closing:
-        world.move(world.p, world.R)
+        world.move(world.p, world.R_tcp)
         world.command(0.0, goal.cube)
         return 0.0 if world.opening > 0.3 else 1.0  # closed on nothing: open again
     _go_down_on(world, cube, R)
@@ -241,11 +242,11 @@ def _go_down_on(world: _World, target: F64, R: F64) -> None:
     """Over the target at a safe height first, then straight down."""
     aside = float(np.linalg.norm((target - world.p)[:2]))
     hover = target[2] + _HOVER_M
-    square = _angle(world.R, R) < 2 * _YAW_RAD
+    square = _angle(world.R_tcp, R) < 2 * _YAW_RAD
     if aside < _ABOVE_M and square:
         world.move(target, R)
     elif world.p[2] < hover - _SLACK_M and aside > _ABOVE_M:
-        world.move(np.array([world.p[0], world.p[1], hover]), world.R)
+        world.move(np.array([world.p[0], world.p[1], hover]), world.R_tcp)
     else:
         world.move(np.array([target[0], target[1], hover]), R)
 
@@ -279,6 +280,6 @@ def _carry(world: _World, goal: Goal) -> float:
             target = np.array([before[0], before[1], _CARRY_M])
         else:
             target = np.array([place[0], place[1], _CARRY_M])
-    world.move(target, _gripper_down(_hand_yaw(world.R)))
+    world.move(target, _gripper_down(_hand_yaw(world.R_tcp)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)
     return 0.0

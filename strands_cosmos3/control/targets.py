@@ -32,7 +32,7 @@ def solve_chunk(
 
     ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are angles
     already. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for them. ``stats``
-    defaults to the embodiment's own.
+    defaults to the chunk's quantiles, else the embodiment's packaged statistics.
     """
     if chunk.action_space.meaning == "joint_position":
         return replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)

@@ -87,7 +87,8 @@ class Cosmos3Policy(Policy):
         transport: ``"raw"``, the only one there is.
 
     Attributes:
-        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``.
+        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``,
+            and ``quantiles`` (q01, q99) of a checkpoint with statistics of its own.
 
     Raises:
         ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
@@ -448,6 +449,7 @@ class Cosmos3Policy(Policy):
             "seed": chunk.seed,
             "timing": {**timing, **chunk.timing},
             "action_space": chunk.action_space.name,
+            **({} if chunk.quantiles is None else {"quantiles": chunk.quantiles}),
         }
         return plan
 
@@ -461,7 +463,7 @@ class Cosmos3Policy(Policy):
         self._first_call_s = first_s
         return observation
 
-    def _request(self, observation: Observation, instruction: str, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
+    def _request(self, observation: Observation, instruction: Any, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
         if not isinstance(instruction, str):
             raise InputError(f"an instruction is a string, got {type(instruction).__name__}.")
         return Request(

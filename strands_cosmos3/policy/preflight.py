@@ -14,7 +14,7 @@ from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_colu
 from strands_cosmos3.types import Mode
 
 
-def require_every_camera(mapping: RobotMapping, cameras: Iterable[str] | None) -> None:
+def require_every_camera(mapping: RobotMapping, cameras: Iterable[object] | None) -> None:
     """Refuse a mapping of cameras that leaves one out, and a robot without one that is needed.
 
     Args:
@@ -35,7 +35,7 @@ def require_every_camera(mapping: RobotMapping, cameras: Iterable[str] | None) -
         return
     if isinstance(cameras, str) or not all(isinstance(name, str) for name in cameras):
         raise InputError(f"cameras is a list of camera names, got {cameras!r}.")
-    mapping.cameras.require(cameras)
+    mapping.cameras.require(map(str, cameras))
 
 
 def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:

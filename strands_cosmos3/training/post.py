@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.backends.own_scale import STATISTICS
+from strands_cosmos3.backends.model_input import STATISTICS
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import METADATA, Checkpoint, locate

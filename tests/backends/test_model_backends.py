@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
+from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
@@ -25,11 +27,13 @@ from strands_cosmos3.errors import (  # noqa: E402
     InputError,
     LayoutError,
     MissingDependencyError,
+    StatisticsError,
     UnknownNameError,
     VariantError,
 )
 from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
 from strands_cosmos3.robots.panda import HOME_Q  # noqa: E402
+from strands_cosmos3.serving.wire import encode_rows  # noqa: E402
 from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
 
 QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
@@ -106,6 +110,53 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
     with pytest.raises(ConfigError, match=r"4 rows.* takes 3"):
         policy.plan(Observation(HOME_Q, 1.0, {}), "reach the red cube", action_prefix=longer)
     backend.close()
+
+
+def with_own_statistics(folder, to, domain="droid_lerobot"):
+    """A copy of a checkpoint whose rows are in units of 0.5 to 3 times the packaged range."""
+    copy, packaged = declaring(folder, to, prefix_rows=3), load_action_stats("droid")
+    half = (packaged.q99 - packaged.q01) / 2 * np.linspace(0.5, 3, 10)
+    stats = {"schema": 1, "domain": domain, "columns": packaged.columns, "q01": list(0.1 - half), "q99": list(0.1 + half)}
+    (copy / "action_stats.json").write_text(json.dumps(stats))
+    return copy
+
+
+@pytest.mark.parametrize("name", ["native", "diffusers"])
+def test_a_chunk_carries_the_statistics_of_its_checkpoint(folder, native, name, tmp_path):
+    plain, own = native.infer(question()), make_backend(name, with_own_statistics(folder, tmp_path / "own"), QUICK)
+    chunk, stats = own.infer(question()), load_action_stats(tmp_path / "own" / "action_stats.json")
+    own.close()
+    assert plain.quantiles is None
+    if name == "native":
+        np.testing.assert_array_equal(chunk.action, plain.action)  # the model's own units
+    np.testing.assert_array_equal(chunk.quantiles, (stats.q01, stats.q99))
+    decoded = decode_chunk(chunk, np.eye(4))
+    np.testing.assert_array_equal(
+        decoded.T_base_frame, decode_chunk(replace(chunk, quantiles=None), np.eye(4), stats).T_base_frame
+    )
+    packaged = decode_chunk(replace(chunk, quantiles=None), np.eye(4))
+    assert np.abs(decoded.T_base_frame - packaged.T_base_frame).max() > 1e-2
+    asked = question(T_base_cosmos=np.eye(4), action_space=DROID.action_space("midtrain"))
+    sent = encode_rows(chunk, asked)  # a client reads metres
+    np.testing.assert_allclose(sent[:, :3], decoded.T_base_frame[:, :3, 3], atol=1e-6)
+
+
+def test_known_rows_are_in_the_units_of_the_chunk(folder, tmp_path):
+    own = make_backend("native", with_own_statistics(folder, tmp_path / "own"), QUICK)
+    rows = np.random.RandomState(1).uniform(-0.5, 0.5, (8, 10))
+    chunk = own.infer(question(action_prefix=rows[:3]))
+    np.testing.assert_allclose(chunk.action[:3], rows[:3], atol=1e-6)
+    forward = own.infer(question(mode=Mode.FORWARD_DYNAMICS, conditioning_actions=rows))
+    np.testing.assert_allclose(forward.action, rows, atol=1e-6)
+    assert forward.quantiles is not None
+    own.close()
+
+
+def test_statistics_of_another_domain_are_refused(folder, tmp_path):
+    own = make_backend("native", with_own_statistics(folder, tmp_path / "own", "umi"), QUICK)
+    with pytest.raises(StatisticsError, match="umi"):
+        own.infer(question())
+    own.close()
 
 
 def test_a_checkpoint_that_declares_no_prefix_rows_is_sent_none(native):

@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from strands_cosmos3.actions.decode import decode_chunk, decode_pose_trajectory
 from strands_cosmos3.actions.rotations import so3_exp
-from strands_cosmos3.actions.stats import denormalize_chunk, load_action_stats
-from strands_cosmos3.backends.own_scale import OwnScale
+from strands_cosmos3.actions.stats import load_action_stats
+from strands_cosmos3.backends.model_input import ModelInput
+from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetSpec, DatasetWriter, Feature, arm_spec, camera_key
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -26,6 +28,7 @@ from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
 from strands_cosmos3.training.windows import cached_latents, pose7, raw_rows
+from strands_cosmos3.types import ActionChunk, Request
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 
@@ -121,13 +124,20 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
     assert batch.latents.shape[2] == 5
     folder = post.export(post.policy)
     assert load_action_stats(folder / STATISTICS).q01[0] == pytest.approx(float(post.stats.q01[0]))
-    own, droid = OwnScale(Checkpoint.open(folder)), get_embodiment("droid")
+    own = quantiles_of(folder)
     with Dataset(arm_set) as data:
         raw = np.asarray(data[0][ACTION][:5], np.float64)
-    spoken = post.stats.normalizer("quantile")(raw)  # what the checkpoint was taught
-    heard = own.outward(spoken, droid)  # what a policy decodes with the packaged statistics
-    np.testing.assert_allclose(denormalize_chunk(heard, "droid"), raw, atol=1e-7)
-    np.testing.assert_allclose(own.inward(heard, droid), spoken, atol=1e-6)
+    rows = post.stats.normalizer("quantile")(raw)  # what the checkpoint was taught
+    droid = get_embodiment("droid")
+    decoded = decode_chunk(ActionChunk(rows, droid.action_space("midtrain"), droid, quantiles=own), np.eye(4))
+    unnormalised = decode_pose_trajectory(raw[:, :9], np.eye(4))[1:]
+    np.testing.assert_allclose(decoded.T_base_frame, unnormalised, atol=1e-6)
+
+
+def quantiles_of(folder):
+    droid = get_embodiment("droid")
+    request = Request(droid, droid.action_space("midtrain"), "open the drawer", 16, None, 1.0)
+    return ModelInput(Checkpoint.open(folder), InferenceOptions()).quantiles(request)
 
 
 def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set, tmp_path, space):
@@ -135,9 +145,9 @@ def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set,
     own = PostTraining(source, arm_set, tmp_path / "own", config)
     first = own.export(own.policy)
     if space == "midtrain":
-        assert OwnScale(Checkpoint.open(first)).stats is not None
+        assert quantiles_of(first) is not None
     again = PostTraining(first, arm_set, tmp_path / "packaged", replace(config, stats="packaged"))
-    assert OwnScale(Checkpoint.open(again.export(again.policy))).stats is None
+    assert quantiles_of(again.export(again.policy)) is None
 
 
 def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
