@@ -101,12 +101,14 @@ class NativeBackend(EngineBackend):
     ):
         options = options or InferenceOptions()
         device, dtype = resolve_device(options)
-        if not isinstance(model, Cosmos3Engine):
-            model = cast("Any", Cosmos3Engine).from_pretrained(
+        if isinstance(model, Cosmos3Engine):
+            engine = model
+        else:
+            engine: Cosmos3Engine = cast("Any", Cosmos3Engine).from_pretrained(
                 as_path(model, "native"),
                 device=device,
                 dtype=dtype,
                 decode_video=options.decode_video,
                 action_space=action_space,
             )
-        super().__init__(model, options)
+        super().__init__(engine, options)
