@@ -32,9 +32,7 @@ Observe = Callable[[mujoco.MjData], Views]
 def rollout_spec(embodiment: str | Embodiment = "droid") -> DatasetSpec:
     """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the DROID rig's three cameras.
 
-    Raises:
-        ConfigError: The embodiment's rows are not those of an arm whose tool frame sits on the Panda's hand, or its rate does
-            not divide the physics'.
+    Raises ConfigError if the embodiment's tool frame is not on the Panda's hand, or its rate does not divide the physics'.
     """
     embodiment = get_embodiment(embodiment)
     spec = arm_spec(dict.fromkeys(DROID_RIG.views, VIEW_HW), embodiment)
@@ -65,11 +63,8 @@ class RolloutRecorder:
     gripper's command at i + 1. Rows begin at the pose of frame 0, where the arm rests on its reference; integrated from
     there they are the commanded path, independent of the policy's chunks, of stretched time and of stops.
 
-    The last moment is not a frame, because no command follows it.
-
-    Args:
-        writer: Writer of a dataset with the spec of :func:`rollout_spec`.
-        embodiment: Embodiment whose tool frame the poses describe.
+    The last moment is not a frame, because no command follows it. The writer's spec is :func:`rollout_spec`; the poses are
+    those of the embodiment's tool frame.
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):

@@ -25,11 +25,7 @@ _MAX_WAIT_S = 10.0  # for an inference under way when the episode ends
 
 
 def physics_steps_per_tick(control_frequency: float) -> int:
-    """Return the number of physics steps between two control ticks.
-
-    Raises:
-        ConfigError: The tick is not a whole number of physics steps; the message lists valid frequencies.
-    """
+    """Return the number of physics steps between two control ticks; ConfigError if it is not whole."""
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")
     if steps < 1 or abs(steps - round(steps)) > 1e-9:
         valid = [PHYSICS_HZ // n for n in range(1, PHYSICS_HZ + 1) if PHYSICS_HZ % n == 0 and PHYSICS_HZ // n >= 10]
@@ -51,11 +47,8 @@ class Episode:
     """Runs one episode.
 
     Args:
-        arm: The arm, already reset.
-        planner: Observes and plans with the policy.
+        arm: Already reset.
         judge: The task's success criterion, or None.
-        film: Records the pictures.
-        config: Configuration of the control loop.
         realtime: Whether a simulated second lasts at least a second of wall-clock time.
         on_tick: Called after every tick; the episode ends as interrupted if it returns True.
     """

@@ -8,11 +8,7 @@ import time
 class Pacer:
     """Keeps a clock from running ahead of wall-clock time.
 
-    Time lost beyond ``tolerance_s`` is not made up for: the clock goes on at real speed from there.
-
-    Args:
-        now_s: The clock's present time.
-        tolerance_s: Delay that is made up for by running faster.
+    A delay up to ``tolerance_s`` is made up for by running faster; beyond, the clock goes on at real speed from there.
     """
 
     def __init__(self, now_s: float, tolerance_s: float = 0.0):

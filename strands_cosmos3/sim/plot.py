@@ -18,14 +18,9 @@ if TYPE_CHECKING:
 
 
 def plot_rollout(rollout: Rollout, path: Path) -> None:
-    """Write hand position, joint angles, gripper and tracking error over time.
+    """Plot hand position, joint angles, gripper and tracking error over time; the path's suffix selects the format.
 
-    Args:
-        rollout: An episode with its arrays.
-        path: The picture; its suffix selects the format.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+    Raises MissingDependencyError without matplotlib.
     """
     arrays, t = rollout.arrays, rollout.arrays["t_s"]
     figure = _page(11, 9)
@@ -65,14 +60,9 @@ def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
-    """Write learning curves, one panel for each stage.
+    """Plot learning curves, one panel for each stage; the path's suffix selects the format.
 
-    Args:
-        curves: Stage -> points in order, each with ``step`` and further numbers; ``time`` is left out.
-        path: The picture; its suffix selects the format.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+    ``curves``: stage -> points, each with ``step`` and further numbers. MissingDependencyError without matplotlib.
     """
     shown = {stage: points for stage, points in curves.items() if points}
     figure = _page(9, 2.6 * max(1, len(shown)))

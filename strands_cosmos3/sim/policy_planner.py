@@ -25,17 +25,12 @@ _Observed = tuple[Observation, NDArray[Any] | None]
 class PolicyPlanner:
     """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a :class:`~strands_cosmos3.control.loop.Planner`).
 
-    Args:
-        arm: The observed arm.
-        policy: The policy.
-        instruction: Its instruction.
-        film: Renders the views for a policy that uses images.
+    ``film`` renders the views for a policy that uses images.
 
     Attributes:
         answer: Raw action rows [T, D] and predicted video of the latest chunk, or None each.
         accepted_rows: Raw rows of the chunk that the arm follows. The latest one may have expired or been rejected.
         replan_rows: Rows to execute before the next inference, or None.
-        model_sha256: Digest of the checkpoint, or None.
     """
 
     def __init__(self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder):
@@ -58,11 +53,7 @@ class PolicyPlanner:
         return prefix if len(prefix) else None
 
     def plan(self, observation: _Observed) -> JointTrajectory:
-        """Return the policy's chunk.
-
-        Raises:
-            Cosmos3Error: As the policy raises it.
-        """
+        """Return the policy's chunk; any Cosmos3Error is the policy's."""
         observed, prefix = observation
         plan = self._policy.plan(observed, self.instruction, action_prefix=prefix)
         self.answer = (np.asarray(self._policy.last_rollout["action"]), self._policy.last_rollout["video"])
@@ -81,11 +72,9 @@ class PolicyPlanner:
 
 
 class AdaptedPolicyPlanner:
-    """Plans with any other policy, by ``get_actions_sync`` and flat observations. Attributes as :class:`PolicyPlanner`.
+    """Plans with any other policy, by ``get_actions_sync`` and flat observations. Otherwise as :class:`PolicyPlanner`.
 
-    Args:
-        arm, policy, instruction, film: As for :class:`PolicyPlanner`.
-        hz: Rate at which the policy's steps are due.
+    ``hz`` is the rate at which the policy's steps are due.
     """
 
     model_sha256: str | None = None
@@ -104,11 +93,7 @@ class AdaptedPolicyPlanner:
         return self._arm.observe(self._film.observe(self._arm.data) if self._policy.requires_images else None)
 
     def plan(self, observation: dict[str, Any]) -> JointTrajectory:
-        """Return the policy's steps as a joint trajectory.
-
-        Raises:
-            BackendError: A step lacks a joint or holds something other than a number.
-        """
+        """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint or holds no number."""
         steps = self._policy.get_actions_sync(observation, self.instruction)
         return _trajectory(steps, type(self._policy).__name__, self._hz)
 

@@ -31,17 +31,10 @@ class VideoWriter:
 
     Frames go to a hidden file beside ``path``, which replaces it in :meth:`close`. Missing folders are made.
 
-    Args:
-        path: The film, ``.mp4``, ``.mkv`` or ``.mov``.
-        fps: Frames per second.
-        crf: x264's constant rate factor: 0 is lossless, 51 worst.
-
-    Attributes:
-        frames: Number of frames written.
+    ``crf`` is x264's constant rate factor: 0 is lossless, 51 worst.
 
     Raises:
-        InputError: fps is not above zero.
-        ConfigError: Another suffix, or a crf outside 0..51.
+        InputError, ConfigError: fps is not above zero; a suffix not .mp4, .mkv or .mov, or a crf outside 0..51.
         MissingDependencyError: PyAV is not installed.
     """
 
@@ -65,14 +58,10 @@ class VideoWriter:
         self.frames = 0
 
     def write(self, frame: Frame) -> None:
-        """Append a frame.
-
-        Args:
-            frame: [H, W, 3] uint8; height and width even, and the same for every frame.
+        """Append a frame [H, W, 3] uint8; height and width even, and the same for every frame.
 
         Raises:
-            ShapeError: It is not such an array.
-            ConfigError: The film was closed.
+            ShapeError, ConfigError: It is not such an array; the film was closed.
         """
         if self._container is None:
             raise ConfigError(f"{self.path} is closed; no frame can be added.")
@@ -137,17 +126,13 @@ def compose_film(
     """Compose a frame of the film: the scene, the policy's views below it, the predicted world beside it.
 
     Args:
-        beauty: [H, W, 3] uint8, the large picture, at its own size.
-        views: Observation pictures [h, w, 3] uint8 by name, left to right.
-        predicted: [h, w, 3] uint8, a frame of the predicted video; it is labelled as a prediction.
-        caption: A line over the large picture, e.g. the instruction.
-        observed: [h, w, 3] uint8, the observation at the time of ``predicted``, shown below it.
+        beauty: The large picture, at its own size; all pictures are [H, W, 3] uint8 (else ShapeError).
+        views: Observation pictures by name, left to right.
+        predicted: A frame of the predicted video; it is labelled as a prediction.
+        observed: The observation at the time of ``predicted``, shown below it.
 
     Returns:
-        [H', W', 3] uint8 with even sides. They depend on the shapes of the given pictures only.
-
-    Raises:
-        ShapeError: A picture is not [H, W, 3] uint8.
+        [H', W', 3] uint8 with even sides, which depend on the shapes of the given pictures only.
     """
     beside = {name: picture for name, picture in (("predicted", predicted), ("observed", observed)) if picture is not None}
     for name, picture in {"beauty": beauty, **views, **beside}.items():

@@ -35,12 +35,8 @@ _MAX_GEOMS = 2000
 def choose_gl(wanted: str | None = None) -> str:
     """Return the OpenGL backend to draw with, without loading it.
 
-    Args:
-        wanted: ``egl``, ``osmesa`` or ``glfw``. None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa``
-            whose library is installed, else ``glfw`` if there is a display.
-
-    Raises:
-        RenderError: Another name, or no such library; the message names the Debian packages.
+    None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa`` whose library is installed, else ``glfw`` if
+    there is a display. RenderError for another name or no such library; the message names the Debian packages.
     """
     named = (wanted or os.environ.get("MUJOCO_GL", "")).lower().strip()
     if named in GL_BACKENDS:
@@ -69,17 +65,11 @@ def _make_context(backend: str, height: int, width: int) -> Any:
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality of a picture.
+    """Quality of a picture."""
 
-    Args:
-        shadow_px: Edge of the shadow map; 0 draws no shadows.
-        samples: Samples per pixel for smooth edges; 0 is none.
-        slices: Facets around a cylinder; in software OpenGL they cost more than pixels.
-    """
-
-    shadow_px: int = 0
-    samples: int = 0
-    slices: int = 8
+    shadow_px: int = 0  # edge of the shadow map; 0 draws no shadows
+    samples: int = 0  # per pixel, for smooth edges; 0 is none
+    slices: int = 8  # facets around a cylinder; in software OpenGL they cost more than pixels
 
 
 OBSERVATION = Quality()
@@ -90,18 +80,9 @@ BEAUTY = Quality(shadow_px=1024, samples=4, slices=24)
 
 @dataclass(frozen=True, eq=False)
 class Polyline:
-    """A polyline to draw in the world.
+    """A polyline to draw; ShapeError or NonFiniteError if the points are not [n, 3] finite numbers."""
 
-    Args:
-        points_m: [n, 3] in the world's frame.
-        rgba: Colour.
-        radius_m: Radius of the line.
-
-    Raises:
-        ShapeError, NonFiniteError: The points are not [n, 3] finite numbers.
-    """
-
-    points_m: F64
+    points_m: F64  # [n, 3] in the world's frame
     rgba: tuple[float, float, float, float] = (0.98, 0.55, 0.10, 0.9)
     radius_m: float = 0.0025
 
@@ -110,15 +91,9 @@ class Polyline:
 
 
 class Renderer:
-    """Draws a model's state off screen, with an OpenGL context of its own.
+    """Draws a model's state off screen, ``height`` x ``width`` pixels, with an OpenGL context of its own.
 
-    It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`.
-
-    Args:
-        model: The model.
-        height, width: Size of a picture in pixels.
-        quality: Quality of the pictures.
-        gl: The OpenGL backend, as for :func:`choose_gl`.
+    It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`. ``gl``: :func:`choose_gl`.
 
     Raises:
         ConfigError: The size is not positive.
@@ -126,12 +101,7 @@ class Renderer:
     """
 
     def __init__(
-        self,
-        model: mujoco.MjModel,
-        height: int = 180,
-        width: int = 320,
-        quality: Quality = OBSERVATION,
-        gl: str | None = None,
+        self, model: mujoco.MjModel, height: int = 180, width: int = 320, quality: Quality = OBSERVATION, gl: str | None = None
     ):
         self._context: Any = None
         self._gpu: Any = None

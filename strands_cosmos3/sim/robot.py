@@ -29,13 +29,7 @@ Progress = Callable[[float, float], None]
 class Robot(SimulatedArm):
     """A simulated Panda that policies can drive.
 
-    Args:
-        name: ``"panda"`` (``"franka"`` is the same arm).
-        control, scene, arm_model: As for :class:`SimulatedArm`.
-
-    Raises:
-        UnknownNameError: No such robot, arm model, limits or feed-forward.
-        ConfigError, EnvironmentalError: The model cannot be used, or not be fetched.
+    ``"franka"`` is the same arm as ``"panda"``. Other arguments and errors: :class:`SimulatedArm`.
     """
 
     def __init__(
@@ -73,9 +67,7 @@ class Robot(SimulatedArm):
         """Run one episode in the closed loop.
 
         Args:
-            robot_name: This robot's name.
             instruction: The policy's instruction; empty is the task's default.
-            policy_provider: ``"cosmos3"``.
             policy_config: Arguments of :class:`Cosmos3Policy`, e.g. ``{"embodiment": "droid", "backend": "scripted"}``.
             duration: Longest duration in simulated seconds; a task ends when it succeeds, a replay with its recording.
             control_frequency: Rate of observation, state machine and counters [Hz]; it must divide 600. ctrl is written
@@ -91,7 +83,6 @@ class Robot(SimulatedArm):
             realtime: Run no faster than wall-clock time, and accept each chunk when it arrives, as a real arm would.
             progress: Called with simulated and total seconds.
             on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the episode (``interrupted``).
-            recorder: Adds the episode to a dataset.
             audience: Receives each chunk's plan and predicted video.
 
         Returns:

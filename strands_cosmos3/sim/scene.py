@@ -41,20 +41,11 @@ _MAX_DRAWS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Poses of the cubes on the table.
-
-    Args:
-        names: The cubes.
-        xy_m: [n, 2] centres in the world.
-        yaw_rad: [n] rotation about z.
-
-    Raises:
-        ShapeError, NonFiniteError: An array does not fit the names, or is not finite.
-    """
+    """Poses of the named cubes on the table; ShapeError or NonFiniteError if an array does not fit."""
 
     names: tuple[str, ...]
-    xy_m: F64
-    yaw_rad: F64
+    xy_m: F64  # [n, 2] centres in the world
+    yaw_rad: F64  # [n] rotation about z
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))
@@ -66,9 +57,7 @@ class Scene:
     """A compiled scene and the indices into it.
 
     Attributes:
-        model: The ``MjModel``: 600 Hz, ``implicitfast``.
-        cubes: The cubes, by name.
-        bin: The bin's place and size.
+        model: 600 Hz, ``implicitfast``.
         view_names: The observation cameras, in the order of the DROID rig.
         arm_qpos, arm_dof: [7] addresses of the arm's joints in ``qpos`` and ``qvel``.
         finger_qpos, finger_dof: [2] the fingers'.
@@ -79,15 +68,9 @@ class Scene:
     """
 
     def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None):
-        """Compile the scene.
+        """Compile the scene; ConfigError if two cubes share a name.
 
-        Args:
-            cubes: Cubes on the table, each with its own name.
-            arm: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
-                ``"menagerie"`` (fetched over the network).
-
-        Raises:
-            ConfigError: Two cubes share a name.
+        ``arm`` is None (embedded), the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (over the network).
         """
         if len({cube.name for cube in cubes}) != len(cubes):
             raise ConfigError(f"every cube needs its own name, got {[cube.name for cube in cubes]}.")
@@ -109,11 +92,7 @@ class Scene:
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
 
     def sample_layout(self, rng: np.random.Generator) -> Layout:
-        """Return a random layout: uniform in the spawn region, at any yaw, centres at least ``SEPARATION_M`` apart.
-
-        Raises:
-            ConfigError: The cubes do not fit.
-        """
+        """Return a layout uniform in the spawn region, at any yaw, ``SEPARATION_M`` apart; ConfigError if it cannot fit."""
         placed: list[F64] = []
         for _ in range(_MAX_DRAWS):
             xy = np.array([rng.uniform(*SPAWN_X_M), rng.uniform(*SPAWN_Y_M)])
@@ -126,15 +105,10 @@ class Scene:
     def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
         """Place the arm and the cubes, at rest, with the servos commanded to hold.
 
-        Args:
-            data: This model's state; overwritten, then forwarded (``mj_forward``).
-            layout: Poses of all of this scene's cubes.
-            q_arm_rad: [7] arm configuration; None is DROID's home.
-            gripper_open: Fingers fully open, or closed.
+        ``data`` is overwritten, then forwarded (``mj_forward``); ``q_arm_rad`` [7] is DROID's home by default.
 
         Raises:
-            UnknownNameError: The layout names another cube.
-            ConfigError: The layout lacks one of this scene's cubes.
+            UnknownNameError, ConfigError: The layout does not place exactly this scene's cubes.
             ShapeError, NonFiniteError: The configuration is not seven finite numbers.
         """
         q = finite_array(HOME_Q if q_arm_rad is None else q_arm_rad, "q_arm_rad", (7,))
@@ -155,11 +129,7 @@ class Scene:
         mujoco.mj_forward(self.model, data)
 
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
-        """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last forward or step.
-
-        Raises:
-            UnknownNameError: No such body.
-        """
+        """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last step; UnknownNameError if there is none."""
         index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
         if index < 0:
             raise UnknownNameError("body", name, (self.model.body(i).name for i in range(self.model.nbody)))

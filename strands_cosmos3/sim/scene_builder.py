@@ -30,20 +30,10 @@ GRIP_GAIN = 5.0
 
 @dataclass(frozen=True)
 class Cube:
-    """A free cube.
+    """A free cube; InputError if its edge or mass is not above zero."""
 
-    Args:
-        name: Name of its body, joint and geom.
-        rgb: Colour in 0..1.
-        edge_m: Length of an edge.
-        mass_kg: Mass.
-
-    Raises:
-        InputError: Edge or mass is not above zero.
-    """
-
-    name: str
-    rgb: tuple[float, float, float]
+    name: str  # of its body, joint and geom
+    rgb: tuple[float, float, float]  # in 0..1
     edge_m: float = 0.040
     mass_kg: float = 0.060
 
@@ -54,19 +44,12 @@ class Cube:
 
 @dataclass(frozen=True)
 class Bin:
-    """An open box on the table, with its sides along x and y.
-
-    Args:
-        center_m: x and y of its centre.
-        inner_m: Inner extent along x and y.
-        height_m: Height of the rim over the table.
-        wall_m: Thickness of walls and floor.
-    """
+    """An open box on the table, with its sides along x and y."""
 
     center_m: tuple[float, float] = (0.42, 0.41)
-    inner_m: tuple[float, float] = (0.22, 0.16)
-    height_m: float = 0.07
-    wall_m: float = 0.006
+    inner_m: tuple[float, float] = (0.22, 0.16)  # extent along x and y
+    height_m: float = 0.07  # of the rim over the table
+    wall_m: float = 0.006  # thickness of walls and floor
 
     def contains(self, position_m: F64) -> bool:
         """Whether a world position [3] lies inside the walls and below the rim."""
@@ -76,21 +59,13 @@ class Bin:
 
 @dataclass(frozen=True)
 class View:
-    """A camera.
-
-    Args:
-        position_m: [3] in its parent's frame.
-        target_m: A point it looks at, in its parent's frame.
-        fovy_deg: Vertical field of view.
-        up: Direction of the parent's frame that is up in the picture.
-        parent: The body that it is fixed to.
-    """
+    """A camera; positions and directions are in its parent's frame."""
 
     position_m: tuple[float, float, float]
-    target_m: tuple[float, float, float]
-    fovy_deg: float
-    up: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    parent: str = "world"
+    target_m: tuple[float, float, float]  # a point it looks at
+    fovy_deg: float  # vertical field of view
+    up: tuple[float, float, float] = (0.0, 0.0, 1.0)  # up in the picture
+    parent: str = "world"  # the body that it is fixed to
 
 
 VIEWS: Mapping[str, View] = MappingProxyType(
@@ -106,12 +81,7 @@ BIN = Bin()
 
 
 def build(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.MjSpec:
-    """Return an arm's specification with the scene added, ready to compile.
-
-    Args:
-        cubes: Cubes on the table.
-        arm: Name or path as :func:`strands_cosmos3.robots.model.load_spec` takes it; None is the embedded arm.
-    """
+    """Return an arm's specification with the scene added, ready to compile; ``arm`` as for ``load_spec``."""
     spec = load_spec(arm)
     spec.modelname = "tabletop"
     _set_physics(spec)
@@ -213,12 +183,7 @@ def _add_table(spec: mujoco.MjSpec) -> None:
     x_m, y_m = np.array(TABLE_X_M), np.array(TABLE_Y_M)
     center, half = np.array([x_m.mean(), y_m.mean()]), np.array([np.ptp(x_m), np.ptp(y_m)]) / 2
     world.add_geom(
-        name="table",
-        type=_BOX,
-        pos=[*center, -TABLE_THICKNESS_M / 2],
-        size=[*half, TABLE_THICKNESS_M / 2],
-        group=3,
-        **_CONTACT,
+        name="table", type=_BOX, pos=[*center, -TABLE_THICKNESS_M / 2], size=[*half, TABLE_THICKNESS_M / 2], group=3, **_CONTACT
     )
     ghost = {"contype": 0, "conaffinity": 0, "group": 2}
     world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material="wood", **ghost)
@@ -229,11 +194,7 @@ def _add_table(spec: mujoco.MjSpec) -> None:
             leg = center + np.array([sx, sy]) * (half - 0.05)
             height = -TABLE_THICKNESS_M - FLOOR_Z_M
             world.add_geom(
-                type=_CYLINDER,
-                pos=[*leg, FLOOR_Z_M + height / 2],
-                size=[0.025, height / 2, 0],
-                material="leg",
-                **ghost,
+                type=_CYLINDER, pos=[*leg, FLOOR_Z_M + height / 2], size=[0.025, height / 2, 0], material="leg", **ghost
             )
 
 

@@ -23,24 +23,14 @@ from strands_cosmos3.types import Observation
 
 @dataclass(frozen=True)
 class ControlConfig:
-    """How references are followed.
+    """How references are followed."""
 
-    Args:
-        limits: ``"fer"`` (Panda) or ``"fr3"``. The joint ranges never exceed those of the Panda's model.
-        derating: Factor in (0, 1] on velocity, acceleration and jerk.
-        feed_forward: ``"velocity"``, ``"computed_torque"`` or ``"none"``.
-    """
-
-    limits: str = "fer"
-    derating: float = 1.0
-    feed_forward: str = "velocity"
+    limits: str = "fer"  # (Panda) or "fr3"; the joint ranges never exceed those of the Panda's model
+    derating: float = 1.0  # factor in (0, 1] on velocity, acceleration and jerk
+    feed_forward: str = "velocity"  # or "computed_torque" or "none"
 
     def joint_limits(self) -> JointLimits:
-        """Return the limits in force.
-
-        Raises:
-            UnknownNameError: No such table.
-        """
+        """Return the limits in force; UnknownNameError if there is no such table."""
         if self.limits not in LIMITS:
             raise UnknownNameError("limits", self.limits, LIMITS)
         table, arm = LIMITS[self.limits], LIMITS["fer"]
@@ -58,10 +48,9 @@ class SimulatedArm:
     """A simulated Panda on its table (a :class:`~strands_cosmos3.control.loop.Arm`).
 
     Args:
-        control: How references are followed.
-        scene: The scene; None is three cubes and a bin around the arm.
-        arm_model: The arm's model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
-            ``"menagerie"`` (fetched over the network). A given scene has its own.
+        scene: None is three cubes and a bin around the arm.
+        arm_model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (fetched
+            over the network). A given scene has its own.
 
     Raises:
         UnknownNameError: No such arm model, limits or feed-forward.
@@ -105,11 +94,7 @@ class SimulatedArm:
         """Measured angles [7], velocities [7] and the gripper's open fraction."""
         data, scene = self.data, self.scene
         fingers = float(np.mean(data.qpos[scene.finger_qpos]))
-        return (
-            data.qpos[scene.arm_qpos].copy(),
-            data.qvel[scene.arm_dof].copy(),
-            float(PANDA_FINGER.to_fraction(fingers)),
-        )
+        return (data.qpos[scene.arm_qpos].copy(), data.qvel[scene.arm_dof].copy(), float(PANDA_FINGER.to_fraction(fingers)))
 
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
