@@ -38,18 +38,11 @@ _WARNED = (
 
 @dataclass(frozen=True)
 class Listeners:
-    """Callbacks of a viewer while episodes run.
+    """Callbacks of a viewer while episodes run."""
 
-    Args:
-        begin: Called with each episode's instruction before it starts.
-        on_tick: Called with the robot after every tick; True ends the episode.
-        audience: A :class:`~strands_cosmos3.sim.film.RolloutListener`, or None.
-        end: Called with the finished episode.
-    """
-
-    begin: Callable[[str], None] = field(default=lambda instruction: None)
-    on_tick: Callable[[Any], bool | None] | None = None
-    audience: Any = None
+    begin: Callable[[str], None] = field(default=lambda instruction: None)  # before each episode
+    on_tick: Callable[[Any], bool | None] | None = None  # after every tick; True ends the episode
+    audience: Any = None  # a RolloutListener
     end: Callable[[Episode], None] = field(default=lambda episode: None)
 
 
@@ -205,7 +198,6 @@ class Rollout:
 
     @property
     def _policy_instruction(self) -> str:
-        """The policy's instruction."""
         from strands_cosmos3.sim.tasks import get_task
 
         return self.instruction or ("" if self._task is None else get_task(self._task).instruction)

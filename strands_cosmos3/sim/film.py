@@ -35,10 +35,7 @@ class RolloutListener(Protocol):
         ...
 
     def show_prediction(self, video: Any, since_s: float) -> None:
-        """Called with the chunk's predicted video, [F, H, W, 3] uint8 or None.
-
-        Its first frame shows the chunk's observation, which was made ``since_s`` ago on the motion's clock.
-        """
+        """Called with the chunk's predicted video [F, H, W, 3] uint8, or None; it begins ``since_s`` ago in motion time."""
         ...
 
 
@@ -46,16 +43,11 @@ class VideoRecorder:
     """Renders a film and the policy's views; it makes an OpenGL context only when one of them is needed.
 
     Args:
-        scene: The scene.
         path: The film, or None for no film.
         control_frequency: Rate of calls of :meth:`frame` [Hz].
-        caption: Line over the picture, usually the instruction.
-        layout: One of :data:`LAYOUTS`.
+        layout: One of :data:`LAYOUTS`, else UnknownNameError.
         quality: Quality of the large picture.
         audience: Also receives plans and predictions.
-
-    Raises:
-        UnknownNameError: No such layout.
     """
 
     def __init__(

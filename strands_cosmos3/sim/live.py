@@ -21,11 +21,7 @@ _TOLERANCE_S = 1.0
 
 @contextmanager
 def live_viewer(arm: SimulatedArm) -> Iterator[Callable[[SimulatedArm], bool]]:
-    """MuJoCo's passive viewer; yields what to call after each tick, which also waits for the clock on the wall.
-
-    Raises:
-        RenderError: There is no display.
-    """
+    """MuJoCo's passive viewer; yields a callback for each tick, which keeps real time. RenderError without a display."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise RenderError("a live view needs a display and there is none; write a film instead: --video out.mp4")
     import mujoco.viewer

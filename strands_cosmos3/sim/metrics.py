@@ -36,23 +36,14 @@ def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
 
 @dataclass
 class ChunkRecord:
-    """One accepted chunk.
+    """One accepted chunk."""
 
-    Args:
-        plan: The plan given to the executor.
-        motion: The planned motion.
-        motion_from_s: Time of the motion's own clock at its start.
-        latency_ms: Time from the request to acceptance, on the arm's clock.
-        inference_ms: Wall-clock time of inference and planning.
-        rows: Number of executed rows, including the current one.
-    """
-
-    plan: JointTrajectory
+    plan: JointTrajectory  # as given to the executor
     motion: PlannedMotion
-    motion_from_s: float
-    latency_ms: float
-    inference_ms: float
-    rows: int = 0
+    motion_from_s: float  # time of the motion's own clock at its start
+    latency_ms: float  # from the request to acceptance, on the arm's clock
+    inference_ms: float  # wall-clock time of inference and planning
+    rows: int = 0  # executed, including the current one
 
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
         """Return the entries of a plan's array [T] that belong to executed rows."""

@@ -140,19 +140,10 @@ class Renderer:
         return gpu
 
     def render(self, data: mujoco.MjData, camera: str, paths: Sequence[Polyline] = ()) -> NDArray[np.uint8]:
-        """Draw a picture.
-
-        Args:
-            data: The state, forwarded.
-            camera: Name of a camera of the model.
-            paths: Polylines to draw.
-
-        Returns:
-            [H, W, 3] uint8, a new array.
+        """Draw a forwarded state as a new array [H, W, 3] uint8.
 
         Raises:
-            UnknownNameError: No such camera.
-            RenderError: The renderer was closed.
+            UnknownNameError, RenderError: No such camera; the renderer was closed.
         """
         if self._gpu is None:
             raise RenderError("this renderer is closed; make another.")

@@ -128,18 +128,12 @@ class SimulatedArm:
         }
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
-        """Follow a block of references, one physics step each.
+        """Follow references at the end of each of M physics steps; ``before`` is the one at the beginning of the first.
 
-        Args:
-            block: References at the end of each of the M steps.
-            before: Reference at the beginning of the first step.
-
-        Returns:
-            Measured angles [M, 7] and open fractions [M] after each step.
+        Returns the measured angles [M, 7] and open fractions [M] after each step.
 
         Raises:
-            ActuatorGuardError: A reference is not finite; none of the block was written.
-            ControlError: The physics diverged.
+            ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
         """
         scene, data, model = self.scene, self.data, self.scene.model
         references = (*(before.q_rad, before.qd_rad_s, before.qdd_rad_s2), block.q_rad, block.qd_rad_s, block.qdd_rad_s2)

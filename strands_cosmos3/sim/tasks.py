@@ -36,19 +36,12 @@ Condition = Callable[[Scene, mujoco.MjData, Goal], bool]
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
-
-    Args:
-        name: Name of the task.
-        instruction: The default instruction.
-        hold_s: Time for which the condition must hold.
-        holds: Returns whether the condition holds now.
-    """
+    """A task."""
 
     name: str
-    instruction: str
-    hold_s: float
-    holds: Condition
+    instruction: str  # by default
+    hold_s: float  # time for which the condition must hold
+    holds: Condition  # whether the condition holds now
 
 
 def _reach(scene: Scene, data: mujoco.MjData, goal: Goal) -> bool:
@@ -107,24 +100,14 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 
 
 def get_task(name: str) -> Task:
-    """Return the task of that name.
-
-    Raises:
-        UnknownNameError: No such task; the message lists them.
-    """
+    """Return the task of that name; UnknownNameError lists the tasks."""
     if name not in TASKS:
         raise UnknownNameError("task", name, TASKS)
     return TASKS[name]
 
 
 class Judge:
-    """Judges one episode of a task.
-
-    Args:
-        task: The task.
-        scene: The scene.
-        goal: The parsed instruction, with the cube to judge.
-    """
+    """Judges one episode of a task; ``goal`` is the parsed instruction, with the cube to judge."""
 
     def __init__(self, task: Task, scene: Scene, goal: Goal):
         self.task, self._scene, self._goal = task, scene, goal
