@@ -1,11 +1,11 @@
-"""What each Cosmos 3 embodiment emits, as data: domains, columns, frames, units, polarity, rates, presets.
+"""Table of the Cosmos 3 embodiments: action columns, tool frames, units, gripper conventions, rates, sampling presets.
 
-Nothing here computes motion. ``actions`` decodes by these tables, ``observe`` composes pictures by them, backends sample
-by them; a difference between two robots is a different row and never a branch in the code.
+This module is data only: ``actions`` decodes rows, ``observe`` composes camera views and the backends choose sampling
+settings from it. Robots differ by entries of the table, not by branches in the code.
 
-Source of the figures: NVIDIA cosmos-framework (release 2026-08-21: ``domain_utils``, ``pose_utils``,
-``action_policy_server_robolab``) and the Cosmos 3 model cards. A tool frame with ``checked=False`` is stated there and
-could not be confirmed against recorded data by us; DROID's was, on a recorded episode.
+Source of the values: NVIDIA cosmos-framework (release 2026-08-21: ``domain_utils``, ``pose_utils``,
+``action_policy_server_robolab``) and the Cosmos 3 model cards. A tool frame with ``checked=False`` is taken
+from there and not verified on recorded data; DROID's was verified on a recorded episode.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
 
 @dataclass(frozen=True)
 class GripperConvention:
-    """How a number stands for a gripper's opening. Inside the package it is always the open fraction in [0, 1].
+    """Linear map between a gripper value and the open fraction in [0, 1] (1 = open) that the package uses internally.
 
     Args:
-        open_value: The number that means fully open.
-        closed_value: The number that means fully closed.
-        unit: What the number is, e.g. ``"fraction"``, ``"m"``, ``"ctrl"``.
+        open_value: Value of the open gripper.
+        closed_value: Value of the closed gripper.
+        unit: Unit of the value, e.g. ``"fraction"``, ``"m"``, ``"ctrl"``.
     """
 
     open_value: float
@@ -43,7 +43,7 @@ class GripperConvention:
     unit: str = "fraction"
 
     def to_fraction(self, value: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Open fraction of a value, clipped to [0, 1]; the value's shape.
+        """Return the open fraction of a gripper value, clipped to [0, 1], with the shape of ``value``.
 
         Raises:
             NonFiniteError: The value holds NaN or infinity.
@@ -54,7 +54,7 @@ class GripperConvention:
         return np.clip(fraction, 0.0, 1.0)
 
     def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """The number that stands for an open fraction; the fraction's shape."""
+        """Return the gripper value of an open fraction, with the shape of ``fraction``."""
         return self.closed_value + np.asarray(fraction, dtype=np.float64) * (self.open_value - self.closed_value)
 
 
@@ -67,16 +67,16 @@ UMI_WIDTH = GripperConvention(open_value=0.0967, closed_value=0.0, unit="m")
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What the columns of an action chunk mean and when its rows are due.
+    """Format of an action chunk: the meaning of its columns and the timing of its rows.
 
     Args:
         name: ``midtrain``, ``joint_pos`` or ``pose_abs``.
-        meaning: What a row is; it selects the decoder.
-        columns: One name for each column.
-        normalized: Whether rows must be de-normalised with the domain's statistics.
+        meaning: Kind of action; it selects the decoder.
+        columns: Names of the columns.
+        normalized: Whether the model's rows are normalised with the embodiment's statistics.
         state_row: Whether row 0 of the model's sequence is the clean proprioceptive state.
         mrope_offset: Offset of the action rows' temporal position (0 with a state row, else 1).
-        row_lead: Row i is due at ``t0 + (i + row_lead) / fps``: 1 for rows that are reached, 0 for rows commanded now.
+        row_lead: Row i is due ``(i + row_lead) / fps`` seconds after the observation: 0 if row 0 is commanded at once.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ActionSpace:
         return len(self.columns)
 
     def row_times_s(self, n_rows: int, fps: float) -> NDArray[np.float64]:
-        """When each row is due, in seconds after the observation: [n_rows]."""
+        """Return when each row is due, in seconds after the observation: [n_rows]."""
         return (np.arange(n_rows) + self.row_lead) / fps
 
 
@@ -111,13 +111,13 @@ def _midtrain(columns: tuple[str, ...], meaning: Meaning, normalized: bool) -> A
 
 @dataclass(frozen=True, eq=False)
 class ToolFrame:
-    """Where the frame whose motion the model speaks sits on the robot.
+    """Pose of the Cosmos frame, the frame whose motion the model predicts, on the robot.
 
     Args:
-        parent: The robot body or link that it is fixed to.
+        parent: Body or link of the robot to which the frame is fixed.
         T_parent_cosmos: [4, 4] pose of the Cosmos frame in the parent's frame (right-multiplied onto the parent's pose).
-        checked: Whether recorded data confirmed it.
-        source: Where it comes from.
+        checked: Whether the transform was verified on recorded data.
+        source: Origin of the transform.
     """
 
     parent: str
@@ -150,16 +150,16 @@ _BRIDGE_DEFAULT_ROTATION = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to denoise. A field that is None is not set: :meth:`over` fills it from a preset.
+    """Settings of the denoising sampler. None means unset; :meth:`over` takes unset fields from a preset.
 
     Args:
         num_steps: Denoising steps.
-        guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
-        flow_shift: Shift of the native flow schedule.
-        guidance_interval: Guidance applies where lo < t < hi only; None is everywhere.
+        guidance_scale: g in ``v = u + g (c - u)`` (classifier-free guidance); 1 skips the unconditional pass.
+        flow_shift: Shift of the flow-matching noise schedule.
+        guidance_interval: Bounds (lo, hi) of the timesteps with guidance, lo < t < hi; None means all timesteps.
 
     Raises:
-        InputError: There are no steps.
+        InputError: ``num_steps`` is below 1.
     """
 
     num_steps: int | None = None
@@ -172,9 +172,9 @@ class Sampling:
             raise InputError(f"num_steps must be at least 1, got {self.num_steps}.")
 
     def over(self, preset: Sampling) -> Sampling:
-        """Return the preset with what is set here in its place."""
-        given = {field.name: getattr(self, field.name) for field in fields(Sampling)}
-        return replace(preset, **{name: value for name, value in given.items() if value is not None})
+        """Return the preset, overridden by the fields that are set."""
+        values = {field.name: getattr(self, field.name) for field in fields(Sampling)}
+        return replace(preset, **{name: value for name, value in values.items() if value is not None})
 
 
 MIDTRAIN_PRESET = Sampling(num_steps=30, guidance_scale=1.0, flow_shift=10.0)
@@ -184,12 +184,12 @@ EDGE_POLICY_PRESET = replace(POLICY_PRESET, guidance_interval=(960.0, 1001.0))
 
 @dataclass(frozen=True)
 class CameraRig:
-    """The views a domain was trained on, in the order in which they are composed.
+    """Camera views on which an embodiment was trained, in the order in which they are composed.
 
     Args:
         views: Names of the views.
-        wire_names: The same views' keys on the openpi / RoboLab wire.
-        view_hw: Every view is letterboxed to this (height, width) first, in pixels.
+        wire_names: Keys of the same views in the openpi / RoboLab protocol.
+        view_hw: (height, width) in pixels to which each view is letterboxed before composition.
     """
 
     views: tuple[str, ...]
@@ -206,22 +206,21 @@ DROID_RIG = CameraRig(
 
 @dataclass(frozen=True, eq=False)
 class Embodiment:
-    """One row of the domain table.
+    """A robot, or another source of actions, and the format of its actions and views.
 
     Args:
-        name: The domain's name in cosmos-framework.
-        domain_id: Its slot in the model's domain-aware heads (0..31).
-        spaces: The action spaces its checkpoints speak, by name; the first is the default.
-        fps: Rows a second. None where the source gives none.
-        chunk: Rows an inference answers, by action space.
-        view_point: Which view sentence its prompt carries.
-        gripper: How the model's grasp column is to be read, or None without one.
-        tool_frame: The frame whose deltas the model speaks.
-        presets: Sampling by action space.
-        stats: Name of its statistics, or None without any.
-        rig: Its cameras where more than one is composed.
-        translation_scale: Metres for one unit of translation; None where the source's unit is not metres and not known,
-            so that such rows are refused rather than guessed.
+        name: Name of the domain in cosmos-framework.
+        domain_id: Index of its weights in the model's domain-aware heads (0..31).
+        spaces: Action spaces of its checkpoints by name; the first is the default.
+        fps: Action rows per second, or None if the source does not state it.
+        chunk: Rows per inference, by action space.
+        view_point: Viewpoint that its prompt describes, or None for the default.
+        gripper: Convention of the model's gripper column, or None if there is none.
+        tool_frame: Frame whose motion the model predicts.
+        presets: Sampling settings by action space.
+        stats: Name of its normalisation statistics, or None if there are none.
+        rig: Cameras to compose into one picture, or None if views are not composed.
+        translation_scale: Metres per unit of translation. None means that the unit is unknown: decoding raises an error.
     """
 
     name: str
@@ -238,7 +237,7 @@ class Embodiment:
     translation_scale: float | None = 1.0
 
     def action_space(self, name: str | None = None) -> ActionSpace:
-        """The action space of that name; None is this embodiment's default.
+        """Return an action space by name; None returns the default.
 
         Raises:
             ActionSpaceError: The embodiment has no such action space; the message lists those it has.
@@ -246,16 +245,16 @@ class Embodiment:
         if name is None:
             return next(iter(self.spaces.values()))
         if name not in self.spaces:
-            have = ", ".join(self.spaces)
-            raise ActionSpaceError(f"embodiment {self.name!r} has no action space {name!r}; it has: {have}.")
+            available = ", ".join(self.spaces)
+            raise ActionSpaceError(f"embodiment {self.name!r} has no action space {name!r}; it has: {available}.")
         return self.spaces[name]
 
     def preset(self, action_space: str | None = None) -> Sampling:
-        """The reference sampling for an action space of this embodiment."""
+        """Return the sampling preset of an action space."""
         return self.presets.get(self.action_space(action_space).name, MIDTRAIN_PRESET)
 
     def chunk_rows(self, action_space: str | None = None) -> int:
-        """Rows an inference answers in an action space of this embodiment."""
+        """Return the number of rows per inference in an action space."""
         return self.chunk[self.action_space(action_space).name]
 
     @property
@@ -290,7 +289,7 @@ _BRIDGE_TOOL = _tool(
     xyz_m=(0.0, 0.0, -0.0936),
     rotation=_BRIDGE_DEFAULT_ROTATION.T,
     checked=False,
-    source="cosmos-framework: default-rotation undo, -93.6 mm; BridgeData V2's default rotation",
+    source="cosmos-framework: inverse of BridgeData V2's default rotation; z offset -93.6 mm",
 )
 
 
@@ -332,13 +331,13 @@ _DROID = replace(
     rig=DROID_RIG,
 )
 
-_ROWS = (
+_DOMAINS = (
     _domain("no_action", 0, (), meaning="raw"),
     _domain("av", 1, POSE9, fps=10, chunk=60, view="ego", normalized=False, translation_scale=1.35),
     _domain("camera_pose", 2, POSE9, fps=30, chunk=60, view="ego", normalized=False),
     _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose"),
     _domain("pusht", 4, ("x", "y"), meaning="raw"),
-    _domain(  # its translations reach 0.94 a row at 20 Hz: the controller's units, not metres
+    _domain(  # translations reach 0.94 per row at 20 Hz, so they are in controller units, not metres
         "libero", 5, _ARM, fps=20, view="concat", gripper=MODEL_GRIPPER, stats="libero", translation_scale=None
     ),
     _domain("umi", 6, (*POSE9, "width"), fps=20, view="wrist", gripper=UMI_WIDTH, tool=_UMI_TOOL, stats="umi"),
@@ -380,7 +379,7 @@ _ROWS = (
     _domain("behavior1k_lerobot", 22, _numbered("action", 23), meaning="raw"),
     _domain("maniparena", 23, _numbered("action", 20), meaning="raw"),
 )
-_EMBODIMENTS: Mapping[str, Embodiment] = MappingProxyType({row.name: row for row in _ROWS})
+_EMBODIMENTS: Mapping[str, Embodiment] = MappingProxyType({row.name: row for row in _DOMAINS})
 _ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "droid": "droid_lerobot",
@@ -401,18 +400,18 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
     }
 )
 NUM_DOMAINS = 32
-"""Slots in the model's domain-aware heads."""
+"""Number of domains in the model's domain-aware heads."""
 ACTION_DIM = 64
-"""Width of the model's own action rows; an embodiment uses the first of them."""
+"""Width of the model's action rows; an embodiment uses the leading columns."""
 
 
 def list_embodiments() -> tuple[str, ...]:
-    """Names of every embodiment, in the order of their domain ids."""
+    """Return the names of all embodiments, ordered by domain id."""
     return tuple(_EMBODIMENTS)
 
 
 def get_embodiment(name: str | Embodiment) -> Embodiment:
-    """The embodiment of that name or alias (``droid``, ``franka``, ``panda``, ``umi``, ``av``, ``bridge``, ...).
+    """Return an embodiment by name or alias (``droid``, ``franka``, ``panda``, ``umi``, ``av``, ``bridge``, ...).
 
     Raises:
         UnknownNameError: No such embodiment; the message lists all names and aliases.
@@ -427,7 +426,7 @@ def get_embodiment(name: str | Embodiment) -> Embodiment:
 
 
 def raw_embodiment(domain_id: int, width: int) -> Embodiment:
-    """An embodiment for a bare domain id with an explicit raw width: its columns are passed through undecoded.
+    """Return an embodiment for a domain id alone: ``width`` action columns that are not decoded.
 
     Raises:
         InputError: The id is outside 0..31 or the width outside 1..64.

@@ -1,7 +1,7 @@
-"""``bench service``: the cost of the wire with an instant backend, against a bare websockets exchange of the same bytes.
+"""``bench service``: round-trip time of the policy server with a no-op backend, compared with bare websockets.
 
-Three servers in processes of their own are called alternately: ours, through our client, and bare websockets servers that
-send the same reply without reading the request, and that echo the request.
+It calls three servers in turn, each in its own process: ours, through our client; a bare websockets server that sends the
+same reply without decoding the request; and a bare server that echoes the request.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ def _request(**pictures: Any) -> Request:
 
 def _compare(request: Request, exchanges: int) -> dict[str, Any]:
     frame = encode(encode_request(request, ROBOLAB, "", 1))
-    rows = encode_rows(_Nothing().infer(request), request)
+    rows = encode_rows(_NoOpBackend().infer(request), request)
     reply = encode({"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}})
-    with _process(_ours) as ours, _process(_bare, reply) as bare, _process(_bare, None) as echo:
+    with _process(_serve_policy) as ours, _process(_serve_bare, reply) as bare, _process(_serve_bare, None) as echo:
         client = PolicyClient(ClientConfig("127.0.0.1", ours))
         backend = ServiceBackend(client)
         options: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
         with bare_connect(f"ws://127.0.0.1:{bare}", **options) as a, bare_connect(f"ws://127.0.0.1:{echo}", **options) as b:
             calls = {"ours_ms": lambda: backend.infer(request), "bare_ms": _exchange(a, frame), "echo_ms": _exchange(b, frame)}
-            took: dict[str, list[float]] = {name: [] for name in calls}
+            times_ms: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(_WARM_UP + exchanges):
                 for name, call in calls.items():
                     started = time.perf_counter()
                     call()
-                    took[name].append((time.perf_counter() - started) * 1e3)
+                    times_ms[name].append((time.perf_counter() - started) * 1e3)
         backend.close()
-    quantiles = {name: np.percentile(times[_WARM_UP:], [50, 95]).tolist() for name, times in took.items()}
+    quantiles = {name: np.percentile(times[_WARM_UP:], [50, 95]).tolist() for name, times in times_ms.items()}
     figures = {name: {"p50": p50, "p95": p95} for name, (p50, p95) in quantiles.items()}
     p50 = {name: figure["p50"] for name, figure in figures.items()}
     ratios = {"ratio_to_bare": p50["ours_ms"] / p50["bare_ms"], "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"]}
@@ -84,8 +84,8 @@ def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
 
 
 @dataclass(frozen=True)
-class _Nothing:
-    """A backend that computes nothing: the arm stays in place."""
+class _NoOpBackend:
+    """Backend that returns the measured joint angles in every row."""
 
     name: str = "nothing"
     needs_privileged: bool = False
@@ -98,28 +98,28 @@ class _Nothing:
         return ActionChunk(rows, request.action_space, request.embodiment)
 
     def reset(self, seed: int | None = None) -> None:
-        """There is no state to reset."""
+        """Do nothing."""
 
 
 @contextmanager
 def _process(target: Callable[..., None], *arguments: Any):
-    """Run a server in its own process; yields its port."""
+    """Run a server in its own process and yield its port."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=target, args=(there, *arguments), daemon=True)
+    receiver, sender = context.Pipe()
+    process = context.Process(target=target, args=(sender, *arguments), daemon=True)
     process.start()
     try:
-        yield here.recv()
+        yield receiver.recv()
     finally:
         process.terminate()
         process.join()
 
 
-def _ours(pipe: Any) -> None:
-    PolicyServer(ServedPolicy(_Nothing()), ServerConfig(port=0)).run(ready=lambda server: pipe.send(server.port))
+def _serve_policy(pipe: Any) -> None:
+    PolicyServer(ServedPolicy(_NoOpBackend()), ServerConfig(port=0)).run(ready=lambda server: pipe.send(server.port))
 
 
-def _bare(pipe: Any, reply: bytes | None) -> None:
+def _serve_bare(pipe: Any, reply: bytes | None) -> None:
     async def handle(client: ServerConnection) -> None:
         async for frame in client:
             await client.send(frame if reply is None else reply)

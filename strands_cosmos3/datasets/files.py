@@ -7,10 +7,10 @@
     meta/tasks.parquet                              instruction -> task_index
     meta/episodes/chunk-000/file-000.parquet        one row per episode: length, files, statistics
     data/chunk-000/file-000.parquet                 one row per frame
-    videos/<camera key>/chunk-000/file-000.mp4      pictures, episodes end to end
+    videos/<camera key>/chunk-000/file-000.mp4      frames of consecutive episodes
 
-Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. Input is untrusted: it is checked, and a path that leads out of the
-dataset is refused.
+Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. Input is untrusted: it is validated, and a path outside the dataset
+raises an error.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ CHUNK_SIZE = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
-"""Column of the episode index with a JSON object of the writer's choice, e.g. seed and outcome."""
+"""Column of the episode index with a free-form JSON object, e.g. seed and outcome."""
 Ints = NDArray[np.int64]
 
 
 def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -> Path:
-    """Return a file's path from a template of ``meta/info.json``. A malformed or outside path raises DatasetFormatError."""
+    """Return a path from a template of ``meta/info.json``. Raises DatasetFormatError if malformed or outside the dataset."""
     allowed = {"chunk_index", "file_index", "video_key"}
     try:
         fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
         if not fields <= allowed:
-            raise ValueError(f"its fields may be {', '.join(sorted(allowed))}")
+            raise ValueError(f"the allowed fields are {', '.join(sorted(allowed))}")
         path = PurePosixPath(template.format(chunk_index=int(number[0]), file_index=int(number[1]), video_key=key))
     except (ValueError, KeyError, IndexError, AttributeError) as error:
         raise DatasetFormatError(f"{root / INFO}: the path template {template!r} is malformed: {error}.") from None
     if path.is_absolute() or ".." in path.parts or "\\" in str(path) or "\0" in str(path) or min(number) < 0:
-        raise DatasetFormatError(f"{root / INFO}: {template!r} leads to {str(path)!r}, outside the dataset; refused.")
+        raise DatasetFormatError(f"{root / INFO}: the path template {template!r} gives {str(path)!r}, outside the dataset.")
     return contained(root / path, root, "dataset", DatasetFormatError)
 
 
@@ -74,7 +74,7 @@ class Info:
     chunk_size: int = CHUNK_SIZE  # maximum number of files in a chunk's folder
 
     def to_json(self) -> dict[str, Any]:
-        """Return the contents of the file."""
+        """Return the contents of ``meta/info.json``."""
         spec = self.spec
         features: dict[str, dict[str, Any]] = {}
         for key, feature in {**spec.features, **BOOKKEEPING}.items():
@@ -109,10 +109,10 @@ def read_info(root: Path) -> Info:
         )
     try:
         features = instance_of(raw.get("features"), dict, "features").items()
-        own = {key: _feature_from(key, value) for key, value in features if key not in BOOKKEEPING}
-        spec = DatasetSpec(_whole(raw, "fps"), own, raw.get("robot_type"))
-        totals = {name: _whole(raw, name) for name in ("total_episodes", "total_frames", "total_tasks")}
-        chunk_size = _whole(raw, "chunks_size") or CHUNK_SIZE
+        parsed = {key: _feature_from(key, value) for key, value in features if key not in BOOKKEEPING}
+        spec = DatasetSpec(_non_negative_int(raw, "fps"), parsed, raw.get("robot_type"))
+        totals = {name: _non_negative_int(raw, name) for name in ("total_episodes", "total_frames", "total_tasks")}
+        chunk_size = _non_negative_int(raw, "chunks_size") or CHUNK_SIZE
     except InputError as error:
         raise DatasetFormatError(f"{root / INFO}: {error}") from None
     data_path, video_path = raw.get("data_path"), raw.get("video_path") or VIDEO_PATH
@@ -130,21 +130,21 @@ def _feature_from(key: str, raw: Any) -> Feature:
         raise InputError(f"feature {key!r} needs a dtype and a shape, got {str(raw)[:80]!r}.")
     shape, names = tuple(raw["shape"]), raw.get("names")
     if raw["dtype"] == VIDEO and len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
-        shape = (*shape[1:], 3)  # LeRobot writes both orders
-    flat = isinstance(names, list) and all(isinstance(name, str) for name in names) and raw["dtype"] != VIDEO
+        shape = (*shape[1:], 3)  # LeRobot writes [3, H, W] or [H, W, 3]
+    is_flat = isinstance(names, list) and all(isinstance(name, str) for name in names) and raw["dtype"] != VIDEO
     info = raw.get("info")
-    return Feature(raw["dtype"], shape, tuple(names) if flat and names else None, info if isinstance(info, dict) else {})
+    return Feature(raw["dtype"], shape, tuple(names) if is_flat and names else None, info if isinstance(info, dict) else {})
 
 
-def _whole(raw: Mapping[str, Any], name: str) -> int:
+def _non_negative_int(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53 or value != int(value):
-        raise InputError(f"{name} must be a whole number, got {str(value)[:40]!r}.")
+        raise InputError(f"{name} must be a non-negative integer, got {str(value)[:40]!r}.")
     return int(value)
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
-    """Read a parquet table: all columns, or ``columns`` and those of ``optional`` that exist, or raise DatasetFormatError."""
+    """Read a parquet table: all columns, or ``columns`` and the existing ``optional`` ones. Raises DatasetFormatError."""
     try:
         names = pq.read_schema(path).names
         if missing := [name for name in columns or () if name not in names]:
@@ -167,12 +167,12 @@ def writing(root: Path) -> Iterator[None]:
 
 
 def write_table(path: Path, table: Any, rows_per_group: int | None = None) -> None:
-    """Write a parquet file with :func:`~strands_cosmos3.resources.write_whole`."""
+    """Write a parquet file atomically."""
     write_whole(path, lambda hidden: pq.write_table(table, hidden, compression="snappy", row_group_size=rows_per_group))
 
 
 def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the parquet table of numeric columns, each [rows] or [rows, n]."""
+    """Return an Arrow table of numeric columns, each [rows] or [rows, n]."""
 
     def arrow(values: NDArray[Any]) -> Any:
         flat = pa.array(values.ravel())
@@ -182,7 +182,7 @@ def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def write_tasks(root: Path, tasks: Sequence[str]) -> None:
-    """Write ``meta/tasks.parquet`` like pandas writes a frame with the instruction as index."""
+    """Write ``meta/tasks.parquet`` in the format of a pandas DataFrame with the instruction as index."""
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     column = {**index, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
     creator = {"creator": {"library": "pyarrow", "version": pa.__version__}, "pandas_version": "2.0.0"}
@@ -192,13 +192,13 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
 
 
 def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
-    """Return the instructions by task index. Raises DatasetFormatError unless the indices are 0, 1, 2, ..."""
+    """Return the instructions in order of task index. Raises DatasetFormatError unless the indices are 0, 1, 2, ..."""
     if not info.total_tasks:
         return ()
     table = read_table(root / TASKS)
     name = "task" if "task" in table.column_names else "__index_level_0__"
     if not {name, "task_index"} <= set(table.column_names):
-        raise DatasetFormatError(f"{root / TASKS} must hold task and task_index, got {', '.join(table.column_names)}.")
+        raise DatasetFormatError(f"{root / TASKS} needs columns task and task_index, got {', '.join(table.column_names)}.")
     rows = sorted(zip(table.column("task_index").to_pylist(), table.column(name).to_pylist(), strict=True))[: info.total_tasks]
     if [index for index, _ in rows] != list(range(info.total_tasks)) or not all(isinstance(text, str) for _, text in rows):
         raise DatasetFormatError(f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ...")

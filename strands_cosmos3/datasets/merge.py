@@ -20,7 +20,7 @@ from strands_cosmos3.datasets.video import join_videos, video_layout
 from strands_cosmos3.errors import ConfigError, DatasetError, DatasetFormatError, DatasetMismatchError
 from strands_cosmos3.resources import write_folder, write_json, write_whole
 
-_EPISODES_A_FILE = 5000
+_EPISODES_PER_FILE = 5000
 
 
 def merge_datasets(
@@ -30,18 +30,19 @@ def merge_datasets(
     video_file_mb: int = files.VIDEO_FILE_MB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
-    """Merge datasets into a new one, which is returned open. It appears at once; sources do not change.
+    """Merge datasets into a new one and return it open. Its folder appears only when complete; the sources do not change.
 
     Args:
         sources: Datasets with the same spec.
-        root: The new dataset's folder, empty or not existing.
-        data_file_mb, video_file_mb: Maximum size of a file.
+        root: Folder of the new dataset; it must be empty or not exist.
+        data_file_mb, video_file_mb: Maximum size of a data file and of a video file, in MiB.
         progress: Called with the number of episodes done and the total.
 
     Raises:
-        ConfigError: There is no source.
-        DatasetMismatchError: Two sources differ in spec.
-        DatasetError: The folder is not empty or cannot be written to, or (DatasetFormatError) a source is damaged.
+        ConfigError: ``sources`` is empty.
+        DatasetMismatchError: The sources have different specs.
+        DatasetError: The folder is not empty or cannot be written.
+        DatasetFormatError: A source is damaged.
     """
     root = Path(root).expanduser()
     for name, value in (("data_file_mb", data_file_mb), ("video_file_mb", video_file_mb)):
@@ -65,7 +66,7 @@ def merge_datasets(
 
 
 class _Merge:
-    """Appends each source file as a whole to the current file of its stream, or starts the next file."""
+    """Concatenates the sources' files, starting a new file at the size limit or when the video format changes."""
 
     root: Path
 
@@ -88,7 +89,7 @@ class _Merge:
         for n, (part, i) in enumerate(episodes):
             row = part._index.row(i)
             at = {key: videos[key][id(part), i] for key in videos}
-            meta = divmod(n // _EPISODES_A_FILE, files.CHUNK_SIZE)
+            meta = divmod(n // _EPISODES_PER_FILE, files.CHUNK_SIZE)
             rows.append(replace(row, start=start, data=data[id(part), row.data], videos=at, meta=meta))
             start += row.length
             if progress is not None:
@@ -96,8 +97,8 @@ class _Merge:
         self._write_meta(rows, stats, start)
 
     def _data(self) -> dict[tuple[int, tuple[int, int]], tuple[int, int]]:
-        """Copy the rows; return the new number of each source file."""
-        placed: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}
+        """Copy the data rows; return the new (chunk, file) of each source file."""
+        locations: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}
         tables: list[Any] = []
         number, first_episode, first_row = 0, 0, 0
         for part in self.parts:
@@ -109,10 +110,10 @@ class _Merge:
                     self._flush(tables, number)
                     tables, number = [], number + 1
                 tables.append(table)
-                placed[id(part), file] = divmod(number, files.CHUNK_SIZE)
+                locations[id(part), file] = divmod(number, files.CHUNK_SIZE)
             first_episode, first_row = first_episode + len(part), first_row + part.n_frames
         self._flush(tables, number)
-        return placed
+        return locations
 
     def _flush(self, tables: Sequence[Any], number: int) -> None:
         if tables:
@@ -121,46 +122,46 @@ class _Merge:
 
     def _videos(self, key: str) -> dict[tuple[int, int], tuple[int, int, int]]:
         """Copy a camera's videos; return the chunk, file and first frame of each episode."""
-        placed: dict[tuple[int, int], tuple[int, int, int]] = {}
+        locations: dict[tuple[int, int], tuple[int, int, int]] = {}
         group: list[tuple[Path, int]] = []
         size, frames, number, layout = 0, 0, 0, None
         for part in self.parts:
             videos, lengths = part._index.videos[key], part._index.length
             for path, episodes in _video_files(part, key):
-                n = max(int(videos[i, 2] + lengths[i]) for i in episodes)  # the end of its last episode
-                its_size, its_layout = path.stat().st_size, video_layout(path)
-                if group and (size + its_size > self.video_bytes or its_layout != layout):
+                n = max(int(videos[i, 2] + lengths[i]) for i in episodes)  # end of the last episode, in frames
+                file_size, file_layout = path.stat().st_size, video_layout(path)
+                if group and (size + file_size > self.video_bytes or file_layout != layout):
                     self._join(key, group, number)
                     group, size, frames, number = [], 0, 0, number + 1
                 for i in episodes:
-                    placed[id(part), i] = (*divmod(number, files.CHUNK_SIZE), frames + int(videos[i, 2]))
+                    locations[id(part), i] = (*divmod(number, files.CHUNK_SIZE), frames + int(videos[i, 2]))
                 group.append((path, n))
-                size, frames, layout = size + its_size, frames + n, its_layout
+                size, frames, layout = size + file_size, frames + n, file_layout
         if group:
             self._join(key, group, number)
-        return placed
+        return locations
 
     def _join(self, key: str, group: list[tuple[Path, int]], number: int) -> None:
         path = files.file_of(self.root, self.info.video_path, divmod(number, files.CHUNK_SIZE), key)
         write_whole(path, lambda hidden: join_videos(group, self.info.spec.fps, hidden))
 
     def _write_meta(self, rows: list[Row], stats: list[dict[str, Stats]], n_frames: int) -> None:
-        for first in range(0, len(rows), _EPISODES_A_FILE):
-            some = slice(first, first + _EPISODES_A_FILE)
-            table = rows_to_table(rows[some], stats[some], first, self.info.spec.fps)
+        for first in range(0, len(rows), _EPISODES_PER_FILE):
+            batch = slice(first, first + _EPISODES_PER_FILE)
+            table = rows_to_table(rows[batch], stats[batch], first, self.info.spec.fps)
             files.write_table(files.file_of(self.root, files.EPISODES_PATH, rows[first].meta), table)
         if rows:
             files.write_tasks(self.root, self.tasks)
         info = replace(self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks))
         write_json(self.root / files.INFO, info.to_json())
-        with Dataset(self.root) as whole:
-            write_json(self.root / files.STATS, to_json({**merged_features(stats), **(whole.exact_stats() if rows else {})}))
+        with Dataset(self.root) as merged:
+            write_json(self.root / files.STATS, to_json({**merged_features(stats), **(merged.exact_stats() if rows else {})}))
 
 
 def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any) -> Any:
     tasks = columns["task_index"]
     if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
-        raise DatasetFormatError(f"{part.root}: a frame's task index has no instruction.")
+        raise DatasetFormatError(f"{part.root}: a frame has a task index without an instruction.")
     changed = {
         "episode_index": columns["episode_index"] + first_episode,
         "index": columns["index"] + first_row,
@@ -170,8 +171,8 @@ def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, firs
 
 
 def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
-    """Return a camera's files in order, with their episodes."""
+    """Return a camera's video files in order, each with its episode indices."""
     episodes: dict[tuple[int, int], list[int]] = {}
     for i, (chunk, file, _) in enumerate(part._index.videos[key].tolist()):
         episodes.setdefault((chunk, file), []).append(i)
-    return [(files.file_of(part.root, part.info.video_path, number, key), some) for number, some in episodes.items()]
+    return [(files.file_of(part.root, part.info.video_path, number, key), indices) for number, indices in episodes.items()]

@@ -1,7 +1,7 @@
 """Specification of a dataset: features, frame rate, and the schema of an arm's episodes.
 
 Names follow LeRobot (``observation.state``, ``observation.images.<camera>``, ``action``, ``next.done``). A feature's ``info``
-documents what LeRobot leaves open; it is stored in ``meta/info.json``.
+documents what LeRobot does not specify, e.g. units and frames; it is stored in ``meta/info.json``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_SIDE_PX = 16_384
 MAX_COLUMNS = 4096
 
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NO_INFO: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,33 @@ class Feature:
         info: Further documentation, serializable as JSON; stored in ``meta/info.json``.
 
     Raises:
-        UnknownNameError: No such dtype.
+        UnknownNameError: The dtype is not supported.
         ShapeError: The shape does not fit the dtype, or the number of names is not n.
     """
 
     dtype: str
     shape: tuple[int, ...]
     names: tuple[str, ...] | None = None
-    info: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, compare=False)
+    info: Mapping[str, Any] = field(default_factory=lambda: _NO_INFO, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         if self.dtype not in (*NUMERIC, VIDEO):
             raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
-        sides = [side for side in self.shape if isinstance(side, int) and not isinstance(side, bool) and side > 0]
-        if len(sides) != len(self.shape):
+        sizes = [side for side in self.shape if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        if len(sizes) != len(self.shape):
             raise ShapeError(f"a feature's shape must consist of positive integers, got {list(self.shape)}.")
         if self.dtype == VIDEO:
-            if len(sides) != 3 or sides[2] != 3 or sides[0] % 2 or sides[1] % 2 or max(sides) > MAX_SIDE_PX:
+            if len(sizes) != 3 or sizes[2] != 3 or sizes[0] % 2 or sizes[1] % 2 or max(sizes) > MAX_SIDE_PX:
                 raise ShapeError(
                     f"a camera's shape must be [H, W, 3] with H and W even and at most {MAX_SIDE_PX}, got {list(self.shape)}."
                 )
-        elif len(sides) != 1 or sides[0] > MAX_COLUMNS:
+        elif len(sizes) != 1 or sizes[0] > MAX_COLUMNS:
             raise ShapeError(f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got {list(self.shape)}.")
-        elif self.names is not None and len(self.names) != sides[0]:
-            raise ShapeError(f"a feature of {sides[0]} numbers needs as many names, got {len(self.names)}.")
+        elif self.names is not None and len(self.names) != sizes[0]:
+            raise ShapeError(f"a feature of shape [{sizes[0]}] needs {sizes[0]} names, got {len(self.names)}.")
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a read-only view of a dictionary cannot be pickled
+    def __reduce__(self) -> tuple[Any, ...]:  # a MappingProxyType cannot be pickled
         return Feature, (self.dtype, self.shape, self.names, dict(self.info))
 
     @property
@@ -137,13 +137,13 @@ class DatasetSpec:
             if mine is None or theirs is None:
                 found.append(f"{key} {'absent' if mine is None else 'present'} and {'absent' if theirs is None else 'present'}")
             elif mine != theirs:
-                found.append(f"{key} {_brief(mine)} and {_brief(theirs)}")
+                found.append(f"{key} {_describe(mine)} and {_describe(theirs)}")
             elif not mine.is_video and mine.info != theirs.info:
                 found.append(f"{key} {dict(mine.info)} and {dict(theirs.info)}")
         return found
 
 
-def _brief(feature: Feature) -> str:
+def _describe(feature: Feature) -> str:
     names = "" if feature.names is None or feature.is_video else f" ({', '.join(feature.names)})"
     return f"{feature.dtype} {list(feature.shape)}{names}"
 
@@ -161,9 +161,9 @@ def arm_spec(
     robot_type: str = "panda",
     extra: Mapping[str, Feature] | None = None,
 ) -> DatasetSpec:
-    """Return the schema of an arm's episodes. docs/datasets.md describes each feature.
+    """Return the spec of a dataset recorded with one arm. docs/datasets.md describes each feature.
 
-    Actions are raw ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk`` converts them to the model's scale.
+    Actions are unnormalised ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk`` normalises them.
 
     Args:
         cameras: View name -> (height, width) in pixels, both even.
@@ -173,15 +173,15 @@ def arm_spec(
         extra: Further features by key.
 
     Raises:
-        ConfigError: The embodiment's rows are not the pose delta of one arm, or there is no whole frame rate.
+        ConfigError: The embodiment's rows are not one arm's pose delta, or the frame rate is not a whole number.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     if space.meaning != "pose_delta" or space.width > 10:
-        raise ConfigError(f"the rows of {embodiment.name!r} are not one arm's pose delta; create a DatasetSpec instead.")
+        raise ConfigError(f"the rows of {embodiment.name!r} are not pose deltas of one arm; create a DatasetSpec instead.")
     rate = embodiment.fps if fps is None else fps
     if rate is None or rate != int(rate):
-        raise ConfigError(f"embodiment {embodiment.name!r} has no whole frame rate ({rate}); pass fps.")
+        raise ConfigError(f"fps must be a whole number, got {rate} (embodiment {embodiment.name!r}); pass fps.")
     meaning = {"embodiment": embodiment.name, "action_space": space.name, "normalized": False, "frame": "cosmos"}
     joints = (*(f"joint_{i}" for i in range(n_joints)), "gripper")
     features = {

@@ -1,4 +1,4 @@
-"""The architecture of a checkpoint, read from ``transformer/config.json`` and checked. Unknown keys are ignored."""
+"""Architecture of a checkpoint, read from ``transformer/config.json`` and validated. Unknown keys are ignored."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from strands_cosmos3.errors import LayoutError
 
-_TOWERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-_POSITIVE = (*_TOWERS, "vocab_size", "latent_channel", "latent_patch_size", "action_dim", "num_embodiment_domains")
-TIME_CHANNELS = 256  # width of the sinusoid of a timestep
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+_POSITIVE = (*_SIZES, "vocab_size", "latent_channel", "latent_patch_size", "action_dim", "num_embodiment_domains")
+TIME_CHANNELS = 256  # width of the sinusoidal timestep embedding
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and switches of a Cosmos 3 transformer; names and defaults are those of the released config files.
+    """Hyperparameters of a Cosmos 3 transformer; names and defaults are those of the released config files.
 
-    Raises LayoutError if a value cannot be used.
+    Raises LayoutError if a value is invalid.
     """
 
     hidden_size: int
@@ -31,63 +31,63 @@ class TransformerConfig:
     latent_channel: int = 48
     latent_patch_size: int = 2
     num_embodiment_domains: int = 32
-    hidden_act: Literal["silu", "relu2"] = "silu"  # gated, with RMSNorm (Nano, Super), or no gate, Nemotron norm (Edge)
+    hidden_act: Literal["silu", "relu2"] = "silu"  # silu: gated MLP, RMSNorm; relu2 (Edge): ungated, Nemotron norm
     qk_norm_for_text: bool = True  # whether text queries and keys are normalised per head
     use_und_k_norm_for_gen: bool = False  # whether text keys are normalised for the generation tower only (Edge)
     attention_bias: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float = 5e6
-    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)  # temporal, vertical, horizontal frequencies: half a head
+    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)  # temporal, vertical, horizontal; sum: head_dim / 2
     base_fps: float = 24.0
     enable_fps_modulation: bool = True
     unified_3d_mrope_reset_spatial_ids: bool = True
-    unified_3d_mrope_temporal_modality_margin: int = 15000  # from the last text position to the first frame
-    timestep_scale: float = 0.001  # factor on the timestep before its sinusoid
+    unified_3d_mrope_temporal_modality_margin: int = 15000  # position gap between text and the first frame
+    timestep_scale: float = 0.001  # factor on the timestep before its embedding
     sound_dim: int | None = None
 
     @property
     def patch_dim(self) -> int:
-        """Numbers in one vision token: patch x patch x latent channels."""
+        """Values per vision token: patch x patch x latent channels."""
         return self.latent_patch_size**2 * self.latent_channel
 
     @property
     def nemotron(self) -> bool:
-        """Whether norms multiply their weight in float32 (Edge)."""
+        """Whether norms apply their weight in float32 (Edge)."""
         return self.hidden_act == "relu2"
 
     @property
     def text_k_norm_for_gen(self) -> bool:
-        """Whether text keys have a norm of their own for the generation tower."""
+        """Whether text keys have a separate norm for the generation tower."""
         return self.use_und_k_norm_for_gen and not self.qk_norm_for_text
 
     def __post_init__(self) -> None:
-        wrong = [name for name in _POSITIVE if not _whole(getattr(self, name))]
-        problems = [f"{name} is {getattr(self, name)!r}, not a whole number above zero" for name in wrong]
+        invalid = [name for name in _POSITIVE if not _is_positive_int(getattr(self, name))]
+        problems = [f"{name} is {getattr(self, name)!r}, not a positive integer" for name in invalid]
         if problems := problems or self._inconsistencies():
-            raise LayoutError(f"transformer/config.json cannot be used: {'; '.join(problems)}.")
+            raise LayoutError(f"transformer/config.json is invalid: {'; '.join(problems)}.")
 
     def _inconsistencies(self) -> list[str]:
         problems = []
         if self.num_attention_heads % self.num_key_value_heads:
-            problems.append(f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} kv heads")
+            problems.append(f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} KV heads")
         if len(self.rope_axes_dim) != 3 or sum(self.rope_axes_dim) != self.head_dim // 2:
-            problems.append(f"rope sections {self.rope_axes_dim} must be three and sum to head_dim/2 = {self.head_dim // 2}")
+            problems.append(f"rope_axes_dim {self.rope_axes_dim} must be 3 values and sum to head_dim/2 = {self.head_dim // 2}")
         if self.hidden_act not in ("silu", "relu2"):
             problems.append(f"hidden_act is {self.hidden_act!r}; valid: silu, relu2")
         for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                problems.append(f"{name} is {value!r}, not a number above zero")
+                problems.append(f"{name} is {value!r}, not a positive number")
         return problems
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:
-        """Read a released ``config.json``; raises LayoutError with every key that is missing or cannot be used."""
+        """Read a released ``config.json``. Raises LayoutError that lists the missing or invalid keys."""
         values = {f.name: data[f.name] for f in fields(cls) if data.get(f.name) is not None}
-        absent = sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in values)
-        if absent:
+        missing = sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in values)
+        if missing:
             raise LayoutError(
-                f"transformer/config.json lacks {', '.join(absent)}; is this a Cosmos 3 transformer with actions?"
+                f"transformer/config.json lacks {', '.join(missing)}; is this a Cosmos 3 transformer with actions?"
             )
         sections = data.get("rope_axes_dim") or (data.get("rope_scaling") or {}).get("mrope_section")
         if sections:
@@ -95,9 +95,9 @@ class TransformerConfig:
         if not data.get("sound_gen"):
             values.pop("sound_dim", None)
         if not data.get("action_gen", True):
-            raise LayoutError("transformer/config.json says action_gen is false: this checkpoint has no action heads.")
+            raise LayoutError("transformer/config.json has action_gen = false: this checkpoint has no action heads.")
         return cls(**values)
 
 
-def _whole(value: object) -> bool:
+def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -11,18 +11,18 @@ import trimesh
 from numpy.typing import NDArray
 
 _HIDDEN_GROUPS = (3, 4, 5)
-"""Groups of collision geoms."""
-_ROUND = 28  # facets around
+"""Geom groups of collision geometry, which is not drawn."""
+_FACETS = 28  # sides of a cylinder or capsule
 
 
 @dataclass(frozen=True, eq=False)
 class BodyMesh:
-    """The visible surface of a body in one colour.
+    """Triangle mesh of a body's visible surfaces of one colour.
 
     Args:
-        body: The body's index.
+        body: Index of the body in the model.
         vertices: [V, 3] in the body's frame, metres.
-        faces: [F, 3] indices.
+        faces: [F, 3] vertex indices.
         rgb: Colour, 0..255.
     """
 
@@ -55,35 +55,35 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
 def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
     material = int(model.geom_matid[geom])
     rgb = model.geom_rgba[geom][:3] if material < 0 else model.mat_rgba[material][:3]
-    if material >= 0 and model.mat(material).name == "wood":  # its colour is in a texture
+    if material >= 0 and model.mat(material).name == "wood":  # textured: its rgba is not the colour that is seen
         rgb = np.array([0.80, 0.69, 0.55])
     red, green, blue = (int(value) for value in np.round(np.clip(rgb, 0, 1) * 255))
     return red, green, blue
 
 
 def _mesh(model: mujoco.MjModel, geom: int) -> Any:
-    """Return a geom's surface in its own frame, or None for a type without one."""
+    """Return a geom's surface in its own frame, or None if the geom type is not supported."""
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     create: Any = trimesh.creation
     if kind == mujoco.mjtGeom.mjGEOM_BOX:
         box = create.box(extents=2 * size)
-        box.unmerge_vertices()  # shared corners would be shaded as if round
+        box.unmerge_vertices()  # shared vertices would be smooth-shaded
         return box
     if kind == mujoco.mjtGeom.mjGEOM_PLANE:
         return create.box(extents=[2 * size[0], 2 * size[1], 1e-4])
     if kind == mujoco.mjtGeom.mjGEOM_CYLINDER:
-        return create.cylinder(radius=size[0], height=2 * size[1], sections=_ROUND)
+        return create.cylinder(radius=size[0], height=2 * size[1], sections=_FACETS)
     if kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
-        capsule = create.capsule(radius=size[0], height=2 * size[1], count=[_ROUND, _ROUND])
-        capsule.apply_translation([0, 0, -capsule.bounds.mean(axis=0)[2]])  # MuJoCo's origin is the middle
+        capsule = create.capsule(radius=size[0], height=2 * size[1], count=[_FACETS, _FACETS])
+        capsule.apply_translation([0, 0, -capsule.bounds.mean(axis=0)[2]])  # MuJoCo's origin is the centre
         return capsule
     if kind in (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID):
         ball = create.icosphere(subdivisions=3)
         ball.apply_scale(size if kind == mujoco.mjtGeom.mjGEOM_ELLIPSOID else size[0])
         return ball
     if kind == mujoco.mjtGeom.mjGEOM_MESH:
-        mesh = int(model.geom_dataid[geom])
-        first, n = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
-        face, m = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-        return trimesh.Trimesh(model.mesh_vert[first : first + n], model.mesh_face[face : face + m], process=False)
+        mesh_id = int(model.geom_dataid[geom])
+        v, n_v = int(model.mesh_vertadr[mesh_id]), int(model.mesh_vertnum[mesh_id])
+        f, n_f = int(model.mesh_faceadr[mesh_id]), int(model.mesh_facenum[mesh_id])
+        return trimesh.Trimesh(model.mesh_vert[v : v + n_v], model.mesh_face[f : f + n_f], process=False)
     return None
