@@ -10,7 +10,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
 .PHONY: chromium rollout view test test-peers test-slow test-strands test-browser test-lerobot check bench doctor clean system
 
-rollout: $(VENV)/.sim  ## the embedded policy picks up a cube in simulation, filmed: out/rollout.mp4
+rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
 	  --video $(OUT)/rollout.mp4 --plot $(OUT)/rollout.png --json $(OUT)/rollout.json
 

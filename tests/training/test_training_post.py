@@ -131,7 +131,8 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
     droid = get_embodiment("droid")
     decoded = decode_chunk(ActionChunk(rows, droid.action_space("midtrain"), droid, quantiles=own), np.eye(4))
     unnormalised = decode_pose_trajectory(raw[:, :9], np.eye(4))[1:]
-    np.testing.assert_allclose(decoded.T_base_frame, unnormalised, atol=1e-6)
+    np.testing.assert_allclose(decoded.T_base_frame, unnormalised, atol=1e-7)
+    np.testing.assert_allclose(decoded.gripper, raw[:, 9], atol=1e-7)
 
 
 def quantiles_of(folder):
