@@ -207,7 +207,7 @@ def _strip(views: Mapping[str, Frame], width: int) -> Frame:
 
 _TITLES = {
     "predicted": ("PREDICTED WORLD", "predicted by the model, not observed", _ACCENT),
-    "observed": ("THE WORLD THAT HAPPENED", "observed at that time", _INK),
+    "observed": ("OBSERVED WORLD", "camera pictures of that time", _INK),
 }
 
 
