@@ -8,21 +8,25 @@ from typing import Any
 import torch
 
 from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.resources import contained
 
+TOKENIZER_FOLDER = "text_tokenizer"
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 
 
 class PromptTokenizer:
     """The text tokenizer of a checkpoint: its folder ``text_tokenizer/``, or a hub repository.
 
-    Raises LayoutError if it cannot be read, or lacks a chat template or one of the two closing tokens.
+    Code in the folder is never run, and links out of the checkpoint are refused. Raises LayoutError if the tokenizer cannot
+    be read, or lacks a chat template or one of the two closing tokens.
     """
 
     def __init__(self, name_or_path: str | Path):
         from transformers import AutoTokenizer
 
+        _require_contained(Path(name_or_path))
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(name_or_path))
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(name_or_path), trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LayoutError(f"{str(name_or_path)!r} holds no readable tokenizer ({error}).") from None
         known = self._tokenizer.get_vocab()
@@ -39,3 +43,9 @@ class PromptTokenizer:
         )
         encoded = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return torch.tensor([[*encoded, *self._closing]])
+
+
+def _require_contained(folder: Path) -> None:
+    root = folder.parent if folder.name == TOKENIZER_FOLDER else folder
+    for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
+        contained(path, root, "checkpoint", LayoutError)

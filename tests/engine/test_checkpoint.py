@@ -16,6 +16,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import LABEL, write_checkpoint
+from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
 from strands_cosmos3.errors import (
     CheckpointError,
@@ -387,3 +388,36 @@ def test_locate(tmp_path, checkpoints, monkeypatch):
 def test_weights_are_labelled_random(checkpoints):
     metadata = json.loads((checkpoints["silu"] / "checkpoint.json").read_text())["strands_cosmos3"]
     assert "random weights" in metadata["label"]
+
+
+def test_code_beside_a_tokenizer_is_not_run(copy):
+    folder = copy / "text_tokenizer"
+    (folder / "evil.py").write_text(f"open({str(copy / 'ran')!r}, 'w')\nclass Evil: ...\n")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    program = (
+        f"from strands_cosmos3.engine.tokens import PromptTokenizer\n"
+        f"from strands_cosmos3.errors import LayoutError\n"
+        f"try: print(len(PromptTokenizer({str(folder)!r}).ids('pick')))\n"
+        f"except LayoutError as error: print('refused', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input="y\n" * 4, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not (copy / "ran").exists(), "the checkpoint's code ran"
+    assert "[y/N]" not in done.stdout + done.stderr, "transformers asked whether to run it"
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_tokenizer_that_leads_out_of_the_checkpoint_is_refused(copy, tmp_path, what):
+    folder, outside = copy / "text_tokenizer", tmp_path / "outside"
+    shutil.copytree(folder, outside)
+    PromptTokenizer(folder)
+    if what == "folder":
+        shutil.rmtree(folder)
+        folder.symlink_to(outside)
+    else:
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer.json").symlink_to(outside / "tokenizer.json")
+    with pytest.raises(LayoutError, match="outside the checkpoint"):
+        PromptTokenizer(folder)
