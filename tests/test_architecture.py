@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "cli": BASE | {"commands", "parallel"},  # parallel: only how a rank exits
     "__main__": {"cli"},
 }
-"""Room -> rooms it may import, beside itself."""
+"""Package -> packages it may import, beside itself."""
 HEAVY = {
     "torch": {"engine", "parallel", "training", "backends", "bench", "commands"},
     "diffusers": {"engine", "training", "backends", "bench"},
@@ -81,10 +81,10 @@ HEAVY = {
     "tyro": {"commands", "cli"},
     "rich": {"commands"},
 }
-"""Library -> rooms that may import it."""
+"""Library -> packages that may import it."""
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
@@ -105,22 +105,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_follow_the_plan_of_the_house(path: Path):
-    room = room_of(path)
-    assert room in MAY_IMPORT, f"{room} is a new room: add it here and to docs/architecture.md"
+def test_imports_follow_the_architecture(path: Path):
+    package = package_of(path)
+    assert package in MAY_IMPORT, f"{package} is a new package: add it here and to docs/architecture.md"
     for name in imported(path):
         top, _, rest = name.partition(".")
         if top == "strands_cosmos3" and rest:
             other = rest.split(".")[0]
             other = other if other in MAY_IMPORT else "__init__"  # `from strands_cosmos3 import __version__`
-            assert other == room or other in MAY_IMPORT[room], f"{room} may not import {name}"
-        assert room in HEAVY.get(top, {room}), f"{room} may not import {name}"
+            assert other == package or other in MAY_IMPORT[package], f"{package} may not import {name}"
+        assert package in HEAVY.get(top, {package}), f"{package} may not import {name}"
 
 
-def test_rooms_form_no_cycle():
+def test_packages_form_no_cycle():
     seen: set[str] = set()
     while len(seen) < len(MAY_IMPORT):
-        ready = [room for room, may in MAY_IMPORT.items() if room not in seen and may - BASE <= seen]
+        ready = [package for package, may in MAY_IMPORT.items() if package not in seen and may - BASE <= seen]
         assert ready, f"a cycle among {set(MAY_IMPORT) - seen}"
         seen |= set(ready)
 
@@ -225,7 +225,7 @@ def probes(source: str) -> list[int]:
 
 def test_backends_and_policies_are_not_probed():
     """What callers rely on is declared in ``Backend`` and ``Policy``."""
-    for path in (path for path in FILES if room_of(path) in PROBED):
+    for path in (path for path in FILES if package_of(path) in PROBED):
         name = str(path.relative_to(PACKAGE))
         assert name in PROBES or not probes(path.read_text()), f"{name} probes an object's members; declare them instead"
     assert probes("getattr(b, 'modes', ())\nhasattr(b, 'cancel')\ntry: b.cancel()\nexcept (AttributeError, OSError): ...") == [
