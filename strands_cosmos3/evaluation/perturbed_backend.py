@@ -14,11 +14,6 @@ from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkEr
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.types import ActionChunk, Request
 
-_SAME = (
-    *("name", "needs_privileged", "requires_images", "model_sha256", "takes_views", "action_space", "replan_rows"),
-    *("takes_action_prefix", "prefix_rows", "instruction_free_actions"),
-)
-
 
 class PerturbedBackend(Backend):
     """A backend whose images and instruction follow a condition, and whose answers are timed.
@@ -33,8 +28,11 @@ class PerturbedBackend(Backend):
 
     def __init__(self, inner: Backend, condition: Perturbation, policy_instruction: str):
         self._inner, self._condition, self._instruction = inner, condition, policy_instruction
-        for name in _SAME:
-            setattr(self, name, getattr(inner, name))
+        self.name, self.model_sha256, self.action_space = inner.name, inner.model_sha256, inner.action_space
+        self.needs_privileged, self.requires_images = inner.needs_privileged, inner.requires_images
+        self.takes_views, self.replan_rows = inner.takes_views, inner.replan_rows
+        self.takes_action_prefix, self.prefix_rows = inner.takes_action_prefix, inner.prefix_rows
+        self.instruction_free_actions = inner.instruction_free_actions
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 

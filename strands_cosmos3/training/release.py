@@ -19,6 +19,7 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
+from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -74,9 +75,14 @@ def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
 
 
 def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
-    """Every tensor of the released layout; those that inference does not use are zeros, norms ones."""
+    """Every tensor of the released layout; those that inference does not use are zeros, norms ones.
+
+    Raises CheckpointError if the layout has no place for one of the policy's.
+    """
     shapes = expected_shapes(config)
     weights = {key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in shapes.items()}
+    if unknown := sorted({released_key(name) for name in policy} - weights.keys()):
+        raise CheckpointError(f"trained tensors {unknown} have no place in the released layout of this configuration.")
     return replace_weights(weights, policy, domain)
 
 

@@ -14,16 +14,18 @@ from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.errors import ConfigError, InputError, LayoutError, ShapeError, VariantError
+from strands_cosmos3.errors import CheckpointError, ConfigError, InputError, LayoutError, ShapeError, VariantError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.phrases import TRAINED
 from strands_cosmos3.training.bundled.vae_stage import encoder_of
 from strands_cosmos3.training.bundled.windows import PictureWindows, state_row_of
-from strands_cosmos3.training.release import export
+from strands_cosmos3.training.release import export, released_weights
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import predict_rows
 from strands_cosmos3.training.windows import state_columns
@@ -196,3 +198,9 @@ def test_captions_are_short_and_keep_their_words(tokenizer, captions):
 
     known = AutoTokenizer.from_pretrained(tokenizer)
     assert caption("pick up the red cube", CANVAS) in known.decode(captions.by_goal[3][0])
+
+
+def test_a_trained_tensor_without_a_place_in_the_layout_is_not_dropped():
+    config = TransformerConfig.from_dict(transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32))
+    with pytest.raises(CheckpointError, match="new_gate"):
+        released_weights({"transformer.generation.new_gate.weight": torch.zeros(1)}, config, 8)
