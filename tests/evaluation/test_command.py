@@ -55,7 +55,8 @@ def start():
 
 
 def stored(out):
-    return sorted(Path(out).glob("episodes/*/*/*.json"))
+    """Records of finished episodes; a killed writer's hidden temporary file is not one."""
+    return sorted(path for path in Path(out).glob("episodes/*/*/*.json") if not path.name.startswith("."))
 
 
 def wait_for(process, condition, within_s=90.0):
