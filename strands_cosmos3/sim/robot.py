@@ -13,6 +13,7 @@ from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import RolloutListener, VideoRecorder
+from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for, recording_of
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArm
@@ -38,9 +39,10 @@ class Robot(SimulatedArm):
         control: ControlConfig | None = None,
         scene: Scene | None = None,
         arm_model: str | Path | None = None,
+        plant: PlantErrors | None = None,
     ):
         self.name = _known_robot(name)
-        super().__init__(control, scene, arm_model)
+        super().__init__(control, scene, arm_model, plant)
 
     def run_policy(
         self,
@@ -134,4 +136,4 @@ def _known_robot(name: str) -> str:
     return name
 
 
-__all__ = ["ROBOTS", "ControlConfig", "Robot"]
+__all__ = ["ALL_ERRORS", "ROBOTS", "ControlConfig", "PlantErrors", "Robot"]

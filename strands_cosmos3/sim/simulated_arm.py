@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
 from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS, JointLimits
 from strands_cosmos3.robots.servo import FeedForward, JointServo
+from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.types import Observation
 
@@ -51,15 +53,30 @@ class SimulatedArm:
         scene: None is three cubes and a bin around the arm.
         arm_model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (fetched
             over the network). A given scene has its own.
+        plant: Errors of the simulated arm that its controller does not know of; None is the scene's model itself.
+
+    Attributes:
+        model: The model that is stepped; the controller's is the scene's.
 
     Raises:
         UnknownNameError: No such arm model, limits or feed-forward.
         ConfigError, EnvironmentalError: The model cannot be used, or not be fetched.
     """
 
-    def __init__(self, control: ControlConfig | None = None, scene: Scene | None = None, arm_model: str | Path | None = None):
+    def __init__(
+        self,
+        control: ControlConfig | None = None,
+        scene: Scene | None = None,
+        arm_model: str | Path | None = None,
+        plant: PlantErrors | None = None,
+    ):
         self.scene = Scene(arm=arm_model) if scene is None else scene
-        self.data = mujoco.MjData(self.scene.model)
+        self.plant = None if plant is None else instance_of(plant, PlantErrors, "plant")
+        self.model = self.scene.model if self.plant is None else self.plant.apply(self.scene.model)
+        self.data = mujoco.MjData(self.model)
+        self._nominal = self.data if self.plant is None else mujoco.MjData(self.scene.model)  # the controller's view of it
+        self._seed = 0
+        self._ctrl_under_way: deque[F64] = deque()
         self.control = ControlConfig() if control is None else control
         self.limits = self.control.joint_limits()
         self.servo = JointServo(self.scene.model)
@@ -81,6 +98,9 @@ class SimulatedArm:
         self.executor = Executor(self.limits, self.dt_s, start)
         self._loop_counters = {}
         self.scene.reset(self.data, layout, start)
+        self._seed = seed
+        steps = 0 if self.plant is None else self.plant.delay_steps(self.dt_s)
+        self._ctrl_under_way = deque([self.data.ctrl.copy() for _ in range(steps)])
 
     def counters(self) -> dict[str, int]:
         """Events of the current episode by name, from the executor and the control loop."""
@@ -94,13 +114,19 @@ class SimulatedArm:
         """Measured angles [7], velocities [7] and the gripper's open fraction."""
         data, scene = self.data, self.scene
         fingers = float(np.mean(data.qpos[scene.finger_qpos]))
-        return (data.qpos[scene.arm_qpos].copy(), data.qvel[scene.arm_dof].copy(), float(PANDA_FINGER.to_fraction(fingers)))
+        return (self._measured_q(), data.qvel[scene.arm_dof].copy(), float(PANDA_FINGER.to_fraction(fingers)))
+
+    def _measured_q(self) -> F64:
+        q_rad = self.data.qpos[self.scene.arm_qpos].copy()
+        if self.plant is not None:
+            q_rad += self.plant.noise_rad(self._seed, round(self.data.time / self.dt_s), len(q_rad))
+        return q_rad
 
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
         data, scene = self.data, self.scene
         names = (*ARM_JOINTS, *FINGER_JOINTS)
-        q = np.concatenate((data.qpos[scene.arm_qpos], data.qpos[scene.finger_qpos]))
+        q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
         qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
         flat: dict[str, Any] = {name: float(value) for name, value in zip(names, q, strict=True)}
         flat |= {f"{name}.vel": float(value) for name, value in zip(names, qd, strict=True)}
@@ -116,7 +142,7 @@ class SimulatedArm:
         scene, data = self.scene, self.data
         tcp, twist = np.eye(4), np.zeros(6)
         tcp[:3, :3], tcp[:3, 3] = data.site_xmat[scene.tcp_site].reshape(3, 3), data.site_xpos[scene.tcp_site]
-        mujoco.mj_objectVelocity(scene.model, data, mujoco.mjtObj.mjOBJ_SITE, scene.tcp_site, twist, 0)
+        mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, scene.tcp_site, twist, 0)
         cubes = {name: scene.T_world_body(data, name) for name in scene.cubes}
         edge = next(iter(scene.cubes.values())).edge_m
         return {
@@ -130,12 +156,12 @@ class SimulatedArm:
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         """Follow references at the end of each of M physics steps; ``before`` is the one at the beginning of the first.
 
-        Returns the measured angles [M, 7] and open fractions [M] after each step.
+        Returns the true angles [M, 7] and open fractions [M] after each step.
 
         Raises:
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
         """
-        scene, data, model = self.scene, self.data, self.scene.model
+        scene, data, model = self.scene, self.data, self.model
         references = (*(before.q_rad, before.qd_rad_s, before.qdd_rad_s2), block.q_rad, block.qd_rad_s, block.qdd_rad_s2)
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
             raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
@@ -146,12 +172,12 @@ class SimulatedArm:
         for k in range(len(block)):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
-                arm = self.servo.computed_torque(data, before.q_rad, before.qd_rad_s, before.qdd_rad_s2)
-                data.ctrl[scene.arm_actuators], data.ctrl[scene.gripper_actuator] = arm, fingers[k]
+                arm = self.servo.computed_torque(self._nominal_dynamics(), before.q_rad, before.qd_rad_s, before.qdd_rad_s2)
+                self._write_ctrl(arm, fingers[k])
                 mujoco.mj_step2(model, data)
                 before = JointState(block.q_rad[k], block.qd_rad_s[k], block.qdd_rad_s2[k])
             else:
-                data.ctrl[scene.arm_actuators], data.ctrl[scene.gripper_actuator] = arm_ctrl[k], fingers[k]
+                self._write_ctrl(arm_ctrl[k], fingers[k])
                 mujoco.mj_step(model, data)
             q[k] = data.qpos[scene.arm_qpos]
             finger_q[k] = data.qpos[scene.finger_qpos[0]]
@@ -160,6 +186,20 @@ class SimulatedArm:
         if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is not finite, and its clock
             raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
         return q, PANDA_FINGER.to_fraction(finger_q)
+
+    def _write_ctrl(self, arm: F64, gripper: float) -> None:
+        """Write the controls, or those of a delay ago."""
+        ctrl = self.data.ctrl.copy()
+        ctrl[self.scene.arm_actuators], ctrl[self.scene.gripper_actuator] = arm, gripper
+        self._ctrl_under_way.append(ctrl)
+        self.data.ctrl[:] = self._ctrl_under_way.popleft()
+
+    def _nominal_dynamics(self) -> mujoco.MjData:
+        """Return the dynamics of the present state by the controller's model."""
+        if self._nominal is not self.data:
+            self._nominal.qpos[:], self._nominal.qvel[:] = self.data.qpos, self.data.qvel
+            mujoco.mj_step1(self.scene.model, self._nominal)
+        return self._nominal
 
     def _arm_ctrl(self, block: ReferenceBlock, before: JointState) -> F64 | None:
         """Return the controls [M, 7], or None if they depend on the state at each step.

@@ -1,0 +1,134 @@
+"""Errors of the simulated plant: how the arm differs from the model that its controller has.
+
+The scene's model is the controller's, and a perturbed copy is stepped. The controller's gravity compensation, feed-forward
+and kinematics therefore know nothing of a payload, heavier links or friction.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, fields
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
+from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.robots.panda import ARM_JOINTS, HAND_BODY, T_hand_tcp
+
+_MAX_DELAY_S = 0.5
+_STICTION = 0.9999  # impedance of the friction constraint, the highest that MuJoCo takes
+
+
+@dataclass(frozen=True)
+class PlantErrors:
+    """Differences between the simulated arm and its controller's model. The defaults are none.
+
+    Args:
+        link_mass_scale: Factor on the masses and inertias of the arm, hand and fingers.
+        payload_kg: Point mass fixed at the tool centre point.
+        joint_friction_nm: Coulomb friction of each arm joint, on top of the model's.
+        actuation_delay_s: Time from writing ctrl to its effect, to a whole physics step.
+        sensor_noise_rad: Standard deviation of the measured joint angles; the servos and every metric see the true ones.
+        seed: Seed of the noise, together with the episode's.
+
+    Raises:
+        InputError: A value is not a finite number in its range.
+    """
+
+    link_mass_scale: float = 1.0
+    payload_kg: float = 0.0
+    joint_friction_nm: float = 0.0
+    actuation_delay_s: float = 0.0
+    sensor_noise_rad: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number(self.seed, "seed", 0)
+        positive(self.link_mass_scale, "link_mass_scale")
+        for name in (field.name for field in fields(self)[1:5]):
+            value = float(finite_array(getattr(self, name), name, ()))
+            if value < 0:
+                raise InputError(f"{name} must be at least zero, got {value:g}.")
+        if self.actuation_delay_s > _MAX_DELAY_S:
+            raise InputError(f"actuation_delay_s must be at most {_MAX_DELAY_S:g} s, got {self.actuation_delay_s:g}.")
+
+    def apply(self, model: mujoco.MjModel) -> mujoco.MjModel:
+        """Return a copy of a model with these masses and friction; gravity is compensated for the original masses only.
+
+        Raises:
+            InputError: ``model`` is not an MjModel.
+            ConfigError: It lacks the Franka's joints or hand, or the hand is not fixed to a link.
+        """
+        plant = copy.copy(instance_of(model, mujoco.MjModel, "model"))
+        hand = _id(plant, mujoco.mjtObj.mjOBJ_BODY, HAND_BODY)
+        joints = [_id(plant, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
+        arm = plant.body_rootid == plant.body_rootid[hand]
+        plant.body_mass[arm] *= self.link_mass_scale
+        plant.body_inertia[arm] *= self.link_mass_scale
+        plant.body_gravcomp[arm] /= self.link_mass_scale
+        if self.payload_kg:
+            _add_payload(plant, hand, self.payload_kg)
+        if self.joint_friction_nm:
+            dofs = plant.jnt_dofadr[joints]
+            plant.dof_frictionloss[dofs] += self.joint_friction_nm
+            plant.dof_solimp[dofs, :2] = _STICTION  # at MuJoCo's default a loaded joint creeps by a milliradian per second
+        mujoco.mj_setConst(plant, mujoco.MjData(plant))
+        return plant
+
+    def delay_steps(self, dt_s: float) -> int:
+        """Return the delay in physics steps."""
+        return round(self.actuation_delay_s / dt_s)
+
+    def noise_rad(self, episode_seed: int, step: int, n: int) -> F64:
+        """Return the error [n] of the angles measured at a physics step; reading twice gives the same value."""
+        if not self.sensor_noise_rad:
+            return np.zeros(n)
+        return np.random.default_rng((self.seed, episode_seed, step)).normal(0.0, self.sensor_noise_rad, n)
+
+
+ALL_ERRORS = PlantErrors(
+    link_mass_scale=1.1, payload_kg=0.5, joint_friction_nm=0.5, actuation_delay_s=0.010, sensor_noise_rad=0.0005
+)
+"""Links 10 % heavier, 0.5 kg in the hand, friction, 10 ms of delay, 0.5 mrad of noise."""
+
+
+def _add_payload(model: mujoco.MjModel, hand: int, payload_kg: float) -> None:
+    """Fix a point mass at the tool centre point, without compensation of its weight.
+
+    MuJoCo compensates a body's weight at its centre of mass, which the payload would move. The hand's own mass therefore
+    moves to the link that it is fixed to, and the hand's body carries the payload alone.
+    """
+    link = int(model.body_parentid[hand])
+    if model.body_dofnum[hand] or not model.body_dofnum[link]:
+        raise ConfigError(f"a payload needs the body {HAND_BODY!r} to be fixed to the arm's last link.")
+    if not np.isclose(model.body_gravcomp[hand], model.body_gravcomp[link]):
+        raise ConfigError(f"a payload needs equal gravity compensation of {HAND_BODY!r} and the link it is fixed to.")
+    R_link_hand = _matrix(model.body_quat[hand])
+    mass = np.array([model.body_mass[link], model.body_mass[hand]])
+    center = np.stack((model.body_ipos[link], model.body_pos[hand] + R_link_hand @ model.body_ipos[hand]))
+    rotation = (_matrix(model.body_iquat[link]), R_link_hand @ _matrix(model.body_iquat[hand]))
+    mean = mass @ center / mass.sum()
+    inertia = np.zeros((3, 3))
+    for m, c, R, principal in zip(mass, center - mean, rotation, model.body_inertia[[link, hand]], strict=True):
+        inertia += R @ np.diag(principal) @ R.T + m * (c @ c * np.eye(3) - np.outer(c, c))
+    principal, axes = np.linalg.eigh(inertia)
+    axes[:, 0] *= np.linalg.det(axes)
+    mujoco.mju_mat2Quat(model.body_iquat[link], axes.ravel())
+    model.body_mass[link], model.body_ipos[link], model.body_inertia[link] = mass.sum(), mean, principal
+    model.body_mass[hand], model.body_ipos[hand], model.body_inertia[hand] = payload_kg, T_hand_tcp[:3, 3], 0.0
+    model.body_iquat[hand], model.body_gravcomp[hand] = (1.0, 0.0, 0.0, 0.0), 0.0
+    model.body_sameframe[[link, hand]] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
+
+
+def _matrix(quat_wxyz: F64) -> F64:
+    R = np.zeros(9)
+    mujoco.mju_quat2Mat(R, quat_wxyz)
+    return R.reshape(3, 3)
+
+
+def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
+    found = mujoco.mj_name2id(model, kind, name)
+    if found < 0:
+        raise ConfigError(f"the model has no {name!r}; plant errors apply to an arm with the Franka's names.")
+    return found
