@@ -16,10 +16,10 @@ GROUPS = {
         "training/test_training_sharding.py",
         "training/test_training_dynamics.py",
     ),
+    "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
     "oracle": ("engine/test_parity.py", "engine/test_mutations.py", "engine/test_engine_step.py", "engine/test_graphs.py"),
     "training": ("training",),
     "strands-robots": ("policy/test_strands_robots.py", "test_examples.py"),
-    "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
 }
 """Group -> files and folders whose tests share an expensive fixture or environment, or that each occupy several cores.
 

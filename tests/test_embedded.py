@@ -38,7 +38,7 @@ def reached(make_backend) -> int:
         for colour in COLOURS:
             config = {"embodiment": "droid", "backend": make_backend()}
             episode = robot.run_policy(
-                instruction=f"reach the {colour} cube", policy_config=config, task="reach", seed=seed, duration=10.0
+                instruction=f"reach the {colour} cube", policy_config=config, task="reach", seed=seed, duration=6.0
             )
             count += bool(episode.success)
     return count

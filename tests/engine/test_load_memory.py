@@ -23,11 +23,15 @@ print(growth / engine.kept_bytes, engine.kept_bytes)
 """
 
 
+@pytest.fixture(scope="module")
+def mid_size(tmp_path_factory):
+    sizes = FactorySizes(hidden=640, layers=4, heads=10, kv_heads=5, head_dim=64, intermediate=1920)
+    return write_checkpoint(tmp_path_factory.mktemp("mid") / "c", sizes=sizes)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_peak_of_loading(tmp_path_factory, checkpoints, dtype):
-    folder = tmp_path_factory.mktemp("mid") / "c"
-    write_checkpoint(folder, sizes=FactorySizes(hidden=640, layers=4, heads=10, kv_heads=5, head_dim=64, intermediate=1920))
-    arguments = [sys.executable, "-c", SCRIPT, str(checkpoints["silu"]), str(folder), dtype]
+def test_peak_of_loading(checkpoints, mid_size, dtype):
+    arguments = [sys.executable, "-c", SCRIPT, str(checkpoints["silu"]), str(mid_size), dtype]
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     beside = {**os.environ, "PYTHONPATH": path}
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=beside)

@@ -1,5 +1,6 @@
 """The test of the tests: an engine that is wrong in one place must miss the oracle by ten times the tolerance."""
 
+import dataclasses
 import math
 
 import pytest
@@ -131,12 +132,12 @@ def text_keys_not_normalised_for_generation(patch, model):
 
 @mutation("relu2")
 def relu_not_squared(patch, _):
-    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down_proj(torch.relu(self.up_proj(x))))
+    patch.setattr(transformer.Mlp, "forward", lambda self, x: self.down_proj(torch.relu(self.up_proj(x))))
 
 
 @mutation("silu")
 def gelu_for_silu(patch, _):
-    patch.setattr(transformer.Mlp, "_block", lambda self, x: self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x)))
+    patch.setattr(transformer.Mlp, "forward", lambda self, x: self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 @mutation()
@@ -182,8 +183,9 @@ def no_corrector(patch, _):
 
 @mutation()
 def first_order_everywhere(patch, _):
-    original = sampler._update
-    patch.setattr(sampler, "_update", lambda sigmas, i, order, corrects: original(sigmas, i, 1, corrects))
+    update = sampler.UniPCUpdate
+    original = update.__call__
+    patch.setattr(update, "__call__", lambda self, *at: original(dataclasses.replace(self, ratio=None, rho_new=0.5), *at))
 
 
 @mutation()
@@ -256,17 +258,14 @@ def padding_on_the_other_side(patch, _):
 
 @mutation()
 def padding_not_held_at_zero(patch, _):
-    original = engine_module._advance
-    ones = torch.ones_like
+    original = sequence.patchify
 
-    def advance(state, velocity, rows, free, given):
-        edge = ones(free) if free.shape[1] != 64 or len(free) > 20 else free
-        clean_frame = free[:30].sum() == 0
-        if clean_frame and free is not edge:
-            edge[:30] = 0
-        original(state, velocity, rows, edge, given)
+    def patchify(latent, p):
+        """Ones around a mask of ones and zeros: padding is then sampled as pictures are."""
+        is_mask = bool(((latent == 0) | (latent == 1)).all())
+        return 1 - original(1 - latent, p) if is_mask else original(latent, p)
 
-    patch.setattr(engine_module, "_advance", advance)
+    _replace(patch, "patchify", patchify)
 
 
 @mutation()

@@ -97,7 +97,7 @@ def ranks_below(process):
 def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
     """`evaluate --tp-size 2` as users run it; a rank is killed between two questions or in one."""
     out = tmp_path / "run"
-    options = {"model": model, "tp-size": 2, "tasks": "reach", "seeds": 4, "num-steps": 1, "duration": 1.5, "replan-rows": 8}
+    options = {"model": model, "tp-size": 2, "tasks": "reach", "seeds": 2, "num-steps": 1, "duration": 1.5, "replan-rows": 16}
     command = [sys.executable, "-m", "strands_cosmos3", "evaluate", "--out", str(out), "--films", "0", "--workers", "1"]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -116,7 +116,7 @@ def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
             process.kill()
     assert process.returncode == 0, said
     report = json.loads((out / "report.json").read_text())
-    assert (report["complete"], report["episodes"], report["run"]["replica_restarts"]) == (True, 4, 1)
+    assert (report["complete"], report["episodes"], report["run"]["replica_restarts"]) == (True, 2, 1)
     assert (report["run"]["workers_died"], report["run"]["requeued"]) == (0, 0)
     _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive

@@ -26,10 +26,11 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
     assert report.inverse_mm < 0.6 * report.moved_mm
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_others(report):
+def test_the_same_seed_gives_the_same_figures_and_another_others():
     checkpoint = embedded_checkpoint(task="reach")
-    assert judge_on_expert(checkpoint, 2) == report
-    assert judge_on_expert(checkpoint, 2, seed=1).copy_frame_psnr != report.copy_frame_psnr
+    one = judge_on_expert(checkpoint, 1)
+    assert judge_on_expert(checkpoint, 1) == one
+    assert judge_on_expert(checkpoint, 1, seed=1).copy_frame_psnr != one.copy_frame_psnr
 
 
 def test_only_a_checkpoint_with_a_future_is_asked(released):
