@@ -76,6 +76,38 @@ def require_rigid(T: F64, name: str) -> None:
         raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
 
 
+def constant_array(n: int, value: float | bool) -> NDArray[Any]:
+    """Return a read-only array [n] of one value."""
+    array = np.full(n, value)
+    array.setflags(write=False)
+    return array
+
+
+def mask_array(value: Any, name: str, n: int) -> NDArray[np.bool_]:
+    """Return a read-only copy of booleans [n]; anything else raises ShapeError."""
+    mask = np.array(value)
+    if mask.dtype != np.bool_ or mask.shape != (n,):
+        raise ShapeError(f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}.")
+    mask.setflags(write=False)
+    return mask
+
+
+def increasing_times(value: Any, n: int) -> F64:
+    """Return row times [n] that start at zero or later and increase strictly; InputError otherwise."""
+    t = finite_array(value, "t_s", (n,))
+    if t[0] < 0 or (np.diff(t) <= 0).any():
+        raise InputError("t_s must start at zero or later and increase strictly.")
+    return t
+
+
+def open_fractions(value: Any, n: int) -> F64:
+    """Return open fractions [n] in [0, 1]; InputError otherwise."""
+    gripper = finite_array(value, "gripper", (n,))
+    if (gripper < 0).any() or (gripper > 1).any():
+        raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
+    return gripper
+
+
 def positive(value: Any, name: str) -> float:
     """Return ``value`` as a finite number above zero; anything else raises InputError."""
     try:

@@ -11,6 +11,7 @@ read-only float64 copies of what was given, images read-only uint8.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,9 +22,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, image_array, instance_of, positive, rigid_transform, whole_number
+from strands_cosmos3.checks import (
+    F64,
+    constant_array,
+    finite_array,
+    image_array,
+    increasing_times,
+    instance_of,
+    mask_array,
+    open_fractions,
+    positive,
+    rigid_transform,
+    whole_number,
+)
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
-from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, UnknownNameError
 
 WILD_Z = 10.0
 """A normalised action beyond this magnitude is a fault and not motion."""
@@ -118,6 +131,7 @@ class Observation:
             stretched, braking, holding); None is ``t_capture_s``.
         privileged: State that only a simulator knows (poses of objects, [4, 4] or vectors, by name). Only backends
             that declare ``needs_privileged`` receive it, and it never leaves the process.
+        q_anchor_rad: [n] joint angles that the chunk departs from; None is ``q_rad``. A control loop fills it in.
 
     Raises:
         ShapeError, NonFiniteError, InputError: A field is malformed.
@@ -130,13 +144,22 @@ class Observation:
     t_capture_s: float = 0.0
     t_motion_s: float | None = None
     privileged: Mapping[str, F64] | None = None
+    q_anchor_rad: F64 | None = None
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None,))
-        qd = _constant(len(q), 0.0) if self.qd_rad_s is None else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
+        qd = constant_array(len(q), 0.0) if self.qd_rad_s is None else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
         instance_of(self.images, Mapping, "images")
         images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
         _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper, "gripper"), images=MappingProxyType(images))
+        if self.q_anchor_rad is not None:
+            _set(self, q_anchor_rad=finite_array(self.q_anchor_rad, "q_anchor_rad", q.shape))
+
+    def anchored(self, q_anchor_rad: F64) -> Observation:
+        """Return this observation with an anchor [n]; the pictures are shared."""
+        other = copy.copy(self)
+        _set(other, q_anchor_rad=finite_array(q_anchor_rad, "q_anchor_rad", self.q_rad.shape))
+        return other
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +174,7 @@ class Request:
         q_rad: [n] joint angles, or None if only a pose is known.
         gripper: Open fraction.
         T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None without an arm model.
+        T_base_anchor: [4, 4] pose of that frame from which the first row departs; None is ``T_base_cosmos``.
         mode: What is asked.
         prompt: The exact caption for the model, or empty to compose it from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend that needs no pictures.
@@ -181,6 +205,7 @@ class Request:
     conditioning_actions: F64 | None = None
     clip: NDArray[np.uint8] | str | Path | None = None
     action_prefix: F64 | None = None
+    T_base_anchor: F64 | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
@@ -193,8 +218,9 @@ class Request:
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )
         self._check_conditions()
-        if self.T_base_cosmos is not None:
-            _set(self, T_base_cosmos=rigid_transform(self.T_base_cosmos, "T_base_cosmos"))
+        for name in ("T_base_cosmos", "T_base_anchor"):
+            if getattr(self, name) is not None:
+                _set(self, **{name: rigid_transform(getattr(self, name), name)})
 
     def _check_conditions(self) -> None:
         """Known actions and an observed clip belong to one mode each, and are needed there."""
@@ -239,6 +265,7 @@ class ActionChunk:
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
         quantiles: The [D] figures q01 and q99 that normalised rows are in units of; None is the embodiment's packaged ones.
+        T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses that are goals themselves.
 
     Raises:
         ActionSpaceError: The width is not the action space's.
@@ -254,6 +281,7 @@ class ActionChunk:
     timing: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     video: NDArray[np.uint8] | None = None
     quantiles: tuple[F64, F64] | None = None
+    T_base_departure: F64 | None = None
 
     def __post_init__(self) -> None:
         action = finite_array(self.action, "action", (None, None))
@@ -279,6 +307,8 @@ class ActionChunk:
         if self.quantiles is not None:
             q01, q99 = (finite_array(figure, "quantiles", (space.width,)) for figure in self.quantiles)
             _set(self, quantiles=(q01, q99))
+        if self.T_base_departure is not None:
+            _set(self, T_base_departure=rigid_transform(self.T_base_departure, "T_base_departure"))
         _set(self, action=action, fps=positive(fps, "fps"))
 
     @property
@@ -318,9 +348,9 @@ class PoseTrajectory:
         _set(
             self,
             T_base_frame=T,
-            t_s=_times(self.t_s, len(T)),
+            t_s=increasing_times(self.t_s, len(T)),
             T_base_anchor=rigid_transform(self.T_base_anchor, "T_base_anchor"),
-            gripper=None if self.gripper is None else _fractions(self.gripper, len(T)),
+            gripper=None if self.gripper is None else open_fractions(self.gripper, len(T)),
         )
 
 
@@ -354,43 +384,15 @@ class JointTrajectory:
         q = finite_array(self.q_rad, "q_rad", (None, None))
         n = len(q)
         residuals = {
-            name: _constant(n, 0.0) if value is None else finite_array(value, name, (n,))
+            name: constant_array(n, 0.0) if value is None else finite_array(value, name, (n,))
             for name, value in (("residual_m", self.residual_m), ("residual_rad", self.residual_rad))
         }
         masks = {
-            name: _constant(n, default) if value is None else _mask(value, name, n)
+            name: constant_array(n, default) if value is None else mask_array(value, name, n)
             for name, value, default in (("converged", self.converged, True), ("clamped", self.clamped, False))
         }
-        gripper = None if self.gripper is None else _fractions(self.gripper, n)
-        _set(self, q_rad=q, t_s=_times(self.t_s, n), gripper=gripper, **residuals, **masks)
-
-
-def _constant(n: int, value: float | bool) -> NDArray[Any]:
-    array = np.full(n, value)
-    array.setflags(write=False)
-    return array
-
-
-def _mask(value: Any, name: str, n: int) -> NDArray[np.bool_]:
-    mask = np.array(value)
-    if mask.dtype != np.bool_ or mask.shape != (n,):
-        raise ShapeError(f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}.")
-    mask.setflags(write=False)
-    return mask
-
-
-def _times(value: Any, n: int) -> F64:
-    t = finite_array(value, "t_s", (n,))
-    if t[0] < 0 or (np.diff(t) <= 0).any():
-        raise InputError("t_s must start at zero or later and increase strictly.")
-    return t
-
-
-def _fractions(value: Any, n: int) -> F64:
-    gripper = finite_array(value, "gripper", (n,))
-    if (gripper < 0).any() or (gripper > 1).any():
-        raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
-    return gripper
+        gripper = None if self.gripper is None else open_fractions(self.gripper, n)
+        _set(self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper, **residuals, **masks)
 
 
 @dataclass(frozen=True)
@@ -422,6 +424,7 @@ class Rollout:
         path: Deviation of the commanded from the intended path, at every physics step.
         tracking: Achieved against commanded, at every physics step.
         drift: Achieved against a recording, where one was replayed.
+        loop_drift: Achieved against the chunks' motions joined end to end: what the loop has lost since it began.
         steps: Rows ``total, clamped, stretched, unconverged``.
         latency_ms: What the loop experienced: from a question until its chunk was taken up, on the arm's clock; ``p50, p95,
             max`` over the chunks taken up.
@@ -452,6 +455,7 @@ class Rollout:
     duration_s: float
     realtime_factor: float
     drift: ErrorSummary | None = None
+    loop_drift: ErrorSummary | None = None
     model_sha256: str | None = None
     fault: str | None = None
     latency_clock: str = "simulated"
@@ -467,7 +471,8 @@ class Rollout:
 
     def to_dict(self) -> dict[str, Any]:
         """The episode as JSON-ready values (no arrays)."""
-        errors = {"ik": self.ik, "path": self.path, "tracking": self.tracking, "drift": self.drift}
+        names = ("ik", "path", "tracking", "drift", "loop_drift")
+        errors = {name: getattr(self, name) for name in names}
         return {
             "seed": self.seed,
             "task": self.task,

@@ -71,9 +71,11 @@ def decode_chunk(
 ) -> PoseTrajectory:
     """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into T poses of the Cosmos frame in the base.
 
+    Absolute poses that a server integrated from the pose it was sent are taken to the anchor: ``anchor departure^-1 pose``.
+
     Args:
         chunk: Rows in the model's own scale.
-        T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base at the observation.
+        T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base that the first row departs from.
         stats: Statistics for normalised rows; by default the chunk's quantiles, else the embodiment's packaged statistics.
         method: Normalisation method of rows without quantiles of their own.
 
@@ -102,6 +104,8 @@ def decode_chunk(
     elif space.meaning == "pose_absolute":
         rows = trailing(chunk.action, "action", (8,))
         poses = assemble(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
+        if chunk.T_base_departure is not None:
+            poses = anchor @ invert(chunk.T_base_departure) @ poses
         gripper = np.clip(rows[:, 7], 0.0, 1.0)
     else:
         raise _wrong_decoder(chunk, "decode_chunk", "'midtrain' deltas and 'pose_abs' poses")

@@ -1,6 +1,6 @@
 """A recorded end-effector trajectory as ``midtrain`` chunks: real motion without a model.
 
-Each chunk leads from the measured pose to the recording's poses at the rows' times, so a replay corrects its own drift as
+Each chunk leads from its anchor to the recording's poses at the rows' times, so a replay corrects its own drift as
 a policy would.
 """
 
@@ -143,7 +143,7 @@ class ReplayBackend(Backend):
         self.recording = recording
 
     def infer(self, request: Request) -> ActionChunk:
-        """Return rows from the measured pose along the recording.
+        """Return rows from the anchor along the recording.
 
         Raises:
             BackendError: The request has no measured pose, or asks for another action space than ``midtrain``.
@@ -154,5 +154,6 @@ class ReplayBackend(Backend):
         fps = self.recording.fps
         due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
         poses, gripper = self.recording.at(due_s)
-        rows = encode_chunk(np.concatenate((request.T_base_cosmos[None], poses)), gripper, request.embodiment)
+        anchor = request.T_base_cosmos if request.T_base_anchor is None else request.T_base_anchor
+        rows = encode_chunk(np.concatenate((anchor[None], poses)), gripper, request.embodiment)
         return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed)

@@ -26,8 +26,8 @@ class Exchange(Protocol):
 class ServiceBackend(Backend):
     """Sends requests to a policy server. It connects on the first inference.
 
-    ``joint_pos`` returns joint angles. ``midtrain`` and ``pose_abs`` send the measured pose and return absolute poses, so those
-    chunks are ``pose_abs``. The simulator's state is never sent.
+    ``joint_pos`` returns joint angles. ``midtrain`` and ``pose_abs`` send the measured pose, and the server returns the poses
+    that it integrated from it: those chunks are ``pose_abs`` with that departure. The simulator's state is never sent.
 
     Args:
         client: The connection.

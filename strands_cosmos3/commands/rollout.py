@@ -318,12 +318,15 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
         "path": "commanded motion and intended path",
         "tracking": "arm and commanded motion, at every physics step",
         "drift": "arm and recording, at the same time",
+        "loop_drift": "arm and the chunks' motions joined end to end",
     }
     for name, meaning in meanings.items():
         error = getattr(last, name)
         if error is not None:
             figures = (error.mean_mm, error.max_mm, error.mean_deg, error.max_deg)
-            table.add_row(name, *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures), meaning)
+            table.add_row(
+                name.replace("_", " "), *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures), meaning
+            )
     console.print(table)
     steps, latency, took = last.steps, last.latency_ms, last.inference_ms
     felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"

@@ -40,7 +40,7 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
 
 
 def blend_chunk(
-    trajectory: JointTrajectory, q_observed: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
+    trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
 ) -> JointTrajectory | None:
     """Return a chunk's rows that remain ``elapsed_s`` after its observation, blended into the motion; None if all have passed.
 
@@ -48,7 +48,7 @@ def blend_chunk(
     cubic Hermite, so that the motion continues without a jump. Blended rows stay inside the joints' range.
 
     Args:
-        q_observed: [n] angles that the chunk was planned from.
+        q_departure: [n] angles that the chunk departs from.
         elapsed_s: Time since then on the motion's clock; 0 returns the chunk unchanged.
         reference: The present reference.
     """
@@ -57,7 +57,7 @@ def blend_chunk(
     rest = drop_elapsed(trajectory, elapsed_s)
     if rest is None:
         return None
-    spline = _spline(q_observed, trajectory)
+    spline = _spline(q_departure, trajectory)
     offset, offset_speed = reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)
     s = np.minimum(rest.t_s / positive(blend_s, "blend_s"), 1.0)[:, None]
     fading = offset * (1 - s) ** 2 * (1 + 2 * s) + offset_speed * blend_s * s * (1 - s) ** 2
@@ -66,11 +66,11 @@ def blend_chunk(
     return replace(rest, q_rad=np.where(in_range, q, rest.q_rad))
 
 
-def _spline(q_observed: F64, trajectory: JointTrajectory) -> CubicSpline:
+def _spline(q_departure: F64, trajectory: JointTrajectory) -> CubicSpline:
     """The chunk's angles as a function of time since its observation."""
     due_at_once = trajectory.t_s[0] < _NOW_S
     t_s = trajectory.t_s if due_at_once else np.concatenate(([0.0], trajectory.t_s))
-    q = trajectory.q_rad if due_at_once else np.vstack((q_observed, trajectory.q_rad))
+    q = trajectory.q_rad if due_at_once else np.vstack((q_departure, trajectory.q_rad))
     if len(t_s) == 1:
         t_s, q = np.array([0.0, 1.0]), np.repeat(q, 2, axis=0)
     return CubicSpline(t_s, q, bc_type="natural")

@@ -15,15 +15,20 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Protocol
 
+import numpy as np
+
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
 from strands_cosmos3.control.prefetch import Worker
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error, InputError
-from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.types import JointTrajectory, Observation
 
-_COUNTERS = ("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences")
+_COUNTERS = (
+    *("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences"),
+    "anchored_on_measurement",
+)
 _OLD_COUNTER_NAMES = {
     "requested": "asked",
     "rejected": "refused",
@@ -31,6 +36,9 @@ _OLD_COUNTER_NAMES = {
     "limited_by_joint_end": "cornered",
     "abandoned_inferences": "abandoned",
 }
+ANCHOR_TOLERANCE_RAD = 0.05
+"""Distance of a joint from its reference, up to which a chunk departs from the reference: ten times the sag under a payload
+of 0.5 kg, and a few centimetres at the hand."""
 _MAX_LATENCY_S = 60.0
 _LATENCIES = 8  # inferences whose latency is remembered
 _INTERRUPT_POLL_S = 0.1
@@ -87,10 +95,14 @@ class PrefixSpan:
 
 
 class Planner(Protocol):
-    """The source of chunks. ``observe`` is called between two ticks, ``plan`` on a worker thread."""
+    """The source of chunks. ``observe`` is called between two ticks, ``plan`` on a worker thread.
+
+    An :class:`Observation` is given its anchor by the loop: the chunk is to depart from ``q_anchor_rad``. Anything else is
+    passed on as it is; such a planner commands absolute angles.
+    """
 
     def observe(self, action_prefix: PrefixSpan | None) -> Any:
-        """Return what ``plan`` needs; ``action_prefix`` is None if no motion is under way."""
+        """Return what ``plan`` needs; ``action_prefix`` is None if no motion is under way or the arm is off its reference."""
         ...
 
     def plan(self, observation: Any) -> JointTrajectory:
@@ -113,6 +125,8 @@ class LoopConfig:
             that returns one, delivers the chunk that much later, whatever inference takes; None delivers it once it is there.
         blend_s: Time over which the offset between an arriving chunk and the motion under way fades out.
         retry_s, longest_retry_s: Pause after a failed inference; it doubles each time, up to the longest.
+        anchor_tolerance_rad: Distance of every joint from its reference up to which a chunk departs from the reference, so that
+            the servos' sag does not add up; farther off it departs from the measured angles.
         patience_s: Time that the arm may hold before a failed inference ends the loop; one still running is waited for.
 
     Raises:
@@ -126,9 +140,10 @@ class LoopConfig:
     retry_s: float = 0.2
     longest_retry_s: float = 2.0
     patience_s: float = 5.0
+    anchor_tolerance_rad: float = ANCHOR_TOLERANCE_RAD
 
     def __post_init__(self) -> None:
-        for name in ("hz", "blend_s", "retry_s", "longest_retry_s", "patience_s"):
+        for name in ("hz", "blend_s", "retry_s", "longest_retry_s", "patience_s", "anchor_tolerance_rad"):
             positive(getattr(self, name), name)
         if self.replan_rows is not None:
             whole_number(self.replan_rows, "replan_rows", 1)
@@ -159,6 +174,8 @@ class AcceptedChunk:
         motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's observation.
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning.
+        q_reference_rad, T_base_anchor: The reference [n] at the observation, and the pose [4, 4] that the chunk departs from;
+            None for a plan without poses.
     """
 
     plan: JointTrajectory
@@ -168,6 +185,8 @@ class AcceptedChunk:
     rows_passed: int
     latency_ms: float
     wall_ms: float
+    q_reference_rad: F64
+    T_base_anchor: F64 | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +206,8 @@ class PendingInference:
     requested_s: float
     motion_s: float
     pauses: int
-    q_rad: F64
+    q_departure_rad: F64
+    q_reference_rad: F64
     latency_s: float | None
 
     def arrived(self, now_s: float) -> bool:
@@ -208,7 +228,8 @@ class ControlLoop:
         counters: ``requested``; ``failed`` (no chunk), ``rejected`` (a chunk that cannot be followed), ``expired`` (a chunk
             whose rows have all passed, or whose observation precedes a hold or stop), ``deadline_misses`` (the motion ended
             before a fresh chunk arrived), ``idle_ticks`` (ticks begun without motion after the first chunk),
-            ``abandoned_inferences`` (inferences that had not ended when the loop was closed).
+            ``abandoned_inferences`` (inferences that had not ended when the loop was closed), ``anchored_on_measurement``
+            (inferences requested while the arm was too far from its reference to depart from there).
         error: The latest inference's error; None once an inference has succeeded.
 
     Raises:
@@ -338,13 +359,19 @@ class ControlLoop:
         return executor.steps_to_row(self._n_rows - 1) < self.substeps + lead
 
     def _request(self, now_s: float) -> None:
-        observation = self.planner.observe(self._prefix_span())
-        q_rad, latency = self.arm.joint_state()[0], self.config.latency_s
+        q_departure, reference, latency = self.arm.joint_state()[0], self.executor.reference.q_rad, self.config.latency_s
+        off = np.abs(q_departure - reference).max() > self.config.anchor_tolerance_rad
+        observation = self.planner.observe(None if off else self._prefix_span())
+        if isinstance(observation, Observation):
+            q_departure = observation.q_rad if off else reference
+            observation = observation.anchored(q_departure)
         latency_s = _checked_latency(latency()) if callable(latency) else latency
         # Submitted last: if anything above fails, no inference is under way.
         result = self._worker.submit(lambda: _timed(lambda: self.planner.plan(observation)))
-        self._pending = PendingInference(result, now_s, self.executor.motion_s, self._pauses, q_rad, latency_s)
+        motion_s, pauses = self.executor.motion_s, self._pauses
+        self._pending = PendingInference(result, now_s, motion_s, pauses, q_departure, reference, latency_s)
         self.counters["requested"] += 1
+        self.counters["anchored_on_measurement"] += int(off)
 
     def _prefix_span(self) -> PrefixSpan | None:
         executor, expected_s = self.executor, self._expected_s()
@@ -389,7 +416,7 @@ class ControlLoop:
         executor = self.executor
         plan = instance_of(plan, JointTrajectory, "plan")
         elapsed_s = executor.motion_s - pending.motion_s
-        rest = blend_chunk(plan, pending.q_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
+        rest = blend_chunk(plan, pending.q_departure_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
         if rest is None:
             return False
         begun, motion_from_s = executor.rows_begun, executor.motion_s
@@ -401,8 +428,9 @@ class ControlLoop:
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
         if self._on_accepted is not None:
             latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3
-            chunk = AcceptedChunk(rest, motion, motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms)
-            self._on_accepted(chunk, begun)
+            timing = motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms
+            anchor = None if plan.poses is None else plan.poses.T_base_anchor
+            self._on_accepted(AcceptedChunk(rest, motion, *timing, pending.q_reference_rad, anchor), begun)
         return True
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:

@@ -26,17 +26,17 @@ def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) ->
 
 
 def solve_chunk(
-    chunk: ActionChunk, bridge: MinkIKBridge, q_measured: F64, stats: ActionStats | None = None, t_capture_s: float = 0.0
+    chunk: ActionChunk, bridge: MinkIKBridge, q_anchor: F64, stats: ActionStats | None = None, t_capture_s: float = 0.0
 ) -> JointTrajectory:
-    """Return joint angles that follow a chunk from the measured configuration [nq] at the observation.
+    """Return joint angles that follow a chunk from its anchor, the configuration [nq] that its first row departs from.
 
-    ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are angles
-    already. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for them. ``stats``
-    defaults to the chunk's quantiles, else the embodiment's packaged statistics.
+    ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are commands
+    already, which have no anchor. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for
+    them. ``stats`` defaults to the chunk's quantiles, else the embodiment's packaged statistics.
     """
     if chunk.action_space.meaning == "joint_position":
         return replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
-    q = bridge.configuration(q_measured, "q_measured")
+    q = bridge.configuration(q_anchor, "q_anchor")
     _, poses, solution = _solve(chunk, bridge, q, stats, MAX_STRETCH)
     q_rad = solution.q_rad[:, bridge.q_address]
     account = solution.residual_m, solution.residual_rad, solution.converged, solution.clamped

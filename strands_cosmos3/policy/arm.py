@@ -40,16 +40,24 @@ class PolicyArm:
 
     def T_base_cosmos(self, observation: Observation, embodiment: Embodiment) -> F64:
         """Return the measured pose [4, 4] of the frame whose deltas the model predicts."""
+        return self._T_base_cosmos(observation.q_rad, embodiment)
+
+    def T_base_anchor(self, observation: Observation, embodiment: Embodiment) -> F64 | None:
+        """Return the pose [4, 4] of that frame from which the deltas depart; None is the measured one."""
+        return None if observation.q_anchor_rad is None else self._T_base_cosmos(observation.q_anchor_rad, embodiment)
+
+    def _T_base_cosmos(self, q_rad: F64, embodiment: Embodiment) -> F64:
         from strands_cosmos3.control.targets import tool_frame_in_ee
 
-        q = self._configuration(observation)
+        q = self._configuration(q_rad)
         return self._bridge.ee_pose(q) @ tool_frame_in_ee(embodiment, self._bridge, q)
 
     def solve(self, chunk: ActionChunk, observation: Observation) -> JointTrajectory:
-        """Joint angles that follow a chunk from the measured configuration, at the chunk's own row times."""
+        """Joint angles that follow a chunk from the observation's anchor, at the chunk's own row times."""
         from strands_cosmos3.control.targets import solve_chunk
 
-        return solve_chunk(chunk, self._bridge, self._configuration(observation), t_capture_s=observation.t_capture_s)
+        anchor = observation.q_rad if observation.q_anchor_rad is None else observation.q_anchor_rad
+        return solve_chunk(chunk, self._bridge, self._configuration(anchor), t_capture_s=observation.t_capture_s)
 
     def steps(self, plan: JointTrajectory, observation: Observation, hz: float | None) -> tuple[JointTrajectory, F64]:
         """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
@@ -77,10 +85,10 @@ class PolicyArm:
         if self._foreign is not None:
             raise self._foreign
 
-    def _configuration(self, observation: Observation) -> F64:
-        """[nq] of the arm's model, from measured joint angles."""
+    def _configuration(self, q_rad: F64) -> F64:
+        """[nq] of the arm's model, from joint angles."""
         q = np.zeros(self._bridge.model.nq)
-        if len(observation.q_rad) != len(self._bridge.q_address):
-            raise InputError(f"{len(observation.q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")
-        q[self._bridge.q_address] = observation.q_rad
+        if len(q_rad) != len(self._bridge.q_address):
+            raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")
+        q[self._bridge.q_address] = q_rad
         return q

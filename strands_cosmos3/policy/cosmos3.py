@@ -404,14 +404,13 @@ class Cosmos3Policy(Policy):
     ) -> JointTrajectory | ActionChunk:
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
-        The trajectory is anchored on the observation's measured pose and keeps the chunk's own row times. Arguments as
-        :meth:`get_actions_sync`'s; in forward dynamics the chunk is what was given. A flat observation carries no
-        time, so its motion time is the wall-clock time since the episode's first call.
+        The trajectory departs from the observation's anchor (without one, from the measured pose) at the chunk's own row times;
+        the backend is told the measured state. In forward dynamics the chunk is what was given. The motion time of a flat
+        observation is the wall-clock time since the episode's first call.
 
         Args:
             observation: What the robot senses.
-            instruction: The task in words.
-            raw_actions, video: As :meth:`get_actions_sync`'s.
+            instruction, raw_actions, video: As :meth:`get_actions_sync`'s.
             action_prefix: [rows, D] rows that the arm executes during this inference, counted from the observation, in the
                 model's scale (rows of the last ``last_rollout["action"]``), at most :attr:`prefix_rows`. The chunk begins
                 with them and continues.
@@ -474,6 +473,7 @@ class Cosmos3Policy(Policy):
             q_rad=observation.q_rad,
             gripper=observation.gripper,
             T_base_cosmos=None if self._arm is None else self._arm.T_base_cosmos(observation, self.embodiment),
+            T_base_anchor=None if self._arm is None else self._arm.T_base_anchor(observation, self.embodiment),
             composite=self._composite(observation),
             seed=self._first_seed + self._calls,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,

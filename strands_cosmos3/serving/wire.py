@@ -97,8 +97,8 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
     else:
         if request.T_base_cosmos is None:
             raise BackendError("a 'midtrain' server requires the measured pose; give the policy robot='panda'.")
-        position, quaternion = request.T_base_cosmos[:3, 3], matrix_to_quaternion(request.T_base_cosmos[:3, :3])
-        state = {POSITION: position.astype(np.float32), QUATERNION: quaternion.astype(np.float32)}
+        position, quaternion = _sent_pose(request.T_base_cosmos)
+        state = {POSITION: position, QUATERNION: quaternion}
     message: dict[str, Any] = {
         PROMPT: request.instruction,
         **state,
@@ -110,6 +110,11 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
     if dialect.extensions:
         message |= {REQUEST_ID: request_id, SEED: request.seed, MOTION_CLOCK: request.t_motion_s}
     return message
+
+
+def _sent_pose(T_base_cosmos: F64) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Position and quaternion as they are sent."""
+    return T_base_cosmos[:3, 3].astype(np.float32), matrix_to_quaternion(T_base_cosmos[:3, :3]).astype(np.float32)
 
 
 def _pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
@@ -287,8 +292,11 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
         value = f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}"
         raise ServiceChunkError(f"{value}; the chunk is not executed.")
-    action = rows.astype(np.float64)
+    action, departure = rows.astype(np.float64), None
     if space.meaning == "pose_absolute":
+        if request.T_base_cosmos is not None:
+            position, quaternion = _sent_pose(request.T_base_cosmos)
+            departure = se3(quaternion_to_matrix(quaternion.astype(np.float64)), position.astype(np.float64))
         norm = np.linalg.norm(action[:, 3:7], axis=1)
         if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
             raise ServiceChunkError(
@@ -296,7 +304,7 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
                 "'pose_abs'. If they are joint angles, use action_space='joint_pos'."
             )
     action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
-    return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing)
+    return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing, T_base_departure=departure)
 
 
 def _timing(value: Any) -> dict[str, float]:

@@ -149,7 +149,8 @@ class Episode:
     def _accepted(self, chunk: AcceptedChunk, rows_begun: int) -> None:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
-        self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms))
+        timing = chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms
+        self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, *timing, chunk.q_reference_rad, chunk.T_base_anchor))
         action, video = self.planner.answer
         self.planner.accepted_rows = action
         if action is not None:
@@ -193,6 +194,7 @@ class Episode:
             path=log.path_error(),
             tracking=log.tracking_error(),
             drift=log.drift(recording),
+            loop_drift=log.loop_drift(),
             steps=log.steps(),
             latency_ms=log.latency_ms(),
             latency_clock=_clock_of(self.config),

@@ -1,9 +1,11 @@
-"""Figures of an episode: four separate errors, from the log of its physics steps.
+"""Figures of an episode: five separate errors, from the log of its physics steps.
 
 - ``ik``: the solver's residual against the commanded poses, over executed rows.
 - ``path``: the commanded motion against the intended path (the poses, joined straight), at every physics step.
 - ``tracking``: the measured against the commanded motion, by forward kinematics, at every physics step.
 - ``drift``: the arm against a replayed recording, at the same time of the motion's own clock.
+- ``loop_drift``: the arm against the chunks' motions joined end to end, at every physics step. A chunk that does not depart
+  from the reference shifts everything after it: tracking and path cannot see that, and such shifts add up.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
+from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, se3_inverse
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
@@ -43,6 +45,8 @@ class ChunkRecord:
     motion_from_s: float  # time of the motion's own clock at its start
     latency_ms: float  # from the request to acceptance, on the arm's clock
     inference_ms: float  # wall-clock time of inference and planning
+    q_reference_rad: F64  # the reference at its observation
+    T_base_anchor: F64 | None  # pose of the hand that it departs from; None for a plan without poses
     rows: int = 0  # executed, including the current one
 
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
@@ -122,6 +126,21 @@ class EpisodeLog:
     def tracking_error(self) -> ErrorSummary:
         """The arm against the commanded motion."""
         return ErrorSummary.of(*between(dh_forward(self._q_commanded()), dh_forward(np.concatenate(self.q_achieved))))
+
+    def loop_drift(self) -> ErrorSummary:
+        """The arm against the chunks' motions joined end to end.
+
+        Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is joined to what was by
+        ``T_join[k] = T_join[k - 1] T_reference T_anchor^-1``.
+        """
+        T_join = [np.eye(4)]
+        for chunk in self.chunks:
+            jump = np.eye(4)
+            if chunk.T_base_anchor is not None:
+                jump = dh_forward(chunk.q_reference_rad) @ se3_inverse(chunk.T_base_anchor)
+            T_join.append(T_join[-1] @ jump)
+        joined = np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ dh_forward(self._q_commanded())
+        return ErrorSummary.of(*between(joined, dh_forward(np.concatenate(self.q_achieved))))
 
     def drift(self, recording: Recording | None) -> ErrorSummary | None:
         """The arm against a recording, if any."""

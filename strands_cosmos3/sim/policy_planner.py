@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,6 @@ from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
-
-_Observed = tuple[Observation, NDArray[Any] | None]
 
 
 class PolicyPlanner:
@@ -38,11 +37,13 @@ class PolicyPlanner:
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
         self._arm, self._policy, self._film = arm, policy, film
+        self._action_prefix: NDArray[Any] | None = None
 
-    def observe(self, action_prefix: PrefixSpan | None) -> _Observed:
-        """Return the observation now, and the raw rows that the arm will execute in any case."""
+    def observe(self, action_prefix: PrefixSpan | None) -> Observation:
+        """Return the observation now, and keep the raw rows that the arm will execute in any case for :meth:`plan`."""
         images = self._film.observe(self._arm.data) if self._policy.requires_images else None
-        return self._arm.observation(images), self._prefix(action_prefix)
+        self._action_prefix = self._prefix(action_prefix)
+        return self._arm.observation(images)
 
     def _prefix(self, span: PrefixSpan | None) -> NDArray[Any] | None:
         rows = self.accepted_rows
@@ -52,10 +53,9 @@ class PolicyPlanner:
         prefix = prefix[: min(len(rows) - 1, self._policy.prefix_rows)]  # the chunk must add a row
         return prefix if len(prefix) else None
 
-    def plan(self, observation: _Observed) -> JointTrajectory:
+    def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's chunk; any Cosmos3Error is the policy's."""
-        observed, prefix = observation
-        plan = self._policy.plan(observed, self.instruction, action_prefix=prefix)
+        plan = self._policy.plan(observation, self.instruction, action_prefix=self._action_prefix)
         self.answer = (np.asarray(self._policy.last_rollout["action"]), self._policy.last_rollout["video"])
         if isinstance(plan, ActionChunk):
             raise ConfigError("this policy returns raw columns; give it robot='panda' to drive the arm.")
@@ -74,6 +74,8 @@ class PolicyPlanner:
 class AdaptedPolicyPlanner:
     """Plans with any other policy, by ``get_actions_sync`` and flat observations. Otherwise as :class:`PolicyPlanner`.
 
+    Such a policy plans from the angles it is shown, the measured ones; its steps are shifted to the anchor.
+
     ``hz`` is the rate at which the policy's steps are due.
     """
 
@@ -87,15 +89,23 @@ class AdaptedPolicyPlanner:
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
         self._arm, self._policy, self._film, self._hz = arm, policy, film, hz
+        self._shown: dict[str, Any] = {}
 
-    def observe(self, action_prefix: PrefixSpan | None) -> dict[str, Any]:
-        """Return the flat observation now."""
-        return self._arm.observe(self._film.observe(self._arm.data) if self._policy.requires_images else None)
+    def observe(self, action_prefix: PrefixSpan | None) -> Observation:
+        """Return the joints now, and keep the flat observation for :meth:`plan`."""
+        self._shown = self._arm.observe(self._film.observe(self._arm.data) if self._policy.requires_images else None)
+        return self._arm.observation()
 
-    def plan(self, observation: dict[str, Any]) -> JointTrajectory:
+    def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint or holds no number."""
-        steps = self._policy.get_actions_sync(observation, self.instruction)
-        return _trajectory(steps, type(self._policy).__name__, self._hz)
+        steps = self._policy.get_actions_sync(self._shown, self.instruction)
+        plan = _trajectory(steps, type(self._policy).__name__, self._hz)
+        anchor, limits = observation.q_anchor_rad, self._arm.limits
+        if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
+            return plan
+        q = plan.q_rad
+        shifted = np.clip(q + (anchor - observation.q_rad), np.minimum(q, limits.q_min), np.maximum(q, limits.q_max))
+        return replace(plan, q_rad=shifted)
 
     def cancel(self) -> None:
         """Do nothing: such a policy cannot be cancelled."""

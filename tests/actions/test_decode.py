@@ -295,3 +295,17 @@ def test_grippers_must_be_there_or_not():
     for gripper, embodiment in ((None, "droid"), ([0.5, 0.5], "av"), ([0.5], "droid"), ([0.5, 1.2], "droid")):
         with pytest.raises(InputError, match="gripper"):
             encode_chunk(T, gripper, embodiment)
+
+
+def test_absolute_poses_keep_their_departure_to_the_anchor():
+    """What a server integrated from the pose it was sent is done from the anchor: in the hand's own axes, not the base's."""
+    rng = np.random.default_rng(5)
+    sent, anchor, goal = (se3(so3_exp(rng.normal(0, 0.5, 3)), rng.normal(0, 0.3, 3)) for _ in range(3))
+    rows = np.concatenate([goal[:3, 3], matrix_to_quaternion(goal[:3, :3]), [1.0]])[None]
+    droid = get_embodiment("droid")
+    goals = ActionChunk(rows, droid.spaces["pose_abs"], droid)
+    moved = ActionChunk(rows, droid.spaces["pose_abs"], droid, T_base_departure=sent)
+    np.testing.assert_allclose(decode_chunk(goals, anchor).T_base_frame[0], goal, atol=1e-12)
+    want = anchor @ np.linalg.inv(sent) @ goal
+    np.testing.assert_allclose(decode_chunk(moved, anchor).T_base_frame[0], want, atol=1e-9)
+    np.testing.assert_allclose(decode_chunk(moved, sent).T_base_frame[0], goal, atol=1e-9)

@@ -162,3 +162,10 @@ def test_a_malformed_recording_is_refused(changed, recording):
     fields = {name: getattr(recording, name) for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")}
     with pytest.raises(InputError):
         Recording(**{**fields, **changed})
+
+
+def test_a_chunk_departs_from_the_anchor_and_not_from_the_measurement(recording):
+    measured = recording.T_base_cosmos[0] @ dh_forward(HOME_Q) @ np.linalg.inv(dh_forward(HOME_Q + 0.003))
+    anchor = recording.T_base_cosmos[0]
+    chunk = ReplayBackend(recording).infer(request(recording, T_base_cosmos=measured, T_base_anchor=anchor))
+    assert np.abs(decode_chunk(chunk, anchor).T_base_frame - recording.T_base_cosmos[1:17]).max() < 1e-9

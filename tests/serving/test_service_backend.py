@@ -10,6 +10,7 @@ import pytest
 from test_server import recording
 from test_wire import T, request
 
+from helpers.holding import Stays, sunk_mm
 from helpers.serving import DROID, Echo, picture, until
 from strands_cosmos3 import create_policy
 from strands_cosmos3.backends import make_backend
@@ -180,6 +181,20 @@ def serve_recording(serve, motion) -> PolicyServer:
 
     backend = ReplayBackend(motion)
     return serve(backend, action_space="midtrain", warm_up_message=_warm_up_message(backend))
+
+
+@pytest.mark.parametrize("space", ["midtrain", "pose_abs"])
+def test_a_server_that_is_told_the_sagging_pose_does_not_make_the_arm_sink(serve, space):
+    """It integrates from the measured pose that it was sent; the motion departs from the reference all the same."""
+    from strands_cosmos3.sim.plant import PlantErrors
+    from strands_cosmos3.sim.robot import Robot
+
+    server = serve(Stays(), action_space="midtrain")
+    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", server.port)), requires_images=False)
+    with Cosmos3Policy(robot="panda", backend=service, action_space=space, actions_per_step=4) as policy:
+        rollout = Robot(plant=PlantErrors(payload_kg=0.5)).run_policy(policy=policy, duration=4.0)
+    assert sunk_mm(rollout.arrays["q_achieved_rad"], HOME_Q).max() < 0.6
+    assert rollout.loop_drift.max_mm < 0.6
 
 
 def test_create_policy_takes_the_server_s_address(serve):
