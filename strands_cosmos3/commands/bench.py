@@ -23,12 +23,13 @@ class Bench:
     as well.
     """
 
-    what: Annotated[Literal["ik", "tracking", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
-    """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm. sim: speed of episodes.
+    what: Annotated[Literal["ik", "tracking", "robustness", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
+    """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm. robustness: tracking and drift
+    with payloads, heavier links, friction, delays and noise, with and without compensation. sim: speed of episodes.
     tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline, one thread, CPU time.
     service: the wire against a bare websockets exchange."""
     chunks: int = 40
-    """Random chunks (ik, tracking)."""
+    """Random chunks (ik, tracking, robustness)."""
     episodes: int | None = None
     """Episodes (sim: 5, tasks: 100 for each task)."""
     exchanges: int = 200
@@ -36,7 +37,7 @@ class Bench:
     seed: int = 0
     """First seed."""
     episode: Path | None = None
-    """Also measure a recorded DROID episode (tracking; .json)."""
+    """Also measure a recorded DROID episode (tracking, robustness; .json)."""
     tier: Literal["256", "480"] = "256"
     """A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour) (engine)."""
     repeats: int = 3
@@ -56,17 +57,29 @@ class Bench:
         console = Console()
         with console.status("starting") as status:
             figures = self._measure(status.update)
-        table = Table(title=f"bench {self.what}", title_justify="left")
-        table.add_column("figure")
-        table.add_column("value", justify="right")
-        for name, value in _flat(figures):
-            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-        console.print(table)
+        console.print(self._table(figures))
         if self.json is not None:
             machine = {"platform": platform.platform(), "python": platform.python_version()}
             write_json(self.json, {"bench": self.what, **figures, "machine": machine, "versions": versions()})
             console.print(f"wrote {self.json}")
         return 0
+
+    def _table(self, figures: dict[str, Any]) -> Table:
+        table = Table(title=f"bench {self.what}", title_justify="left")
+        if self.what == "robustness":
+            from strands_cosmos3.bench import robustness
+
+            titles, *rows = robustness.table(figures)
+            for k, title in enumerate(titles):
+                table.add_column(title, justify="left" if k < 3 else "right")
+            for row in rows:
+                table.add_row(*row)
+            return table
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for name, value in _flat(figures):
+            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+        return table
 
     def _measure(self, progress: Any) -> dict[str, Any]:
         if self.what == "ik":
@@ -77,6 +90,10 @@ class Bench:
             from strands_cosmos3.bench import tracking
 
             return tracking.run(self.chunks, self.seed, self.episode, progress)
+        if self.what == "robustness":
+            from strands_cosmos3.bench import robustness
+
+            return robustness.run(self.chunks, self.seed, self.episode, progress)
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 

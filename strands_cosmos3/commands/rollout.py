@@ -110,6 +110,11 @@ class Rollout:
     """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real arm."""
     feed_forward: Literal["velocity", "computed_torque", "none"] = "velocity"
     """Feed-forward of the joint servos."""
+    plant: Literal["nominal", "all-errors"] = "nominal"
+    """The simulated arm: as its controller's model, or with heavier links, a payload, friction, delay and sensor noise that
+    the controller does not know of."""
+    compensate: Literal["none", "known", "identified"] = "none"
+    """Compensate the plant's delay, payload and friction: their true values, or those identified from a motion of 6 s."""
     limits: Literal["fer", "fr3"] = "fer"
     """Velocity, acceleration and jerk limits: those of the Panda (fer) or of the Research 3 (fr3)."""
     derating: float = 1.0
@@ -143,7 +148,7 @@ class Rollout:
         from strands_cosmos3.instruction import parse_instruction
         from strands_cosmos3.policy import create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
-        from strands_cosmos3.sim.robot import ControlConfig, Robot
+        from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
 
         physics_steps_per_tick(self.control_frequency)
         LoopConfig(self.control_frequency, self.replan_rows, self.latency)
@@ -151,7 +156,12 @@ class Rollout:
             raise ConfigError("--latency is simulated and --realtime measures the real one; leave one out.")
         if self.instruction and self._task is not None:
             parse_instruction(self.instruction)  # success is judged by it
-        robot = Robot("panda", ControlConfig(self.limits, self.derating, self.feed_forward), arm_model=self.arm_model)
+        control = ControlConfig(self.limits, self.derating, self.feed_forward)
+        plant = ALL_ERRORS if self.plant == "all-errors" else PlantErrors()
+        robot = Robot("panda", control, arm_model=self.arm_model, plant=plant)
+        if self.compensate != "none":
+            known = plant.compensation() if self.compensate == "known" else robot.identify()
+            robot = Robot("panda", replace(control, compensation=known), robot.scene, plant=plant)
         console = Console()
         episodes: list[Episode] = []
         with (

@@ -1,20 +1,27 @@
 """Feed-forward for MuJoCo's position actuators: references to ctrl.
 
 Such an actuator produces ``kp (ctrl - q) - kd qd``. To follow without lag, ctrl must lead the reference by
-``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else.
+``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else. A
+:class:`Compensation` adds what is known beyond the model: a delay, a payload, friction.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, instance_of
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ShapeError
-from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS
+from strands_cosmos3.checks import F64, finite_array, instance_of
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
+from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, T_hand_tcp
+
+FRICTION_SPEED_RAD_S = 0.02
+"""Speed at which the compensated friction reaches 76 % (tanh): a resting reference has no direction to push in."""
+_LARGEST = {"delay_s": 0.1, "payload_kg": 3.0, "friction_nm": 10.0}
 
 
 class FeedForward(StrEnum):
@@ -25,15 +32,55 @@ class FeedForward(StrEnum):
     COMPUTED_TORQUE = "computed_torque"
 
 
+@dataclass(frozen=True)
+class Compensation:
+    """What a driver knows of its arm beyond the model. The defaults compensate nothing.
+
+    Args:
+        delay_s: Time from a control to its effect, at most 0.1 s. References lead by it.
+        payload_kg: Mass at the tool centre point, at most 3 kg. The servos carry its weight.
+        friction_nm: Coulomb friction of each joint, one number or 7, at most 10 N m; added in the reference's direction.
+
+    Raises:
+        InputError: A value is not a finite number in its range.
+    """
+
+    delay_s: float = 0.0
+    payload_kg: float = 0.0
+    friction_nm: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        for name, largest in _LARGEST.items():
+            given: Any = getattr(self, name)
+            several = name == "friction_nm" and np.ndim(given) == 1
+            value = finite_array(given, name, (len(ARM_JOINTS),) if several else ())
+            if (value < 0).any() or (value > largest).any():
+                raise InputError(f"{name} must lie in [0, {largest:g}], got {given}.")
+            object.__setattr__(self, name, tuple(float(each) for each in value) if several else float(value))
+
+    def lead(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
+        """Return angles and velocities [..., 7] after the delay, by the present acceleration."""
+        s = self.delay_s
+        return q_rad + s * qd_rad_s + 0.5 * s * s * qdd_rad_s2, qd_rad_s + s * qdd_rad_s2
+
+
+NO_COMPENSATION = Compensation()
+
+
 class JointServo:
     """The seven position servos of an arm in a MuJoCo model with the Franka's joint and actuator names.
 
+    Args:
+        model: The controller's model.
+        compensation: What is known beyond it.
+
     Raises:
-        ConfigError: A joint or actuator is missing, or an actuator is not a position servo.
+        ConfigError: A joint, an actuator or (with a payload) the hand is missing, or an actuator is not a position servo.
     """
 
-    def __init__(self, model: mujoco.MjModel):
+    def __init__(self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION):
         self.model = instance_of(model, mujoco.MjModel, "model")
+        self.compensation = instance_of(compensation, Compensation, "compensation")
         joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
         actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for name in ARM_ACTUATORS]
         self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
@@ -47,27 +94,41 @@ class JointServo:
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
         self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
+        self._payload = Payload(model, self.compensation.payload_kg) if self.compensation.payload_kg else None
 
-    def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64) -> F64:
-        """Return ctrl [..., 7] = ``q + (kd + damping) / kp qd``, clipped to the actuators' range."""
+    @property
+    def damping(self) -> F64:
+        """[7] torque lost per speed, ``kd + damping``, in N m s/rad; the stiffness is ``kp``."""
+        return self._lead_s * self.kp
+
+    def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
+        """Return the torques [M, 7] of the compensated payload's weight and friction along references [M, 7]."""
         _require_rows(q_rad, qd_rad_s)
-        return self._in_range(q_rad + self._lead_s * qd_rad_s)
+        torque = np.asarray(self.compensation.friction_nm) * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
+        return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
-    def no_feed_forward(self, q_rad: F64) -> F64:
-        """Return ctrl [..., 7] = q, clipped to the actuators' range."""
+    def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, load_nm: F64 | float = 0.0) -> F64:
+        """Return ctrl [..., 7] = ``q + ((kd + damping) qd + load) / kp``, clipped to the actuators' range."""
+        _require_rows(q_rad, qd_rad_s)
+        return self._in_range(q_rad + self._lead_s * qd_rad_s + load_nm / self.kp)
+
+    def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
+        """Return ctrl [..., 7] = ``q + load / kp``, clipped to the actuators' range."""
         _require_rows(q_rad)
-        return self._in_range(q_rad)
+        return self._in_range(q_rad + load_nm / self.kp)
 
-    def computed_torque(self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> F64:
+    def computed_torque(
+        self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0
+    ) -> F64:
         """Return ctrl [7] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the dynamics of the present state.
 
-        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive) / kp``, clipped to the actuators' range.
+        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the actuators' range.
         """
         _require_rows(q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
         mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
         dof = self.dof_address
-        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof]
+        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
 
     def _in_range(self, ctrl: F64) -> F64:
@@ -75,6 +136,39 @@ class JointServo:
         if not np.isfinite(ctrl).all():
             raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
         return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
+
+
+@dataclass(eq=False)
+class Payload:
+    """A point mass at the tool centre point of an arm's model; ConfigError if the model has no hand."""
+
+    model: mujoco.MjModel
+    mass_kg: float
+    _data: mujoco.MjData = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._data = mujoco.MjData(self.model)
+        self._hand = _id(self.model, mujoco.mjtObj.mjOBJ_BODY, HAND_BODY)
+        joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
+        self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
+
+    def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
+        """Return the torques [M, 7] that hold it at angles [M, 7], or accelerate it [M, 3]: ``J' m (a - g)``."""
+        force = self.mass_kg * (np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity)
+        return np.stack([self._jacobian(q)[0].T @ f for q, f in zip(q_rad, force, strict=True)])
+
+    def position_m(self, q_rad: F64) -> F64:
+        """Return its positions [M, 3] in the world at angles [M, 7]."""
+        return np.stack([self._jacobian(q)[1] for q in q_rad])
+
+    def _jacobian(self, q_rad: F64) -> tuple[F64, F64]:
+        data, jacobian = self._data, np.empty((3, self.model.nv))
+        data.qpos[self._q] = q_rad
+        mujoco.mj_kinematics(self.model, data)
+        mujoco.mj_comPos(self.model, data)
+        point = data.xpos[self._hand] + data.xmat[self._hand].reshape(3, 3) @ T_hand_tcp[:3, 3]
+        mujoco.mj_jac(self.model, data, jacobian, None, point, self._hand)
+        return jacobian[:, self._dof], point
 
 
 def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64 | None:

@@ -15,6 +15,7 @@ import numpy as np
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.panda import ARM_JOINTS, HAND_BODY, T_hand_tcp
+from strands_cosmos3.robots.servo import Compensation
 
 _MAX_DELAY_S = 0.5
 _STICTION = 0.9999  # impedance of the friction constraint, the highest that MuJoCo takes
@@ -75,6 +76,10 @@ class PlantErrors:
             plant.dof_solimp[dofs, :2] = _STICTION  # at MuJoCo's default a loaded joint creeps by a milliradian per second
         mujoco.mj_setConst(plant, mujoco.MjData(plant))
         return plant
+
+    def compensation(self) -> Compensation:
+        """Return what compensates the delay, payload and friction; heavier links and noise remain."""
+        return Compensation(self.actuation_delay_s, self.payload_kg, self.joint_friction_nm)
 
     def delay_steps(self, dt_s: float) -> int:
         """Return the delay in physics steps."""

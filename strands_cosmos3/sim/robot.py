@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strands_cosmos3.checks import positive
+from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
+from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import RolloutListener, VideoRecorder
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
@@ -43,6 +46,12 @@ class Robot(SimulatedArm):
     ):
         self.name = _known_robot(name)
         super().__init__(control, scene, arm_model, plant)
+
+    def identify(self) -> Compensation:
+        """Identify this robot's delay, payload and friction from a motion of 6 s from home; the robot itself stays as it is."""
+        control = replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION)
+        twin = SimulatedArm(control, self.scene, plant=self.plant)
+        return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping)
 
     def run_policy(
         self,
@@ -136,4 +145,4 @@ def _known_robot(name: str) -> str:
     return name
 
 
-__all__ = ["ALL_ERRORS", "ROBOTS", "ControlConfig", "PlantErrors", "Robot"]
+__all__ = ["ALL_ERRORS", "ROBOTS", "Compensation", "ControlConfig", "PlantErrors", "Robot"]

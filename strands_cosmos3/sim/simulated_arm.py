@@ -17,7 +17,7 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
 from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS, JointLimits
-from strands_cosmos3.robots.servo import FeedForward, JointServo
+from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo
 from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.types import Observation
@@ -30,6 +30,7 @@ class ControlConfig:
     limits: str = "fer"  # (Panda) or "fr3"; the joint ranges never exceed those of the Panda's model
     derating: float = 1.0  # factor in (0, 1] on velocity, acceleration and jerk
     feed_forward: str = "velocity"  # or "computed_torque" or "none"
+    compensation: Compensation = NO_COMPENSATION  # of a known delay, payload and friction
 
     def joint_limits(self) -> JointLimits:
         """Return the limits in force; UnknownNameError if there is no such table."""
@@ -79,7 +80,7 @@ class SimulatedArm:
         self._ctrl_under_way: deque[F64] = deque()
         self.control = ControlConfig() if control is None else control
         self.limits = self.control.joint_limits()
-        self.servo = JointServo(self.scene.model)
+        self.servo = JointServo(self.scene.model, self.control.compensation)
         try:
             self._feed_forward = FeedForward(self.control.feed_forward)
         except ValueError:
@@ -162,20 +163,29 @@ class SimulatedArm:
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
         """
         scene, data, model = self.scene, self.data, self.model
-        references = (*(before.q_rad, before.qd_rad_s, before.qdd_rad_s2), block.q_rad, block.qd_rad_s, block.qdd_rad_s2)
+        references = [
+            np.concatenate((first[None], rest))
+            for first, rest in (
+                (before.q_rad, block.q_rad),
+                (before.qd_rad_s, block.qd_rad_s),
+                (before.qdd_rad_s2, block.qdd_rad_s2),
+            )
+        ]
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
             raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
         fingers = PANDA_TENDON.from_fraction(block.gripper)
         until_s = data.time + len(block) * self.dt_s
-        arm_ctrl = self._arm_ctrl(block, before)
+        q_rad, qd_rad_s = self.servo.compensation.lead(*references)
+        load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
+        arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, load_nm)
         q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
         for k in range(len(block)):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
-                arm = self.servo.computed_torque(self._nominal_dynamics(), before.q_rad, before.qd_rad_s, before.qdd_rad_s2)
+                dynamics, qdd_rad_s2 = self._nominal_dynamics(), references[2][k]
+                arm = self.servo.computed_torque(dynamics, q_rad[k], qd_rad_s[k], qdd_rad_s2, load_nm[k])
                 self._write_ctrl(arm, fingers[k])
                 mujoco.mj_step2(model, data)
-                before = JointState(block.q_rad[k], block.qd_rad_s[k], block.qdd_rad_s2[k])
             else:
                 self._write_ctrl(arm_ctrl[k], fingers[k])
                 mujoco.mj_step(model, data)
@@ -201,15 +211,14 @@ class SimulatedArm:
             mujoco.mj_step1(self.scene.model, self._nominal)
         return self._nominal
 
-    def _arm_ctrl(self, block: ReferenceBlock, before: JointState) -> F64 | None:
-        """Return the controls [M, 7], or None if they depend on the state at each step.
+    def _arm_ctrl(self, q_rad: F64, qd_rad_s: F64, load_nm: F64) -> F64 | None:
+        """Return the controls [M, 7] for references [M + 1, 7], or None if they depend on the state at each step.
 
         The servo compares ctrl with the angle at the beginning of the step, so it receives that reference angle. The
         integrator is implicit in velocity, so it receives the reference velocity at the end of the step.
         """
         if self._feed_forward is FeedForward.COMPUTED_TORQUE:
             return None
-        q_rad = np.concatenate((before.q_rad[None], block.q_rad[:-1]))
         if self._feed_forward is FeedForward.NONE:
-            return self.servo.no_feed_forward(q_rad)
-        return self.servo.velocity_feed_forward(q_rad, block.qd_rad_s)
+            return self.servo.no_feed_forward(q_rad[:-1], load_nm)
+        return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], load_nm)

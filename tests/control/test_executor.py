@@ -215,6 +215,29 @@ def test_braking_stays_inside_the_joints_range():
         assert probe.state is ExecutorState.STOPPED
 
 
+def test_a_chunk_that_cannot_be_entered_moving_is_entered_from_rest():
+    rng, restarted = np.random.default_rng(4), 0
+    for _ in range(60):
+        executor = Executor(FER, DT, rng.uniform(FER.q_min, FER.q_max))
+        executor.accept(chunk(random_rows(rng, executor, FER)))
+        blocks = [executor.advance(int(rng.integers(20, 200)))]
+        rows = random_rows(rng, executor, FER)
+        executor.accept(chunk(rows))
+        if not executor.counters["restarts"]:
+            continue
+        restarted += 1
+        blocks += [executor.advance(12) for _ in range(2 + executor.steps_to_row(len(rows) - 1) // 12)]
+        q, v, a = joined(blocks)
+        assert_lawful(q, v, a, FER)
+        at_rest = np.flatnonzero(~v[len(blocks[0]) :].any(axis=1))
+        assert len(at_rest)  # it brakes first
+        met = np.abs(q[len(blocks[0]) + at_rest[0] :] - rows[-1]).max(axis=1)
+        assert met.min() < 0.01  # to a physics step
+        if restarted == 3:
+            return
+    pytest.fail(f"only {restarted} chunks could not be entered moving; draw others")
+
+
 def test_the_gripper_follows_its_rows():
     executor = Executor(FER, DT, HOME_Q, gripper=0.2)
     still = np.repeat(HOME_Q[None], 3, axis=0)

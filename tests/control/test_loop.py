@@ -178,6 +178,16 @@ def test_the_first_failure_is_the_callers():
     assert not arm.blocks
 
 
+def test_failures_are_asked_again_after_longer_and_longer_pauses():
+    _arm, loop, _ = make_loop(patience_s=60.0)
+    loop.planner.fail = failing(*range(2, 9))
+    run(loop, 14)
+    pauses_s = np.diff([when for when, _ in loop.planner.seen])[1:8]
+    np.testing.assert_allclose(pauses_s, [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], atol=0.021)  # to a tick
+    assert loop.counters["failed"] == 7
+    assert loop.executor.state is ExecutorState.RUNNING
+
+
 def test_patience_ends():
     arm, loop, _ = make_loop(patience_s=2.0)
     loop.planner.fail = failing(*range(2, 1000))

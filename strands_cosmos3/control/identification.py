@@ -1,0 +1,139 @@
+"""Identify an arm's delay, payload and friction from a short motion, for :class:`~strands_cosmos3.robots.servo.Compensation`.
+
+Stiff servos follow ``K (q_r(t - delay) - q) + D (qd_r(t - delay) - qd)`` as torque. What the controller's model does not
+explain of it is fitted by the payload's weight and inertia and by friction; heavier links and rotors are fitted too, so that
+they are not taken for these. Both sides pass the same low-pass filter; the delay is the one that leaves the smallest residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import numpy as np
+from scipy import interpolate, signal  # pyright: ignore[reportMissingTypeStubs]
+
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive
+from strands_cosmos3.control.executor import Executor, ExecutorState
+from strands_cosmos3.control.loop import Arm
+from strands_cosmos3.errors import ControlError
+from strands_cosmos3.robots.panda import ARM_JOINTS, JointLimits
+from strands_cosmos3.robots.servo import FRICTION_SPEED_RAD_S, Compensation, Payload
+from strands_cosmos3.types import JointTrajectory
+
+SECONDS = 6.0
+SWAY_RAD = 0.2
+_ROW_S = 1 / 15
+_SAMPLE_HZ, _FIT_HZ = 500.0, 50.0
+_CUTOFF_HZ = 3.0
+_DELAYS_S, _REFINE_S = np.arange(0.0, 0.1001, 0.005), (0.005, 0.001)
+_MARGIN_S = 0.3  # at both ends, where the filter starts and no delayed reference exists
+
+
+def sway(q_start_rad: F64, limits: JointLimits) -> JointTrajectory:
+    """Return the motion [rows, 7] that :func:`identify` makes: each joint sways by up to 0.2 rad at its own rate, for 6 s.
+
+    Where a joint's range leaves less room, it sways less.
+    """
+    q = finite_array(q_start_rad, "q_start_rad", (len(ARM_JOINTS),))
+    t_s: F64 = _ROW_S * np.arange(1.0, round(SECONDS / _ROW_S) + 1)
+    fade = np.minimum(1.0, np.minimum(t_s, SECONDS - t_s))
+    room = np.clip(np.minimum(limits.q_max - q, q - limits.q_min) * 0.9, 0.0, SWAY_RAD)
+    rate_hz = np.linspace(0.45, 0.75, len(q))
+    return JointTrajectory(q + room * fade[:, None] * np.sin(2 * np.pi * rate_hz * t_s[:, None]), t_s)
+
+
+def identify(arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64, damping: F64) -> Compensation:
+    """Move an arm from where it rests, and identify what its controller should compensate.
+
+    It moves by up to 0.2 rad for 6 s, longer within tight limits. It must follow references with velocity feed-forward and
+    without compensation; nothing may touch it.
+
+    Args:
+        arm, executor: The arm, at rest, and its executor.
+        model: The controller's model, with the Franka's names.
+        stiffness, damping: [7] torque per error of the arm's servos, in N m/rad and N m s/rad; for MuJoCo's servos
+            ``JointServo.kp`` and ``JointServo.damping``.
+
+    Raises:
+        ControlError: The arm moved too little to tell, or as :meth:`Executor.accept` and :meth:`Arm.execute`.
+        InputError: An argument is malformed.
+    """
+    executor.accept(sway(executor.reference.q_rad, executor.limits))
+    steps = max(1, round(1.0 / (_SAMPLE_HZ * positive(arm.dt_s, "dt_s"))))
+    rows: list[tuple[F64, F64]] = []
+    while executor.state is ExecutorState.RUNNING or executor.reference.qd_rad_s.any():
+        before = executor.reference
+        block = executor.advance(steps)
+        arm.execute(block, before)
+        rows.append((block.q_rad[-1], arm.joint_state()[0]))
+    q_ref, q = (np.stack(column) for column in zip(*rows, strict=True))
+    return fit(q_ref, q, steps * arm.dt_s, model, stiffness, damping)
+
+
+def fit(q_ref_rad: F64, q_rad: F64, dt_s: float, model: mujoco.MjModel, stiffness: F64, damping: F64) -> Compensation:
+    """Fit a :class:`Compensation` to the angles [N, 7] of references and measurements, ``dt_s`` apart; as :func:`identify`.
+
+    Raises:
+        ControlError: The joints hardly moved, or the record is shorter than a second.
+    """
+    q_ref = finite_array(q_ref_rad, "q_ref_rad", (None, len(ARM_JOINTS)))
+    q = finite_array(q_rad, "q_rad", q_ref.shape)
+    K, D = (finite_array(gain, name, (q.shape[1],)) for gain, name in ((stiffness, "stiffness"), (damping, "damping")))
+    unit = Payload(instance_of(model, mujoco.MjModel, "model"), 1.0)
+    if len(q) * dt_s < 1.0 or np.ptp(q_ref, axis=0).max() < SWAY_RAD / 4:
+        raise ControlError("the arm moved too little to identify anything; record a second or more of a moving arm.")
+    all_s: F64 = np.arange(float(len(q))) * dt_s
+    t_s = np.arange(_MARGIN_S, all_s[-1] - _MARGIN_S, 1.0 / _FIT_HZ)
+    reference, measured = (_spline(all_s, _smooth(values, dt_s)) for values in (q_ref, q))
+    q, qd, qdd = (measured(t_s, order) for order in range(3))
+    nominal, heavier = _dynamics(model, q, qd, qdd)
+    acceleration = _spline(t_s, unit.position_m(q))(t_s, 2)
+    friction = _smooth(np.tanh(qd / FRICTION_SPEED_RAD_S), 1.0 / _FIT_HZ)[..., None] * np.eye(q.shape[1])
+    rotors = qdd[..., None] * np.eye(q.shape[1])
+    columns = np.concatenate((unit.torque(q, acceleration)[..., None], friction, heavier[..., None], rotors), axis=2)
+    A = (columns / K[:, None]).reshape(-1, columns.shape[2])
+
+    def solve(delay_s: float) -> tuple[float, F64]:
+        late_s = t_s - delay_s
+        b = ((K * (reference(late_s) - q) + D * (reference(late_s, 1) - qd) - nominal) / K).ravel()
+        x = np.linalg.lstsq(A, b, rcond=None)[0].astype(np.float64)
+        return float(np.sum((A @ x - b) ** 2)), x
+
+    delay_s = float(min(_DELAYS_S, key=lambda delay_s: solve(float(delay_s))[0]))
+    for step_s in _REFINE_S:  # the residual is nearly a parabola
+        before, at, after = (solve(delay_s + k * step_s)[0] for k in (-1, 0, 1))
+        delay_s += step_s * (before - after) / (2 * (before - 2 * at + after))
+    delay_s = float(np.clip(delay_s, 0.0, _DELAYS_S[-1]))
+    payload_kg, *friction_nm = np.maximum(solve(delay_s)[1][: 1 + q.shape[1]], 0.0)
+    return Compensation(delay_s, float(payload_kg), tuple(map(float, friction_nm)))
+
+
+def _smooth(values: F64, dt_s: float) -> F64:
+    scipy_signal: Any = signal
+    return scipy_signal.filtfilt(*scipy_signal.butter(2, _CUTOFF_HZ, fs=1.0 / dt_s), values, axis=0)
+
+
+def _spline(t_s: F64, values: F64) -> Callable[..., F64]:
+    """Return a function of time and of the derivative's order."""
+    made: Any = interpolate.CubicSpline(t_s, values)
+    return made
+
+
+def _dynamics(model: mujoco.MjModel, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
+    """Torques [N, 7] of the model's motion without damping and with its weight carried, and what the links alone add."""
+    data, addresses = mujoco.MjData(model), [model.joint(name).qposadr[0] for name in ARM_JOINTS]
+    dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
+    moving, resting, links = np.zeros(model.nv), np.zeros(model.nv), np.empty((2, *q_rad.shape))
+    for k in range(len(q_rad)):
+        data.qpos[addresses], data.qvel[dof], data.qacc[dof] = q_rad[k], 0.0, 0.0
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_comVel(model, data)
+        mujoco.mj_rne(model, data, 0, resting)
+        data.qvel[dof], data.qacc[dof] = qd_rad_s[k], qdd_rad_s2[k]
+        mujoco.mj_comVel(model, data)
+        mujoco.mj_rne(model, data, 1, moving)
+        links[0, k], links[1, k] = moving[dof], resting[dof]
+    return links[0] - links[1] + model.dof_armature[dof] * qdd_rad_s2, links[0]

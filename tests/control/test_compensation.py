@@ -1,0 +1,166 @@
+"""Compensation of a known delay, payload and friction, and their identification from a short motion."""
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M
+from strands_cosmos3.bench.tracking import recording_of_motion
+from strands_cosmos3.control.executor import ReferenceBlock
+from strands_cosmos3.control.identification import SWAY_RAD, fit, identify, sway
+from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.errors import ControlError, Cosmos3Error, InputError
+from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.panda import FER, HOME_Q, T_hand_tcp, dh_forward
+from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, JointServo, Payload
+from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
+from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.scene import Scene
+
+SCENE = Scene()
+BOTH = pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])
+
+
+def robot(plant=None, compensation=NO_COMPENSATION, feed_forward="velocity"):
+    return Robot(control=ControlConfig(feed_forward=feed_forward, compensation=compensation), scene=SCENE, plant=plant)
+
+
+def brisk(arm, chunks):
+    """Mean and greatest tracking error in mm over brisk chunks, replayed in the closed loop."""
+    rng = np.random.default_rng(0)
+    rollouts = [
+        arm.run_policy(
+            policy_config={"embodiment": "droid", "backend": "replay", "model": recording_of_motion(rng, BRISK_M, BRISK_DEG)},
+            duration=60.0,
+        )
+        for _ in range(chunks)
+    ]
+    return np.mean([r.tracking.mean_mm for r in rollouts]), max(r.tracking.max_mm for r in rollouts)
+
+
+def hold(arm, steps=900):
+    """How far in mm the hand ends from where it is held."""
+    zeros = np.zeros((steps, 7))
+    block = ReferenceBlock(np.tile(HOME_Q, (steps, 1)), zeros, zeros, np.ones(steps), np.full(steps, np.nan))
+    arm.reset(0)
+    q, _ = arm.execute(block, JointState.at_rest(HOME_Q))
+    return np.linalg.norm((dh_forward(q[-1]) - dh_forward(HOME_Q))[:3, 3]) * 1e3
+
+
+@BOTH
+@pytest.mark.parametrize("chunks", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_known_delay_is_led(feed_forward, chunks):
+    late = PlantErrors(actuation_delay_s=0.010)
+    mean_mm, max_mm = brisk(robot(late, Compensation(delay_s=0.010), feed_forward), chunks)
+    assert mean_mm < 0.6
+    assert max_mm < 2.5
+    assert brisk(robot(late, NO_COMPENSATION, feed_forward), 1)[0] > 2.0
+
+
+def test_the_lead_is_the_reference_after_the_delay():
+    jerk_free = Compensation(delay_s=0.02)
+    q0, qd0, qdd = HOME_Q, np.linspace(-1, 1, 7), np.linspace(2, -3, 7)
+    q, qd = jerk_free.lead(q0, qd0, qdd)
+    np.testing.assert_allclose(q, q0 + 0.02 * qd0 + qdd * 0.02**2 / 2)
+    np.testing.assert_allclose(qd, qd0 + 0.02 * qdd)
+
+
+@BOTH
+def test_a_known_payload_is_carried(feed_forward):
+    plant = PlantErrors(payload_kg=1.0)
+    sunk = hold(robot(plant, feed_forward=feed_forward))
+    carried = hold(robot(plant, Compensation(payload_kg=1.0), feed_forward))
+    assert sunk > 0.8
+    assert carried < 0.02
+    assert hold(robot(None, Compensation(payload_kg=1.0), feed_forward)) == pytest.approx(sunk, rel=0.05)  # it pushes upwards
+
+
+def test_a_payload_weighs_as_its_height_changes():
+    """The torque is the gradient of m g h, by the Denavit-Hartenberg product, which the payload's Jacobian does not use."""
+    q, step = HOME_Q + np.linspace(-0.4, 0.4, 7), 1e-6
+
+    def height_m(at):
+        return (dh_forward(at) @ T_hand_tcp)[..., 2, 3]
+
+    gradient = (height_m(q + step * np.eye(7)) - height_m(q - step * np.eye(7))) / (2 * step)
+    np.testing.assert_allclose(Payload(load_panda(), 0.7).torque(q[None])[0], 0.7 * 9.81 * gradient, atol=1e-6)
+
+
+def test_known_friction_is_compensated():
+    plant, known = PlantErrors(joint_friction_nm=1.0), Compensation(friction_nm=1.0)
+    rubbing, compensated = (brisk(robot(plant, what, "computed_torque"), 3)[0] for what in (NO_COMPENSATION, known))
+    assert compensated < 0.3 * rubbing
+
+
+def test_friction_is_added_in_the_direction_of_motion_and_not_at_rest():
+    servo = JointServo(load_panda(), Compensation(friction_nm=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)))
+    qd = np.array([[1.0, -1.0, 0.0, 1.0, -1.0, 0.0, 1.0]])
+    np.testing.assert_allclose(servo.load_torque(HOME_Q[None], qd)[0], [0.1, -0.2, 0.0, 0.4, -0.5, 0.0, 0.7], atol=1e-9)
+
+
+def test_all_that_is_known_of_every_error_together():
+    without, known = brisk(robot(ALL_ERRORS), 3)[0], brisk(robot(ALL_ERRORS, ALL_ERRORS.compensation()), 3)[0]
+    assert known < 0.5 * without
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, sensor_noise_rad=0.0005),
+        PlantErrors(payload_kg=1.0, actuation_delay_s=0.020, joint_friction_nm=0.5, sensor_noise_rad=0.0005, seed=1),
+        ALL_ERRORS,
+    ],
+    ids=["payload and delay", "and friction", "all errors"],
+)
+def test_a_short_motion_identifies_delay_and_payload(plant):
+    found = robot(plant, Compensation(delay_s=0.05, payload_kg=2.0), "computed_torque").identify()  # whatever it does now
+    assert found.delay_s == pytest.approx(plant.actuation_delay_s, abs=0.002)
+    assert found.payload_kg == pytest.approx(plant.payload_kg, rel=0.1)
+    assert np.abs(np.array(found.friction_nm) - plant.joint_friction_nm).max() < 0.25
+
+
+def test_an_arm_as_its_model_needs_no_compensation():
+    arm = robot()
+    found = identify(arm, arm.executor, SCENE.model, arm.servo.kp, arm.servo.damping)
+    assert found == arm.identify()
+    assert found.delay_s < 0.001
+    assert found.payload_kg < 0.03
+    assert max(found.friction_nm) < 0.1  # pyright: ignore[reportArgumentType]
+
+
+def test_the_motion_is_short_small_and_inside_the_range():
+    for q in (HOME_Q, FER.q_min + 0.01, FER.q_max - 0.05):
+        rows = sway(q, FER)
+        assert rows.t_s[-1] <= 6.0
+        assert (rows.q_rad >= FER.q_min).all()
+        assert (rows.q_rad <= FER.q_max).all()
+        assert np.abs(rows.q_rad - q).max() <= SWAY_RAD
+    away_m = (dh_forward(sway(HOME_Q, FER).q_rad) - dh_forward(HOME_Q))[:, :3, 3]
+    assert np.abs(away_m).max() < 0.2
+
+
+def test_a_still_arm_identifies_nothing():
+    still = np.tile(HOME_Q, (300, 1))
+    with pytest.raises(ControlError, match="too little"):
+        fit(still, still, 0.01, SCENE.model, np.full(7, 600.0), np.full(7, 50.0))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"delay_s": -0.001},
+        {"delay_s": 0.2},
+        {"payload_kg": np.nan},
+        {"payload_kg": 30.0},
+        {"friction_nm": (1.0, 2.0)},
+        {"friction_nm": (1.0,) * 6 + (-1.0,)},
+        {"friction_nm": "much"},
+    ],
+)
+def test_impossible_compensation_is_refused(values):
+    with pytest.raises(Cosmos3Error, match=next(iter(values))):
+        Compensation(**values)
+
+
+def test_compensation_must_be_one():
+    with pytest.raises(InputError, match="compensation"):
+        Robot(control=ControlConfig(compensation=0.01), scene=SCENE)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,221 @@
+"""The driver of a real Franka, against a fake of franky's API."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import time
+
+import numpy as np
+import pytest
+
+from helpers import fake_franky
+from helpers.environments import ROOT
+from strands_cosmos3.actions.rotations import so3_exp
+from strands_cosmos3.control.executor import Executor, ReferenceBlock
+from strands_cosmos3.control.loop import ControlLoop, LoopConfig
+from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError
+from strands_cosmos3.robots.panda import FER, HOME_Q
+from strands_cosmos3.robots.servo import Compensation
+from strands_cosmos3.types import JointTrajectory
+
+spec = importlib.util.spec_from_file_location("real_franka", ROOT / "examples/10_real_franka.py")
+assert spec is not None
+assert spec.loader is not None
+real_franka = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real_franka)
+
+
+@pytest.fixture
+def arm():
+    with real_franka.FrankaArm(fake_franky, "fake", FER, Compensation(delay_s=0.0)) as made:
+        yield made
+
+
+def still(rows, q=HOME_Q, **changes):
+    zeros = np.zeros((rows, 7))
+    fields = {"q_rad": np.tile(q, (rows, 1)), "qd_rad_s": zeros, "qdd_rad_s2": zeros, "gripper": np.ones(rows)}
+    return ReferenceBlock(**{**fields, **changes}, nominal_s=np.full(rows, np.nan))
+
+
+class Circling:
+    """Plans rows that sway joint 1, from the arm's clock."""
+
+    def __init__(self, arm):
+        self.arm, self.start_s = arm, arm.now_s()
+
+    def observe(self, action_prefix):
+        return self.arm.now_s() - self.start_s
+
+    def plan(self, observation):
+        t_s = np.arange(1, 17) / 15
+        q = np.tile(HOME_Q, (16, 1))
+        q[:, 0] += 0.1 * np.sin(2.0 * (observation + t_s))
+        return JointTrajectory(q, t_s, np.full(16, 0.2))
+
+
+def test_the_loop_drives_it(arm):
+    loop = ControlLoop(arm, Circling(arm), Executor(FER, arm.dt_s, HOME_Q), LoopConfig(hz=50, latency_s=None))
+    off_rad = []
+    try:
+        for _ in range(60):
+            tick = loop.tick()
+            off_rad.append(np.abs(tick.q_rad - tick.block.q_rad).max())
+    finally:
+        loop.close()
+    assert loop.counters["failed"] == loop.counters["rejected"] == 0
+    assert np.ptp([q[0] for _, q, _ in arm.tracker.sent]) > 0.05
+    assert np.median(off_rad) < 0.01
+    assert arm.gripper.commands[0] == ("grasp", 0.0)
+
+
+def test_what_the_fingers_hold_is_not_dropped_on_the_way_through_the_checklist(monkeypatch, capsys):
+    grippers = []
+
+    class Holding(fake_franky.Gripper):
+        def __init__(self, fci_hostname):
+            super().__init__(fci_hostname)
+            self.width = 0.03
+            grippers.append(self)
+
+    monkeypatch.setattr(fake_franky, "Gripper", Holding)
+    real_franka.main(["--host", "fake", "--limits", "fer", "--payload-kg", "0.3"], fake_franky)
+    assert grippers[0].commands == []
+    said = capsys.readouterr().out
+    assert "0.00 mm and 0.000 degrees apart" in said
+    assert "turned joint 7" in said
+
+
+def test_references_are_due_at_the_ends_of_their_steps(arm):
+    q, before = np.tile(HOME_Q, (10, 1)), JointState.at_rest(HOME_Q)
+    q[:, 0] += 0.001 * np.arange(1, 11)
+    arm.execute(still(10, q_rad=q), before)
+    _, _, from_s = arm.rows
+    for row in (1, 4, 10):
+        np.testing.assert_allclose(arm.reference_at(from_s + row * arm.dt_s)[0], q[row - 1])
+    np.testing.assert_allclose(arm.reference_at(from_s + 3.5 * arm.dt_s)[0][0], HOME_Q[0] + 0.0035)
+
+
+def test_a_loop_that_stalls_lets_the_arm_brake_to_rest(arm):
+    speed = np.full((5, 7), 0.2)
+    arm.execute(still(5, qd_rad_s=speed), JointState(HOME_Q, speed[0], np.zeros(7)))
+    _, _, from_s = arm.rows
+    end_s, step = from_s + 5 * arm.dt_s, 1e-3
+    q, qd = (np.stack(rows) for rows in zip(*(arm.reference_at(end_s + k * step) for k in range(500)), strict=True))
+    np.testing.assert_allclose(np.diff(q, axis=0) / step, (qd[1:] + qd[:-1]) / 2, atol=2e-3)  # angles follow the velocities
+    assert np.abs(np.diff(qd, axis=0) / step).max() < 1.0
+    np.testing.assert_allclose(qd[30], 0.2)
+    np.testing.assert_allclose(qd[-1], 0.0)
+    assert np.abs(q[-1] - HOME_Q).max() < 0.05
+    time.sleep(0.1)
+    with pytest.raises(ControlError, match="late"):
+        arm.execute(still(5, qd_rad_s=speed), JointState(HOME_Q, speed[0], np.zeros(7)))
+
+
+def test_a_known_delay_is_led_payload_and_friction_are_told_to_the_robot():
+    known = Compensation(delay_s=0.01, payload_kg=0.5, friction_nm=0.3)
+    with real_franka.FrankaArm(fake_franky, "fake", FER, known) as arm:
+        speed = np.full((5, 7), 0.2)
+        arm.execute(still(5, qd_rad_s=speed), JointState(HOME_Q, speed[0], np.zeros(7)))
+        np.testing.assert_allclose(arm.rows[0][0], HOME_Q + 0.01 * 0.2)
+        (load,) = (call for call in arm.robot.calls if call[0] == "set_load")
+        assert load[1] == 0.5
+        np.testing.assert_allclose(load[2], [0, 0, 0.1034], atol=1e-9)
+        assert arm.tracker.friction.coulomb == [0.3] * 7
+
+
+@pytest.mark.parametrize("field", ["q_rad", "qd_rad_s", "qdd_rad_s2", "gripper"])
+def test_nothing_is_sent_that_is_not_a_number(arm, field):
+    wrong = np.full(5 if field == "gripper" else (5, 7), np.nan)
+    with pytest.raises(ActuatorGuardError, match="not finite"):
+        arm.execute(still(5, **{field: wrong}), JointState.at_rest(HOME_Q))
+    assert all(np.isfinite(q).all() for _, q, _ in arm.tracker.sent)
+
+
+def test_an_arm_that_is_elsewhere_is_not_sent_for(arm):
+    with pytest.raises(ActuatorGuardError, match="joint 2"):
+        arm.execute(still(5), JointState.at_rest(HOME_Q + 0.2 * np.eye(7)[1]))
+
+
+def test_a_reflex_ends_the_motion_with_its_reason(arm):
+    arm.execute(still(5), JointState.at_rest(HOME_Q))
+    arm.robot.reflex("cartesian_reflex")
+    with pytest.raises(ControlError, match="cartesian_reflex"):
+        arm.execute(still(5), JointState.at_rest(HOME_Q))
+
+
+def test_leaving_brings_it_to_rest():
+    with pytest.raises(ZeroDivisionError), real_franka.FrankaArm(fake_franky, "fake", FER) as arm:
+        raise ZeroDivisionError
+    assert arm.tracker.stopped.is_set()
+
+
+@pytest.mark.parametrize(("axis", "message"), [("shifted", "2.00 mm"), ("turned", "degrees"), ("hanging", "upright")])
+def test_frames_are_compared_before_anything_is_in_control(monkeypatch, axis, message):
+    T = np.eye(4)
+    if axis == "shifted":
+        T[0, 3] = 0.002
+    elif axis == "turned":
+        T[:3, :3] = so3_exp(np.array([0, 0, 0.01]))
+    else:
+        monkeypatch.setattr(fake_franky.Robot, "GRAVITY", (0.0, 0.0, 9.81))
+    monkeypatch.setattr(fake_franky.Robot, "T_base_offset", T)
+    started = []
+    monkeypatch.setattr(fake_franky.JointImpedanceTracker, "__init__", lambda *_, **__: started.append(1))
+    with pytest.raises(ConfigError, match=message):
+        real_franka.FrankaArm(fake_franky, "fake", FER)
+    assert not started
+
+
+@pytest.mark.parametrize("fixed", ["in the hand", "in the room"])
+def test_hand_eye_calibration_recovers_the_camera(fixed):
+    rng = np.random.default_rng(0)
+
+    def pose(turn, shift):
+        T = np.eye(4)
+        T[:3, :3], T[:3, 3] = so3_exp(turn * rng.normal(size=3)), shift * rng.normal(size=3)
+        return T
+
+    T_base_hand = np.stack([pose(0.5, 0.3) for _ in range(12)])
+    camera, board = pose(1.0, 0.2), pose(1.0, 0.5)
+    moving = T_base_hand if fixed == "in the hand" else np.linalg.inv(T_base_hand)
+    seen = np.linalg.inv(moving @ camera) @ board @ np.stack([pose(0.001, 0.0002) for _ in range(12)])
+    found, off_m = real_franka.hand_eye(moving, seen)
+    assert np.linalg.norm(found[:3, 3] - camera[:3, 3]) < 1e-3
+    assert np.linalg.norm(found[:3, :3] - camera[:3, :3]) < 5e-3
+    assert 0 < off_m < 2e-3
+    with pytest.raises(ConfigError, match="two axes"):
+        real_franka.hand_eye(np.repeat(moving[:1], 4, axis=0), seen[:4])
+
+
+def test_a_pixel_is_where_the_camera_sees_the_point():
+    K = np.array([[600.0, 0, 320], [0, 600, 240], [0, 0, 1]])
+    T_base_camera = np.eye(4)
+    T_base_camera[:3, 3] = [1.0, 0.0, 0.0]
+    np.testing.assert_allclose(real_franka.pixel([1.1, -0.2, 2.0], T_base_camera, K), [350.0, 180.0])
+
+
+@pytest.mark.peers
+def test_the_fake_has_frankys_signatures():
+    franky = pytest.importorskip("franky", reason="franky-control is not installed; pip install franky-control")
+    for name in ("__init__", "set_target", "stop"):
+        theirs, ours = (inspect.signature(getattr(m.JointImpedanceTracker, name)) for m in (franky, fake_franky))
+        assert list(theirs.parameters) == list(ours.parameters)
+    for kind in ("Robot", "Gripper", "BoolFuture", "FrictionCompensationParams", "Affine"):
+        members = [n for n in vars(getattr(fake_franky, kind)) if n[0] != "_" and n.islower() and n != "reflex"]
+        assert not [name for name in members if not hasattr(getattr(franky, kind), name)]
+        for name in ("__init__", *members):  # pybind11 writes the signature into the docstring
+            ours = getattr(fake_franky, kind).__dict__.get(name)
+            if inspect.isfunction(ours):
+                written = getattr(getattr(franky, kind), name).__doc__
+                assert not [p for p in list(inspect.signature(ours).parameters)[1:] if f"{p}:" not in written]
+    for name in ("q", "O_T_EE", "F_T_EE", "O_ddP_O"):
+        assert hasattr(franky.RobotState, name)
+    assert issubclass(franky.ControlException, Exception)
+    friction = franky.FrictionCompensationParams(coulomb=[0.3] * 7, max_torque=[1.0] * 7)
+    gains = {"stiffness": real_franka.STIFFNESS, "damping": real_franka.DAMPING}
+    motion = franky.JointImpedanceTrackingMotion(
+        **gains, friction=friction, lower_joint_limits=FER.q_min, upper_joint_limits=FER.q_max
+    )
+    motion.set_reference(franky.JointReference(q=HOME_Q, dq=np.zeros(7)))
