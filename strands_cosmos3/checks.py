@@ -12,6 +12,7 @@ from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
 F64 = NDArray[np.float64]
 _K = TypeVar("_K")
 _SO3_TOLERANCE = 1e-6
+MAX_IMAGE_SIDE = 4096
 
 
 def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
@@ -44,13 +45,19 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
 
 
 def image_array(value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)) -> NDArray[np.uint8]:
-    """Return an image as uint8 [H, W, 3], or of another ``shape``, not copied. Anything else raises ShapeError."""
+    """Return an image as uint8 [H, W, 3], or of another ``shape``, not copied.
+
+    Anything else raises ShapeError, a side of more than 4096 pixels included: what is computed of it grows with each side.
+    """
     array = np.asarray(value)
     fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
     if array.dtype != np.uint8 or not fits or array.size == 0:
         wanted = ", ".join(letter if n is None else str(n) for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True))
         got = f"{array.dtype} {list(array.shape)}"
         raise ShapeError(f"{name} must be uint8 of shape [{wanted}] and not be empty, got {got}.")
+    if max(array.shape[-3:-1]) > MAX_IMAGE_SIDE:
+        got = f"{array.shape[-3]} x {array.shape[-2]}"
+        raise ShapeError(f"{name} is {got} pixels; at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE} are accepted.")
     return array
 
 

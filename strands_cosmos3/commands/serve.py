@@ -11,8 +11,9 @@ import tyro
 from rich.console import Console
 
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.errors import ConfigError, MissingDependencyError, ResourceNotFoundError
+from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.parallel.process_exit import exit_rank
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
@@ -56,9 +57,16 @@ class Serve:
     port: int = 8000
     """Port; 0 takes a free one and prints it."""
     token_file: Path | None = None
-    """File with the token that clients must show; the environment's STRANDS_COSMOS3_TOKEN is read otherwise."""
+    """File with the tokens that clients must show: one per line, with or without the client's name before it, not readable
+    by other users. Without it, the token is the environment's STRANDS_COSMOS3_TOKEN."""
+    tls_cert: Path | None = None
+    """Certificate chain (PEM), with --tls-key: clients then connect to wss://."""
+    tls_key: Path | None = None
+    """Private key (PEM) of the certificate."""
     max_clients: int = 128
-    """Connections at a time."""
+    """Connections at a time. A further client takes the place of one that sent no request for 10 s, or is refused."""
+    max_queue_age: float = 30.0
+    """Seconds that a request may wait for other clients' inferences; one that waited longer is refused."""
     grace: float = 30.0
     """Seconds that a shutdown waits for the running inference."""
     seed: int = 0
@@ -72,11 +80,21 @@ class Serve:
     def run(self) -> int:
         """Serve until stopped; return 0."""
         try:
+            from strands_cosmos3.serving.access import Tokens
             from strands_cosmos3.serving.served import ServedPolicy
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
-        config = ServerConfig(self.host, self.port, self._token(), self.grace, self.max_clients)
+        config = ServerConfig(
+            self.host,
+            self.port,
+            self.token if self.token_file is None else Tokens.read(self.token_file).by_client,
+            self.grace,
+            self.max_clients,
+            queue_s=self.max_queue_age,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+        )
         backend = self._backend()
         name = backend.name
         space = self.action_space or backend.action_space or ("midtrain" if name == "replay" else None)
@@ -84,10 +102,13 @@ class Serve:
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
         try:
-            policy = ServedPolicy(backend, self.embodiment, space, self.seed, warm_up_message=_warm_up_message(backend))
-            server = PolicyServer(policy, config)
+            about = {"warm_up_message": _warm_up_message(backend), "model_sha256": backend.model_sha256}
+            server = PolicyServer(ServedPolicy(backend, self.embodiment, space, self.seed, **about), config)
             console = Console()
             server.run(ready=lambda server: console.print(self._says(name, server.port), highlight=False, soft_wrap=True))
+            if server.busy_s:
+                console.print(f"stopped; an inference that still ran after {self.grace:g} s was abandoned")
+                exit_rank(0)  # its thread would be torn down by Python's shutdown, which ends in SIGABRT
         finally:
             backend.close()
         console.print("stopped")
@@ -113,15 +134,9 @@ class Serve:
 
     def _says(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"serving {name} for {self.embodiment} on ws://{host}:{port} (also /healthz and /metrics); Ctrl-C stops"
-
-    def _token(self) -> str | None:
-        if self.token_file is None:
-            return self.token
-        try:
-            return self.token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError):
-            raise ResourceNotFoundError(f"no token can be read from {str(self.token_file)!r}.") from None
+        scheme = "ws" if self.tls_cert is None else "wss"
+        address = f"{scheme}://{host}:{port}"
+        return f"serving {name} for {self.embodiment} on {address} (also /healthz, /readyz and /metrics); Ctrl-C stops"
 
 
 def _warm_up_message(backend: Any) -> dict[str, Any] | None:

@@ -79,13 +79,27 @@ def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
     return frame
 
 
-def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """Decode a frame; anything invalid raises WireFormatError. Arrays are read-only and may share the frame's memory."""
+@dataclass(frozen=True)
+class UnsupportedArray:
+    """Stands for an array or scalar of a dtype that is not part of the protocol; its data are dropped."""
+
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"arrays of dtype {self.dtype!r} are not supported; allowed: {_DTYPE_NAMES}."
+
+
+def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS, writable: bool = False) -> Any:
+    """Decode a frame; anything invalid raises WireFormatError.
+
+    Arrays are read-only and may share the frame's memory, unless ``writable`` asks for copies. Those of an unsupported dtype
+    become :class:`UnsupportedArray`, because keys that nobody reads must not make a message invalid.
+    """
     if len(frame) > limits.max_bytes:
         raise WireFormatError(f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed.")
     _walk(frame, limits)
     try:
-        return msgpack.unpackb(frame, raw=False, strict_map_key=True, object_hook=_from_wire)
+        return msgpack.unpackb(frame, raw=False, strict_map_key=True, object_hook=lambda value: _from_wire(value, writable))
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # UnicodeDecodeError is a ValueError
         if isinstance(error, WireFormatError):
             raise
@@ -114,12 +128,19 @@ def _allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return little
 
 
-def _from_wire(value: dict[Any, Any]) -> Any:
-    return _array(value) if _ARRAY in value else _scalar(value) if _SCALAR in value else value
+def _from_wire(value: dict[Any, Any], writable: bool) -> Any:
+    if _ARRAY not in value and _SCALAR not in value:
+        return value
+    name = value.get(b"dtype")
+    if not isinstance(name, str):
+        raise WireFormatError(f"an array's dtype must be text, got {type(name).__name__}; allowed: {_DTYPE_NAMES}.")
+    if name not in _DTYPES:
+        return UnsupportedArray(name[:40])
+    return _array(value, _DTYPES[name], writable) if _ARRAY in value else _scalar(value, _DTYPES[name])
 
 
-def _array(value: dict[Any, Any]) -> NDArray[Any]:
-    dtype, shape, data = _dtype(value), value.get(b"shape"), value.get(b"data")
+def _array(value: dict[Any, Any], dtype: np.dtype[Any], writable: bool) -> NDArray[Any]:
+    shape, data = value.get(b"shape"), value.get(b"data")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in cast("list[Any]", shape)):
         raise WireFormatError("an array's shape must be a list of non-negative integers.")
     sizes = cast("list[int]", shape)
@@ -128,27 +149,20 @@ def _array(value: dict[Any, Any]) -> NDArray[Any]:
     if not isinstance(data, bytes) or math.prod(sizes) * dtype.itemsize != len(data):
         have = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise WireFormatError(f"an array {sizes} of {dtype} needs {math.prod(sizes) * dtype.itemsize} bytes, got {have}.")
-    array = (np.frombuffer(data, dtype=dtype) if data else np.empty(0, dtype)).reshape(sizes)
-    array.setflags(write=False)
+    buffer = bytearray(data) if writable else data
+    array = (np.frombuffer(buffer, dtype=dtype) if data else np.empty(0, dtype)).reshape(sizes)
+    array.setflags(write=writable)
     return array
 
 
-def _scalar(value: dict[Any, Any]) -> Any:
-    dtype, item = _dtype(value), value.get(b"data")
+def _scalar(value: dict[Any, Any], dtype: np.dtype[Any]) -> Any:
+    item = value.get(b"data")
     if not isinstance(item, int | float):
         raise WireFormatError(f"a numpy scalar must hold a number, got {type(item).__name__}.")
     try:
         return dtype.type(item)
     except (OverflowError, ValueError) as error:
         raise WireFormatError(f"a scalar of {dtype} cannot hold its number: {error}.") from None
-
-
-def _dtype(value: dict[Any, Any]) -> np.dtype[Any]:
-    name = value.get(b"dtype")
-    dtype = _DTYPES.get(name) if isinstance(name, str) else None
-    if dtype is None:
-        raise WireFormatError(f"arrays of dtype {str(name)[:40]!r} are not supported; allowed: {_DTYPE_NAMES}.")
-    return dtype
 
 
 def _walk(frame: bytes, limits: Limits) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -11,41 +13,62 @@ _PREFIX = "strands_cosmos3"
 
 
 @dataclass
-class Metrics:
-    """Counters of one server; only its event loop writes them."""
+class Histogram:
+    """Durations in s, counted by bucket."""
 
-    requests: Counter[str] = field(default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0))
-    """By outcome; abandoned: the client left before the answer."""
-    handshakes_refused: Counter[str] = field(default_factory=Counter[str])  # by HTTP status
-    clients: int = 0  # open connections
-    connections: int = 0  # accepted so far
-    in_flight: int = 0  # requests queued or in inference
-    received_bytes: int = 0
-    sent_bytes: int = 0
     _seconds: float = 0.0
     _within: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_S) + 1))
 
     def observe(self, seconds: float) -> None:
-        """Add the duration of one inference."""
+        """Add a duration."""
         self._seconds += seconds
-        self._within[sum(seconds > bound for bound in _BUCKETS_S)] += 1
+        self._within[bisect.bisect_left(_BUCKETS_S, seconds)] += 1
 
-    def text(self) -> str:
-        """Return all metrics in text format 0.0.4."""
-        refused = _labelled("status", self.handshakes_refused)
-        cumulative = itertools.accumulate(self._within)
+    def samples(self) -> dict[str, float]:
+        """Return the samples of the text format by suffix."""
         bounds = (*map(str, _BUCKETS_S), "+Inf")
-        durations: dict[str, float] = {f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, cumulative, strict=True)}
-        durations |= {"_sum": self._seconds, "_count": sum(self._within)}
+        cumulative = itertools.accumulate(self._within)
+        found: dict[str, float] = {f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, cumulative, strict=True)}
+        return found | {"_sum": self._seconds, "_count": sum(self._within)}
+
+
+@dataclass
+class Metrics:
+    """Counters of one server; only its event loop writes them.
+
+    ``about`` says what is served, e.g. ``{"backend": "native", "model_sha256": "..."}``.
+    """
+
+    about: Mapping[str, str] = field(default_factory=dict[str, str])
+    requests: Counter[str] = field(default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0, late=0))
+    """By outcome; abandoned: the client left before the answer; late: it waited too long and was not inferred for."""
+    handshakes_refused: Counter[str] = field(default_factory=Counter[str])  # by HTTP status
+    clients: int = 0  # open connections
+    connections: int = 0  # accepted so far
+    evicted: int = 0  # idle connections closed for another client
+    in_flight: int = 0  # requests queued or in inference; an abandoned one counts until its inference ends
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    inference: Histogram = field(default_factory=Histogram)
+    queue: Histogram = field(default_factory=Histogram)
+
+    def text(self, busy_s: float = 0.0) -> str:
+        """Return all metrics in text format 0.0.4; ``busy_s`` is the age of the running inference."""
+        refused = _labelled("status", self.handshakes_refused)
+        about = ",".join(f'{name}="{value}"' for name, value in sorted(self.about.items()))
         families = (
+            _family("info", "gauge", "What is served.", {f"{{{about}}}": 1}),
             _family("requests_total", "counter", "Requests by outcome.", _labelled("outcome", self.requests)),
             _family("handshakes_refused_total", "counter", "Refused handshakes by HTTP status.", refused),
             _family("connections_total", "counter", "Connections accepted.", {"": self.connections}),
             _family("clients", "gauge", "Connections open.", {"": self.clients}),
+            _family("evicted_total", "counter", "Idle connections closed for another client.", {"": self.evicted}),
             _family("in_flight", "gauge", "Requests queued or in inference.", {"": self.in_flight}),
+            _family("busy_seconds", "gauge", "Age of the running inference.", {"": busy_s}),
             _family("received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}),
             _family("sent_bytes_total", "counter", "Bytes of replies.", {"": self.sent_bytes}),
-            _family("inference_seconds", "histogram", "Duration of an inference.", durations),
+            _family("queue_seconds", "histogram", "Time from a request's arrival to its inference.", self.queue.samples()),
+            _family("inference_seconds", "histogram", "Duration of an inference.", self.inference.samples()),
         )
         return "".join(families)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from strands_cosmos3 import __version__
 from strands_cosmos3.checks import instance_of
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, NonFiniteError, WireFormatError
@@ -47,11 +48,12 @@ class Session:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply frame, and the outcome: ``ok``, ``reset`` or ``error`` (then the connection is closed)."""
+    """A reply frame, and the outcome: ``ok``, ``reset``, or ``error`` and ``late`` (then the connection is closed)."""
 
     frame: bytes | str
     outcome: str
     infer_s: float = 0.0
+    waited_s: float = 0.0  # from the request's arrival to the start of its inference
 
 
 @dataclass
@@ -65,6 +67,7 @@ class ServedPolicy:
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
+        model_sha256: Digest of the checkpoint, for the metrics.
 
     Raises:
         ConfigError: The backend cannot be served.
@@ -77,6 +80,7 @@ class ServedPolicy:
     seed: int = 0
     limits: Limits = DEFAULT_LIMITS
     warm_up_message: Mapping[str, Any] | None = None
+    model_sha256: str | None = None
     _embodiment: Embodiment = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +90,12 @@ class ServedPolicy:
         if self.backend.needs_privileged:
             why = "needs the simulator's state, which never leaves its process"
             raise ConfigError(f"backend {self.backend.name!r} {why}. Serve replay or a model backend.")
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What is served: version of this package, backend, embodiment, action space and the checkpoint's digest."""
+        about = {"version": __version__, "backend": self.backend.name, "embodiment": self._embodiment.name}
+        return about | {"action_space": self._space.name, "model_sha256": self.model_sha256 or ""}
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the backend fails."""
@@ -102,8 +112,9 @@ class ServedPolicy:
             session.roboarena |= message.get(wire.ENDPOINT) == "infer"
             return self._infer(message, session)
         except Cosmos3Error as error:
-            logger.warning("request refused: %s", error)
-            return Answer(f"{type(error).__name__}: {error}", "error")
+            said = wire.printable(f"{type(error).__name__}: {error}")
+            logger.warning("request refused: %s", said)
+            return Answer(said, "error")
         except BaseException as error:  # a backend may raise anything, and the next request must be served
             logger.exception("inference failed")
             return Answer(f"InternalError: inference failed ({type(error).__name__}); see the server's log.", "error")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hmac
 import http
 import ipaddress
 import logging
 import signal
+import ssl
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error
+from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, ServedPolicy, Session
@@ -30,7 +33,7 @@ from strands_cosmos3.serving.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_INTERNAL_ERROR, _GOING_AWAY = 1011, 1001
+_INTERNAL_ERROR, _GOING_AWAY, _TRY_LATER = 1011, 1001, 1013
 _FRAMES_WAITING = 2
 _PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
 
@@ -42,31 +45,61 @@ class ServerConfig:
     Args:
         host: Interface to listen on; any but loopback requires a token.
         port: Port; 0 picks a free one.
-        token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer <token>``; None disables it.
+        token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer <token>``, or a token for each
+            client by name; None disables it.
         grace_s: Time that a shutdown waits for the running inference.
-        max_clients: Maximum number of connections; further clients get HTTP 503.
+        max_clients: Maximum number of connections. A further client takes the place of one that has been idle for
+            ``idle_s``, or gets HTTP 503.
+        idle_s: Time without a request after which a connection may lose its place.
+        queue_s: Requests that have waited longer are refused without an inference: a late chunk is useless.
+        tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
 
     Raises:
-        ConfigError: The interface is not loopback and there is no token, or a value is out of range.
+        ConfigError: The interface is not loopback and there is no token, or a value is invalid.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    token: str | None = field(default=None, repr=False)
+    token: str | Mapping[str, str] | None = field(default=None, repr=False)
     grace_s: float = 30.0
     max_clients: int = 128
+    idle_s: float = 10.0
+    queue_s: float = 30.0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.port, "port", 0, 65535)
         whole_number(self.max_clients, "max_clients", 1)
-        positive(self.grace_s, "grace_s")
-        if self.token is not None and (not self.token or not self.token.isascii() or any(c.isspace() for c in self.token)):
-            raise ConfigError("a token must be ASCII without spaces and not be empty.")
+        for name in ("grace_s", "idle_s", "queue_s"):
+            positive(getattr(self, name), name)
+        _ = self.tokens
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs both a certificate and its key (--tls-cert and --tls-key).")
         if self.token is None and not _is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host!r} can be reached from other machines, and any client of this server can move the robot. "
                 "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and forward the port with ssh -L."
             )
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """The clients' tokens. Raises ConfigError if one is invalid."""
+        if self.token is None:
+            return None
+        return Tokens({"any client": self.token} if isinstance(self.token, str) else self.token)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Load certificate and key, if there are any. Raises ConfigError if they cannot be used."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:  # ssl.SSLError is one
+            pair = f"{str(self.tls_cert)!r} and {str(self.tls_key)!r}"
+            raise ConfigError(f"{pair} are not a certificate and its key in PEM ({error}).") from None
+        return context
 
 
 def _is_loopback(host: str) -> bool:
@@ -89,9 +122,11 @@ class PolicyServer:
     def __init__(self, policy: ServedPolicy, config: ServerConfig | None = None):
         self.policy = policy
         self.config = config or ServerConfig()
-        self.metrics = Metrics()
+        self.metrics = Metrics(policy.about)
         self.port = self.config.port
-        self._expected = [f"{scheme} {self.config.token}".encode() for scheme in ("Api-Key", "Bearer")]
+        self._tokens = self.config.tokens
+        self._tls = self.config.tls()
+        self._idle_since: dict[ServerConnection, float] = {}  # connections without a request under way
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -107,6 +142,12 @@ class PolicyServer:
             Cosmos3Error: The warm-up failed, or the address cannot be used.
         """
         asyncio.run(self._serve(ready, signals=True))
+
+    @property
+    def busy_s(self) -> float:
+        """How long the running inference has taken so far; 0 if there is none. After ``run()``, it was abandoned."""
+        since = self._worker.busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
         """Stop the server, from any thread, after the running inference."""
@@ -176,6 +217,7 @@ class PolicyServer:
                 self.config.host,
                 self.config.port,
                 process_request=self._screen,
+                ssl=self._tls,
                 origins=[None],  # refuses browsers, which send one: a web page must not move a robot
                 compression=None,
                 max_size=self.policy.limits.max_bytes,
@@ -204,12 +246,16 @@ class PolicyServer:
         path = request.path.partition("?")[0]
         if path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
-        if self.config.token is not None and not self._is_authorized(request.headers):
+        if path == "/readyz":
+            why_not = self._why_not_ready()
+            status = http.HTTPStatus.SERVICE_UNAVAILABLE if why_not else http.HTTPStatus.OK
+            return connection.respond(status, f"{why_not or 'OK'}\n")
+        if self._tokens is not None and self._tokens.client_of(request.headers) is None:
             response = self._refuse(connection, http.HTTPStatus.UNAUTHORIZED, "Authorization: Api-Key <token> is required.\n")
             response.headers["WWW-Authenticate"] = "Api-Key"
             return response
         if path == "/metrics":
-            response = connection.respond(http.HTTPStatus.OK, self.metrics.text())
+            response = connection.respond(http.HTTPStatus.OK, self.metrics.text(self.busy_s))
             del response.headers["Content-Type"]
             response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
             return response
@@ -217,7 +263,7 @@ class PolicyServer:
             response = self._refuse(connection, http.HTTPStatus.UPGRADE_REQUIRED, "This is a WebSocket policy server.\n")
             response.headers["Upgrade"] = "websocket"
             return response
-        if self.metrics.clients >= self.config.max_clients:
+        if self.metrics.clients >= self.config.max_clients and not self._evict_idle():
             text = "The maximum number of clients is connected.\n"
             return self._refuse(connection, http.HTTPStatus.SERVICE_UNAVAILABLE, text)
         return None
@@ -226,11 +272,21 @@ class PolicyServer:
         self.metrics.handshakes_refused[str(status.value)] += 1
         return connection.respond(status, text)
 
-    def _is_authorized(self, headers: Headers) -> bool:
-        shown = headers.get_all("Authorization")
-        given = shown[0].encode("utf-8", "replace") if len(shown) == 1 else b""
-        matches = [hmac.compare_digest(given, expected) for expected in self._expected]  # compare all, in constant time
-        return any(matches)
+    def _why_not_ready(self) -> str:
+        """Why a new request would not be answered in time, or empty."""
+        if self._stop.is_set():
+            return "stopping"
+        return f"the running inference has taken {busy:.0f} s" if (busy := self.busy_s) > self.config.queue_s else ""
+
+    def _evict_idle(self) -> bool:
+        """Close the connection that has been idle for longest, if that is long enough; return whether there was one."""
+        client = min(self._idle_since, key=lambda one: self._idle_since[one], default=None)
+        if client is None or time.monotonic() - self._idle_since[client] < self.config.idle_s:
+            return False
+        del self._idle_since[client]
+        client.transport.abort()
+        self.metrics.evicted += 1
+        return True
 
     async def _handle(self, client: ServerConnection) -> None:
         """Handle a connection: send metadata, then answer each request until either side closes."""
@@ -239,38 +295,66 @@ class PolicyServer:
         self.metrics.connections += 1
         try:
             await client.send(encode({}))
+            self._idle_since[client] = time.monotonic()
             async for frame in client:
                 arrived = time.monotonic()
+                self._idle_since.pop(client, None)
                 if self._stop.is_set() or not await self._exchange(client, frame, session):
                     break
+                self._idle_since[client] = time.monotonic()
                 session.previous_total_ms = (time.monotonic() - arrived) * 1e3
         except ConnectionClosed:
             pass
         finally:
+            self._idle_since.pop(client, None)
             self.metrics.clients -= 1
 
     async def _exchange(self, client: ServerConnection, frame: bytes | str, session: Session) -> bool:
         """Answer one request; return whether the connection stays open."""
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
+        job = self._worker.submit(self._job(frame, session))
         try:
-            answer = await self._ask(client, frame, session)
+            answer = await self._ask(client, job)
             self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
             if answer is None:
                 return False
             await client.send(answer.frame)
             self.metrics.sent_bytes += len(answer.frame)
         finally:
-            self.metrics.in_flight -= 1
+            job.add_done_callback(self._landed)
+        self.metrics.queue.observe(answer.waited_s)
         if answer.outcome == "ok":
-            self.metrics.observe(answer.infer_s)
-        if answer.outcome == "error":
-            await client.close(_INTERNAL_ERROR, "see the preceding text frame")
-        return answer.outcome != "error"
+            self.metrics.inference.observe(answer.infer_s)
+        if answer.outcome in ("error", "late"):
+            code = _INTERNAL_ERROR if answer.outcome == "error" else _TRY_LATER
+            await client.close(code, "see the preceding text frame")
+        return answer.outcome not in ("error", "late")
 
-    async def _ask(self, client: ServerConnection, frame: bytes | str, session: Session) -> Answer | None:
-        """Return the worker's answer, or None if the client leaves first; a queued job is then dropped."""
-        future = asyncio.wrap_future(self._worker.submit(lambda: self.policy.answer(frame, session)))
+    def _job(self, frame: bytes | str, session: Session) -> Callable[[], Answer]:
+        arrived = time.monotonic()
+
+        def job() -> Answer:
+            waited_s, limit_s = time.monotonic() - arrived, self.config.queue_s
+            if waited_s > limit_s:
+                said = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
+                return Answer(f"BackendError: {said}", "late", waited_s=waited_s)
+            return replace(self.policy.answer(frame, session), waited_s=waited_s)
+
+        return job
+
+    def _landed(self, _: Future[Answer]) -> None:
+        """Count a request as ended, from any thread."""
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
+            self._loop.call_soon_threadsafe(self._end_flight)
+
+    def _end_flight(self) -> None:
+        self.metrics.in_flight -= 1
+
+    async def _ask(self, client: ServerConnection, job: Future[Answer]) -> Answer | None:
+        """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
+        future = asyncio.wrap_future(job)
         left = asyncio.ensure_future(client.wait_closed())
         try:
             await asyncio.wait({future, left}, return_when=asyncio.FIRST_COMPLETED)

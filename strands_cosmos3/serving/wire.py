@@ -31,8 +31,10 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     ShapeError,
     UnknownNameError,
+    WireFormatError,
 )
 from strands_cosmos3.observe.views import compose, letterbox
+from strands_cosmos3.serving.codec import UnsupportedArray
 from strands_cosmos3.types import ActionChunk, Request
 
 PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/gripper_position"
@@ -42,8 +44,13 @@ SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are optional."""
 
 _ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
+_STATE_KEYS = (PROMPT, JOINTS, GRIPPER, POSITION, QUATERNION, COMPOSITE, ENDPOINT, SESSION, REQUEST_ID, SEED, MOTION_CLOCK)
+_PICTURES = ("observation/wrist_image", "observation/exterior_image")
 _UNIT_TOLERANCE = 1e-2
 _MAX_ROWS = 1024
+_MAX_SHORT = 1000
+MAX_PROMPT_CHARACTERS = 4096
+"""Longer prompts are refused before they reach a model: its time grows with the square of their length."""
 _RESET_DONE = "reset successful"
 
 
@@ -103,7 +110,7 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
         PROMPT: request.instruction,
         **state,
         GRIPPER: WIRE_GRIPPER.from_fraction(np.array([request.gripper])).astype(np.float32),
-        **_pictures(request, dialect),
+        **_sent_pictures(request, dialect),
     }
     if dialect.endpoint:
         message |= {ENDPOINT: "infer", SESSION: session_id}
@@ -117,7 +124,7 @@ def _sent_pose(T_base_cosmos: F64) -> tuple[NDArray[np.float32], NDArray[np.floa
     return T_base_cosmos[:3, 3].astype(np.float32), matrix_to_quaternion(T_base_cosmos[:3, :3]).astype(np.float32)
 
 
-def _pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
+def _sent_pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
     rig = request.embodiment.rig
     if rig is not None and all(view in request.images for view in rig.views):
         keys = zip(rig.views, _keys(rig, dialect.numbered_from_zero), strict=True)
@@ -150,10 +157,15 @@ def decode_request(
         ObservationError: A key is missing; the message names it.
         InputError: A value is malformed.
     """
+    for key in message:
+        if isinstance(message[key], UnsupportedArray) and (key in _STATE_KEYS or key.startswith(_PICTURES)):
+            raise WireFormatError(f"{key!r}: {message[key]}")
     q, pose = _read_state(message, space)
     prompt = message.get(PROMPT, "")
     if not isinstance(prompt, str):
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
+    if len(prompt) > MAX_PROMPT_CHARACTERS:
+        raise InputError(f"{PROMPT!r} has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are read.")
     views, composite = _read_pictures(message, embodiment, images)
     return Request(
         embodiment=embodiment,
@@ -274,6 +286,8 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
             raise ServiceUnreadableError(f"the reply belongs to request {short(echoed)}, not to {request_id}.")
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
+    if isinstance(rows, UnsupportedArray):
+        raise ServiceUnreadableError(f"the reply's rows cannot be read: {rows}")
     if not isinstance(rows, np.ndarray):
         keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
         have = ", ".join(str(key)[:40] for key in keys) or "no keys"
@@ -336,10 +350,14 @@ def require_reset_reply(reply: Any) -> None:
 
 
 def short(value: Any) -> str:
-    """Return a foreign value as one line of at most 300 characters; of a traceback, the last line."""
+    """Return a foreign value as one line of at most 1000 characters; of a traceback, the last line."""
     lines = [line.strip() for line in str(value).splitlines() if line.strip()]
     if not lines:
         return "(nothing)"
-    line = lines[-1] if lines[0].startswith("Traceback") else " ".join(lines)
-    printable = "".join(c if c.isprintable() else "?" for c in line)
-    return printable if len(printable) <= 300 else printable[:297] + "..."
+    line = printable(lines[-1] if lines[0].startswith("Traceback") else " ".join(lines))
+    return line if len(line) <= _MAX_SHORT else line[: _MAX_SHORT - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Return a text with ? for line breaks, escape codes and other characters that a log or terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -15,9 +16,13 @@ class Worker:
     """A daemon thread with a queue of jobs, which may raise a Cosmos3Error and nothing else. Cancelled jobs are skipped.
 
     As a daemon, it does not keep the process alive if an inference never returns.
+
+    Attributes:
+        busy_since: Start of the running job on the monotonic clock, or None.
     """
 
     def __init__(self, name: str):
+        self.busy_since: float | None = None
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -37,7 +42,10 @@ class Worker:
         while (item := self._jobs.get()) is not None:
             future, job = item
             if future.set_running_or_notify_cancel():
+                self.busy_since = time.monotonic()
                 try:
                     future.set_result(job())
                 except Cosmos3Error as error:
                     future.set_exception(error)
+                finally:
+                    self.busy_since = None

@@ -48,7 +48,7 @@ def test_what_openpi_writes_we_read_and_what_we_write_it_reads(peer: str):
     assert run(peer, "openpi_codec.py", "check", given=encode([encode(sample) for sample in samples])) == b"same\n"
 
 
-@pytest.mark.parametrize("token", [(), ("s3cret",)])
+@pytest.mark.parametrize("token", [(), ("s3cret-s3cret-s3cret",)])
 def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
     backend = Echo()
     backend.requires_images = True

@@ -14,11 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_server import ask, dial, recording
+from test_server import ask, dial, get, recording
 from websockets.exceptions import InvalidStatus
 
-from helpers.serving import Echo
+from helpers.environments import TESTS
+from helpers.serving import Echo, observation, until
 from strands_cosmos3.cli import main
+from strands_cosmos3.serving.codec import encode
+
+TOKEN = "s3cret-s3cret-s3cret"
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "STRANDS_COSMOS3_TOKEN": "s3cret"},
+        env={**os.environ, "STRANDS_COSMOS3_TOKEN": TOKEN},
     )
     try:
         assert process.stdout is not None
@@ -42,7 +46,7 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         found = re.search(r"ws://127\.0\.0\.1:(\d+)", line)
         assert found, line or process.communicate()[1]
         port = int(found[1])
-        with dial(port, additional_headers={"Authorization": "Bearer s3cret"}) as client:
+        with dial(port, additional_headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             request = {
                 "observation/eef_pos": np.array([0.4, 0, 0.4]),
                 "observation/eef_quat": np.array([1.0, 0, 0, 0]),
@@ -58,11 +62,46 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, "stopped\n")
-        assert "s3cret" not in error
+        assert TOKEN not in error
         assert "Traceback" not in error
     finally:
         process.kill()
         process.communicate()
+
+
+STUCK = """
+import sys, threading
+from helpers.serving import Echo
+from strands_cosmos3 import backends, cli
+
+class Stuck(Echo):
+    action_space = "joint_pos"
+
+def infer_forever(request):
+    if request.instruction != "warm up":
+        threading.Event().wait()
+
+backends.make_backend = lambda *_: Stuck(infer_forever)
+sys.exit(cli.main(["serve", "--port", "0", "--grace", "0.3"]))
+"""
+
+
+def test_an_inference_longer_than_the_grace_is_abandoned_and_said():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", STUCK], cwd=TESTS, **pipes)
+    try:
+        found = re.search(r":(\d+) ", process.stdout.readline())
+        assert found, process.communicate()[1]
+        with dial(int(found[1])) as client:
+            client.send(encode(observation()))
+            until(lambda: "in_flight 1" in get(int(found[1]), "/metrics")[1])
+            process.send_signal(signal.SIGTERM)
+            out, error = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, error
+    assert "after 0.3 s was abandoned" in out
 
 
 @pytest.mark.parametrize(
@@ -71,6 +110,8 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         (["--trajectory", "MOTION", "--host", "0.0.0.0"], "token"),
         (["--trajectory", "MOTION", "--token-file", "/no/such"], "/no/such"),
         (["--trajectory", "MOTION", "--token-file", "/"], "token"),
+        (["--trajectory", "MOTION", "--tls-cert", "x"], "--tls-key"),
+        (["--trajectory", "MOTION", "--tls-cert", "/no/such", "--tls-key", "/no/such"], "PEM"),
         (["--trajectory", "MOTION", "--port", "99999"], "port"),
         (["--backend", "scripted"], "never leaves its process"),
         (["--backend", "scripted", "--trajectory", "MOTION"], "--backend replay"),

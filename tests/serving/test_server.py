@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import os
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -21,10 +25,13 @@ from helpers.serving import DROID, Echo, observation, picture, until
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
+from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.codec import decode, encode
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk
+
+TOKEN = "s3cret-s3cret-s3cret"
 
 
 @contextmanager
@@ -248,12 +255,17 @@ def test_http_has_health_metrics_and_nothing_else(serve):
         assert get(server.port, "/", "POST")[0] == 426
 
 
-@pytest.mark.parametrize("header", ["Api-Key s3cret", "Bearer s3cret"])
+@pytest.mark.parametrize("header", [f"Api-Key {TOKEN}", f"Bearer {TOKEN}", f"bearer {TOKEN}"])
 def test_with_a_token_only_who_shows_it_comes_in(serve, header):
-    server = serve(token="s3cret")
+    server = serve(token=TOKEN)
     with dial(server.port, additional_headers={"Authorization": header}) as client:
         assert "action" in ask(client, observation())
-    for wrong in ({}, {"Authorization": "Api-Key s3cre"}, {"Authorization": "s3cret"}, {"Authorization": "Basic s3cret"}):
+    for wrong in (
+        {},
+        {"Authorization": f"Api-Key {TOKEN[:-1]}"},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+    ):
         with pytest.raises(InvalidStatus) as refused, dial(server.port, additional_headers=wrong):
             pass
         assert refused.value.response.status_code == 401
@@ -279,11 +291,155 @@ def test_more_clients_than_places_are_turned_away(serve):
         pass
 
 
+def test_a_client_idle_for_long_gives_its_place_to_another(serve):
+    server = serve(max_clients=2, idle_s=0.3)
+    with dial(server.port) as idle:
+        time.sleep(0.35)
+        with dial(server.port) as active:
+            assert "action" in ask(active, observation())
+            with dial(server.port) as third:
+                assert "action" in ask(third, observation())
+                assert "action" in ask(active, observation())
+        with pytest.raises(ConnectionClosed):
+            ask(idle, observation())
+    assert server.metrics.evicted == 1
+
+
+def test_a_request_that_waited_too_long_is_not_inferred_for(serve):
+    gate = threading.Event()
+    backend = Echo(lambda request: request.instruction != "warm up" and gate.wait(20))
+    server = serve(backend, queue_s=0.2)
+    with dial(server.port) as first, dial(server.port) as second:
+        first.send(encode(observation()))
+        until(lambda: server.metrics.in_flight == 1)
+        assert get(server.port, "/readyz") == (200, "OK\n")
+        second.send(encode(observation()))
+        until(lambda: get(server.port, "/readyz")[0] == 503)
+        assert "has taken" in get(server.port, "/readyz")[1]
+        assert get(server.port, "/healthz") == (200, "OK\n")
+        gate.set()
+        assert "action" in decode(first.recv(timeout=10))
+        assert "at most 0.2 s are useful" in second.recv(timeout=10)
+        with pytest.raises(ConnectionClosed) as closed:
+            second.recv(timeout=5)
+        assert closed.value.rcvd.code == 1013
+    assert server.metrics.requests["late"] == 1
+    assert len(backend.requests) == 2  # the warm-up and the first
+    until(lambda: get(server.port, "/readyz")[0] == 200)
+
+
+def test_an_abandoned_inference_counts_as_in_flight_until_it_ends(serve):
+    gate = threading.Event()
+    server = serve(Echo(lambda request: request.instruction != "warm up" and gate.wait(20)))
+    with dial(server.port) as client:
+        client.send(encode(observation()))
+        until(lambda: server.metrics.in_flight == 1)
+    until(lambda: server.metrics.requests["abandoned"] == 1)
+    assert server.metrics.in_flight == 1
+    busy = next(
+        line for line in get(server.port, "/metrics")[1].splitlines() if line.startswith("strands_cosmos3_busy_seconds ")
+    )
+    assert float(busy.split()[1]) > 0
+    gate.set()
+    until(lambda: server.metrics.in_flight == 0)
+
+
+def test_metrics_say_what_is_served_and_how_long_requests_waited(serve):
+    server = serve()
+    with dial(server.port) as client:
+        ask(client, observation())
+    text = get(server.port, "/metrics")[1]
+    assert 'backend="echo"' in text
+    assert f'embodiment="{DROID.name}"' in text
+    assert 'strands_cosmos3_queue_seconds_bucket{le="+Inf"} 1' in text
+    assert "strands_cosmos3_busy_seconds 0" in text
+
+
+def test_names_from_the_wire_reach_no_log_as_commands(serve, caplog):
+    with dial(serve().port) as client:
+        reply = ask(client, {"a\n2026-01-01 CRITICAL forged\x1b[31m": 1})
+    (record,) = [record for record in caplog.records if "refused" in record.message]
+    for said in (reply, record.message):
+        assert "forged" in said
+        assert said.isprintable()
+
+
+def test_a_picture_that_would_exhaust_memory_and_an_endless_prompt_are_refused(serve):
+    server = serve()
+    line = np.zeros((1, 4_000_000, 3), np.uint8)
+    for message, says in (
+        (observation(**{"observation/image": line}), "4096 x 4096"),
+        ({**observation(), "prompt": "a" * 5000}, "4096"),
+    ):
+        with dial(server.port) as client:
+            assert says in ask(client, message)
+
+
+def test_an_unsupported_array_is_ignored_where_nobody_reads_it(serve):
+    depth = {b"__ndarray__": True, b"dtype": "<u2", b"shape": (2, 2), b"data": bytes(8)}
+    with dial(serve().port) as client:
+        assert "action" in ask(client, msgpack.packb({**msgpack.unpackb(encode(observation())), "observation/depth": depth}))
+        said = ask(client, msgpack.packb({**msgpack.unpackb(encode(observation())), "observation/image": depth}))
+        assert "'observation/image': arrays of dtype '<u2' are not supported" in said
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, so there is no certificate to test with")
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
+    return files
+
+
+def test_tls_is_spoken_with_a_certificate(serve, certificate):
+    server = serve(tls_cert=certificate[0], tls_key=certificate[1])
+    trusted = ssl.create_default_context(cafile=certificate[0])
+    with connect(f"wss://127.0.0.1:{server.port}", compression=None, ssl=trusted) as client:
+        assert decode(client.recv(timeout=5)) == {}
+        assert "action" in ask(client, observation())
+    with pytest.raises(ssl.SSLCertVerificationError), connect(f"wss://127.0.0.1:{server.port}"):
+        pass
+
+
+def test_each_client_has_a_token_of_its_own(serve, tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text("# the lab's arms\nrobot-1 aaaaaaaaaaaaaaaaaaaa\n\nbbbbbbbbbbbbbbbbbbbb\n")
+    path.chmod(0o600)
+    tokens = Tokens.read(path)
+    assert tokens.by_client == {"robot-1": "a" * 20, "client 2": "b" * 20}
+    assert "aaaa" not in repr(tokens)
+    server = serve(token=tokens.by_client)
+    for letter, status in (("a", 200), ("b", 200), ("c", 401)):
+        assert get(server.port, "/metrics", Authorization=f"api-key {letter * 20}")[0] == status
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("a" * 20, 0o644, "chmod 600"),
+        ("", 0o600, "one token per line"),
+        ("a b c", 0o600, "one token per line"),
+        ("robot x", 0o600, "openssl rand"),
+        (f"one {'a' * 20}\none {'b' * 20}", 0o600, "names a client twice"),
+        (f"one {'a' * 20}\ntwo {'a' * 20}", 0o600, "same token"),
+    ],
+)
+def test_a_careless_token_file_is_refused(tmp_path, text, mode, says):
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=says):
+        Tokens.read(path)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "robot.example", ""])
 def test_another_interface_wants_a_token(host):
     with pytest.raises(ConfigError, match="token"):
         ServerConfig(host=host)
-    ServerConfig(host=host, token="x")
+    ServerConfig(host=host, token=TOKEN)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
@@ -292,7 +448,17 @@ def test_loopback_does_not(host):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"token": ""}, {"token": "a b"}, {"token": "é"}, {"port": 70000}, {"max_clients": 0}, {"grace_s": -1}]
+    "bad",
+    [
+        {"token": ""},
+        {"token": "a" * 15},
+        {"token": "a b" * 9},
+        {"token": "é" * 20},
+        {"tls_cert": "x"},
+        {"port": 70000},
+        {"max_clients": 0},
+        {"grace_s": -1},
+    ],
 )
 def test_a_configuration_out_of_range_is_refused(bad):
     with pytest.raises((ConfigError, InputError)):
@@ -419,14 +585,16 @@ def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
     _, port = spawn("-m", "helpers.slow_server", "3", how)
     with dial(port, ping_interval=0.4, ping_timeout=0.4) as client:
         client.send(encode(observation()))
-        slowest, end = 0.0, time.monotonic() + 2.5
+        took, end = list[float](), time.monotonic() + 2.5
         while time.monotonic() < end:
             started = time.monotonic()
             assert get(port, "/healthz") == (200, "OK\n")
-            slowest = max(slowest, time.monotonic() - started)
+            took.append(time.monotonic() - started)
             time.sleep(0.05)
         assert "action" in decode(client.recv(timeout=20))
-    assert slowest < 0.1, f"/healthz took {slowest * 1e3:.0f} ms during inference"
+    p90, slowest = np.quantile(took, [0.9, 1.0])  # one answer may wait for another process of this machine
+    assert p90 < 0.1, f"/healthz took {p90 * 1e3:.0f} ms during inference"
+    assert slowest < 0.5
 
 
 @pytest.mark.slow
