@@ -312,9 +312,10 @@ def test_a_request_that_waited_too_long_is_not_inferred_for(serve):
     with dial(server.port) as first, dial(server.port) as second:
         first.send(encode(observation()))
         until(lambda: server.metrics.in_flight == 1)
-        assert get(server.port, "/readyz") == (200, "OK\n")
         second.send(encode(observation()))
-        until(lambda: get(server.port, "/readyz")[0] == 503)
+        until(lambda: server.metrics.in_flight == 2)
+        time.sleep(0.3)
+        assert get(server.port, "/readyz")[0] == 503
         assert "has taken" in get(server.port, "/readyz")[1]
         assert get(server.port, "/healthz") == (200, "OK\n")
         gate.set()
