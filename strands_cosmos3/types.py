@@ -35,11 +35,13 @@ from strands_cosmos3.checks import (
     rigid_transform,
     whole_number,
 )
+from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, UnknownNameError
 
 WILD_Z = 10.0
 """A normalised action beyond this magnitude is a fault and not motion."""
+OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -368,6 +370,7 @@ class JointTrajectory:
         converged: [T] whether the residual is within tolerance.
         clamped: [T] whether a joint or velocity limit held the solution back.
         t_capture_s: The observation's time stamp.
+        collision: What the check of the rows against the arm itself and its static surroundings found.
     """
 
     q_rad: F64
@@ -379,6 +382,7 @@ class JointTrajectory:
     converged: NDArray[np.bool_] | None = None
     clamped: NDArray[np.bool_] | None = None
     t_capture_s: float = 0.0
+    collision: CollisionReport = field(default_factory=CollisionReport)
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None, None))
@@ -425,20 +429,19 @@ class Rollout:
         tracking: Achieved against commanded, at every physics step.
         drift: Achieved against a recording, where one was replayed.
         loop_drift: Achieved against the chunks' motions joined end to end: what the loop has lost since it began.
-        steps: Rows ``total, clamped, stretched, unconverged``.
-        latency_ms: What the loop experienced: from a question until its chunk was taken up, on the arm's clock; ``p50, p95,
-            max`` over the chunks taken up.
+        steps: Rows ``total, clamped, stretched, unconverged, off_pose`` (more than 1 mm off).
+        latency_ms: Time from a request until its chunk was accepted, on the arm's clock; ``p50, p95, max``.
         counters: Events by name.
         duration_s: How long the arm was driven, in simulated seconds.
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
         fault: What went wrong, where the outcome is a fault.
-        latency_clock: What that clock is: ``"simulated"``, ``"simulated, stopped for each answer"`` (latency is zero then), or
+        latency_clock: ``"simulated"``, ``"simulated, stopped for each answer"`` (zero latency) or
             ``"simulated, paced by the wall's"``.
-        inference_ms: What inference and planning took on the wall's clock, ``p50, p95, max``, whatever the loop experienced.
-        final_state: What the reference was doing when the last tick was over, before the arm was brought to rest (see
-            ``docs/safety.md``); ``"fault"`` also where it could not be.
+        inference_ms: Wall-clock time of inference and planning, ``p50, p95, max``.
+        final_state: The executor's state after the last tick, before the arm came to rest; ``"fault"`` also if it could not.
         held: What the arm was waiting for, where it was in HOLD when the time was up.
+        collisions: Reports of the accepted chunks that touched, avoided or were stopped before a collision.
         arrays: Trajectories by name, as :meth:`save_npz` writes them.
     """
 
@@ -462,6 +465,7 @@ class Rollout:
     inference_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     final_state: str | None = None
     held: str | None = None
+    collisions: tuple[CollisionReport, ...] = ()
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING, repr=False)
 
     @property
@@ -485,6 +489,7 @@ class Rollout:
             "latency_clock": self.latency_clock,
             "inference_ms": dict(self.inference_ms),
             "counters": dict(self.counters),
+            "collisions": [found.to_dict() for found in self.collisions],
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
             "final_state": self.final_state,

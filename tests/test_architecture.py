@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
-BASE = {"errors", "checks", "resources", "embodiments", "types", "instruction", "embedded", "__init__"}
+BASE = {"errors", "checks", "collision", "resources", "embodiments", "types", "instruction", "embedded", "__init__"}
 SIMULATED = BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy", "sim"}
 MAY_IMPORT = {
     "errors": set(),
@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "embedded": {"errors", "resources"},
     "instruction": {"errors"},
     "embodiments": {"checks", "errors"},
-    "types": {"checks", "embodiments", "errors"},
+    "collision": set(),
+    "types": {"checks", "collision", "embodiments", "errors"},
     "__init__": set(),
     "actions": BASE,
     "robots": BASE,

@@ -46,7 +46,7 @@ def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path,
     assert episode["success"] is True
     assert episode["instruction"] == "reach the green cube"
     assert set(episode["tracking"]) == {"mean_mm", "max_mm", "mean_deg", "max_deg"}
-    assert set(episode["steps"]) == {"total", "clamped", "stretched", "unconverged"}
+    assert set(episode["steps"]) == {"total", "clamped", "stretched", "unconverged", "off_pose"}
     assert set(episode["latency_ms"]) == set(episode["inference_ms"]) == {"p50", "p95", "max"}
     with av.open(str(out["mp4"])) as film:
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strands_cosmos3.actions.rotations import geodesic_angle, so3_exp
+from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, so3_exp
 from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
@@ -14,7 +14,8 @@ BRISK_M, BRISK_DEG = (0.010, 0.030), (1.0, 5.0)
 _FINE = 2001
 _LIMIT_ROOM_RAD = 0.1
 _CLEAR_M = 0.25  # the hand's height over the table: the fingers reach 0.11 m below it
-_SPEED_SHARE = 0.8
+_SPEED_SHARE, _EDGE_SPEED_SHARE = 0.8, 0.98
+_ELBOW_ROOM_RAD, _ELBOW_SWING_RAD = 0.012, 0.3
 
 
 def feasible_chunk(
@@ -25,22 +26,53 @@ def feasible_chunk(
     ``step_m`` and ``step_deg`` are the least and greatest distance and angle per row. Returns joint angles [7] at the start and
     poses [rows, 4, 4] of the hand after each row.
     """
+    while True:
+        q = _by_arc_length(rng, _waves(rng), rows, step_m)
+        if q is not None and _inside(q, step_deg):
+            return q[0], dh_forward(q)[1:]
+
+
+def elbow_straight_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
+    """Draw a motion along straight elbows, where a small motion of the hand may take a large one of the joints.
+
+    Joint 4 swings by up to 0.3 rad from 0.012 rad before its end (the elbow is straight at 0) and comes within 0.1 rad of it;
+    the others move as in :func:`feasible_chunk`, joints at up to 98 % of their speed limits, the hand by 1 to 3 cm a row.
+    Of these poses every fourth one is kept and the others are interpolated on straight lines, which lie within reach, but not
+    always within the joints' speed limits. Returns joint angles [7] at the start and poses [rows, 4, 4] of the hand.
+    """
     s = np.linspace(0.0, 1.0, _FINE)
     while True:
-        frequency, phase = rng.uniform(0.3, 1.2, (2, 7)), rng.uniform(0, 2 * np.pi, (2, 7))
-        amplitude = rng.uniform(0.1, 0.5, (2, 7))
-        waves = amplitude * (np.sin(2 * np.pi * frequency * s[:, None, None] + phase) - np.sin(phase))
-        q = HOME_Q + rng.uniform(-0.4, 0.4, 7) + waves.sum(axis=1)
-        travelled = np.concatenate(([0.0], np.cumsum(np.linalg.norm(np.diff(dh_forward(q)[:, :3, 3], axis=0), axis=1))))
-        anchors = np.arange(0, rows + 8, 8)
-        steps = np.interp(np.arange(rows), anchors, rng.uniform(*step_m, size=len(anchors)))
-        wanted = np.concatenate(([0.0], np.cumsum(steps)))
-        if wanted[-1] > travelled[-1]:
+        q = _waves(rng)
+        swing, frequency, phase = rng.uniform(0.1, _ELBOW_SWING_RAD), rng.uniform(0.3, 1.2), rng.uniform(0, 2 * np.pi)
+        elbow_end = FER.q_max[3] - _ELBOW_ROOM_RAD
+        q[:, 3] = elbow_end - swing * (1 - np.cos(2 * np.pi * frequency * s + phase)) / 2
+        q = _by_arc_length(rng, q, rows, BRISK_M)
+        if q is None or not _along_straight_elbow(q):
             continue
-        at = np.interp(wanted, travelled, s)
-        q = np.stack([np.interp(at, s, column) for column in q.T], axis=1)
-        if _inside(q, step_deg):
-            return q[0], dh_forward(q)[1:]
+        kept, at = np.append(np.arange(0, rows, 4), rows), np.arange(1.0, rows + 1)
+        return q[0], interpolate_poses(dh_forward(q[kept]), kept.astype(np.float64), at)
+
+
+def _waves(rng: np.random.Generator) -> F64:
+    """Draw a smooth joint motion [_FINE, 7] around the home configuration."""
+    s = np.linspace(0.0, 1.0, _FINE)
+    frequency, phase = rng.uniform(0.3, 1.2, (2, 7)), rng.uniform(0, 2 * np.pi, (2, 7))
+    amplitude = rng.uniform(0.1, 0.5, (2, 7))
+    waves = amplitude * (np.sin(2 * np.pi * frequency * s[:, None, None] + phase) - np.sin(phase))
+    return HOME_Q + rng.uniform(-0.4, 0.4, 7) + waves.sum(axis=1)
+
+
+def _by_arc_length(rng: np.random.Generator, q: F64, rows: int, step_m: tuple[float, float]) -> F64 | None:
+    """Draw distances per row and return the angles [rows + 1, 7] at them, or None if the motion is too short."""
+    s = np.linspace(0.0, 1.0, _FINE)
+    travelled = np.concatenate(([0.0], np.cumsum(np.linalg.norm(np.diff(dh_forward(q)[:, :3, 3], axis=0), axis=1))))
+    anchors = np.arange(0, rows + 8, 8)
+    steps = np.interp(np.arange(rows), anchors, rng.uniform(*step_m, size=len(anchors)))
+    wanted = np.concatenate(([0.0], np.cumsum(steps)))
+    if wanted[-1] > travelled[-1]:
+        return None
+    at = np.interp(wanted, travelled, s)
+    return np.stack([np.interp(at, s, column) for column in q.T], axis=1)
 
 
 def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
@@ -50,6 +82,14 @@ def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
     clear = bool((dh_forward(q)[:, 2, 3] > _CLEAR_M).all())
     in_range = clear and (q > FER.q_min + _LIMIT_ROOM_RAD).all() and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
     return bool(in_range and speed.max() < _SPEED_SHARE and angle_deg.min() >= step_deg[0] and angle_deg.max() <= step_deg[1])
+
+
+def _along_straight_elbow(q: F64) -> bool:
+    others = [0, 1, 2, 4, 5, 6]
+    lower, upper = (FER.q_min + _LIMIT_ROOM_RAD)[others], (FER.q_max - _LIMIT_ROOM_RAD)[others]
+    in_range = (q[:, others] > lower).all() and (q[:, others] < upper).all() and (dh_forward(q)[:, 2, 3] > _CLEAR_M).all()
+    speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
+    return bool(in_range and speed.max() < _EDGE_SPEED_SHARE and q[:, 3].max() > FER.q_max[3] - _LIMIT_ROOM_RAD)
 
 
 def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:

@@ -342,14 +342,16 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
     felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"
     console.print(
         f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched {steps['stretched']}, unconverged "
-        f"{steps['unconverged']}); {felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 "
-        f"{took['p50']:.1f} ms, max {took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated at "
-        f"{last.realtime_factor:.1f} x real time"
+        f"{steps['unconverged']}, over 1 mm off {steps['off_pose']}); "
+        f"{felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 {took['p50']:.1f} ms, max "
+        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated at {last.realtime_factor:.1f} x real time"
     )
     counters: Counter[str] = sum((Counter(dict(episode.counters)) for episode in episodes), Counter())
     if warnings := [f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters.get(name)]:
         console.print(f"[yellow]{', '.join(warnings)}[/yellow]")
     console.print(f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message}" + (f" {last.fault}" if last.fault else ""))
+    if last.collisions:
+        console.print(f"[yellow]collisions in {len(last.collisions)} chunks; in the last one {last.collisions[-1]}[/yellow]")
     if last.held and not last.fault:
         console.print(f"[yellow]when the time was up {last.held}[/yellow]")
     if summary["success_rate"] is not None and len(episodes) > 1:

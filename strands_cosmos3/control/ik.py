@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import mink
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive
+from strands_cosmos3.collision import CollisionOutcome, CollisionReport
+from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.lm import LevenbergMarquardt
+from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
 from strands_cosmos3.errors import ConfigError, FrameError, InputError, UnknownNameError
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, JointLimits
 
@@ -28,6 +31,10 @@ METHODS = ("auto", "mink")
 POSITION_TOLERANCE_M = 1e-6
 ROTATION_TOLERANCE_RAD = float(np.deg2rad(1e-4))
 LIMIT_MARGIN_RAD = 0.01
+ROW_TOLERANCE = 1e-3  # a row that misses by more, in metres and radians together, calls for a second pass over the chunk
+_HOPELESS = 0.1  # a pose that far off is out of reach, and no second pass helps
+_LEAD_ROWS = 8  # rows before a collision from which on a way around it is sought
+DETOUR_M, DETOUR_RAD = 0.01, float(np.deg2rad(5))  # how much farther a row may miss its pose to avoid a collision
 _MAX_ITERATIONS = 30
 _STALL_RATIO = 0.998
 _SMALLEST_STEP_RAD = 1e-7
@@ -66,17 +73,27 @@ class StepBoxLimit(mink.Limit):
 
 @dataclass(frozen=True, eq=False)
 class IKSolution:
-    """Configuration vectors [T, nq] for T poses, with residuals, whether both are within tolerance, and iterations [T].
+    """Configuration vectors [T, nq] for T poses, with residuals and iterations [T].
 
-    ``clamped``: a joint or velocity bound is active at the solution.
+    ``clamped``: a joint or velocity bound is active at the solution. ``collision``: what the check of the rows found.
     """
 
     q_rad: F64
     residual_m: F64
     residual_rad: F64
-    converged: NDArray[np.bool_]
     clamped: NDArray[np.bool_]
     iterations: NDArray[np.int_]
+    collision: CollisionReport = field(default_factory=CollisionReport)
+
+    @property
+    def converged(self) -> NDArray[np.bool_]:
+        """[T] whether both residuals are within tolerance."""
+        return (self.residual_m <= POSITION_TOLERANCE_M) & (self.residual_rad <= ROTATION_TOLERANCE_RAD)
+
+    @property
+    def worst(self) -> float:
+        """Greatest residual of a row, in metres and radians together."""
+        return float(np.hypot(self.residual_m, self.residual_rad).max())
 
 
 class MinkIKBridge:
@@ -89,6 +106,11 @@ class MinkIKBridge:
         method: ``"auto"``, or ``"mink"`` to use only the quadratic program.
         avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart, e.g.
             ``[(arm, ["table"])]``. They imply ``method="mink"``.
+        check_collisions: Whether to check each row against the arm's own links and what is static in the model, and to avoid a
+            collision or hold the arm before it (:mod:`strands_cosmos3.control.collision_check`).
+
+    Attributes:
+        collisions: The check; None if it is off or the model has no collision geometry.
 
     Raises:
         FrameError: The model has no such frame, or no joint moves it.
@@ -104,6 +126,7 @@ class MinkIKBridge:
         method: Method = "auto",
         avoid_collisions: Sequence[tuple[Sequence[str | int], Sequence[str | int]]] = (),
         min_distance_m: float = 0.01,
+        check_collisions: bool = True,
     ):
         self.model = instance_of(model, mujoco.MjModel, "model")
         self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
@@ -120,12 +143,12 @@ class MinkIKBridge:
         self._task = mink.FrameTask(ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0)
         self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
         self._mink_limits: list[mink.Limit] = [self._box]
-        self._constraints: list[mink.Task] = []
+        frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))
+        self._frozen: list[mink.Task] = [mink.DofFreezingTask(model, frozen)] if frozen else []
         if avoid_collisions:
             self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
-            # Without this the program would move free bodies, such as cubes, out of the arm's way.
-            frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))
-            self._constraints = [mink.DofFreezingTask(model, frozen)] if frozen else []
+        check = CollisionCheck(model, self._joints) if check_collisions else None
+        self.collisions = check if check is not None and len(check.pairs) else None
         self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
 
     @property
@@ -188,26 +211,93 @@ class MinkIKBridge:
 
     def solve_trusted(self, targets: F64, q: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
         """As :meth:`solve`, for poses and a configuration that have been checked."""
-        reach_rad = None if dt_s is None else self.limits.velocity * dt_s
         how = self.method if method is None else _method(method)
-        # A start within the margin is not pushed out of it.
-        lowest = np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, q[self.q_address])
-        highest = np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, q[self.q_address])
+        angles = q[self.q_address]
+        bounds = StepBounds(  # a start within the margin is not pushed out of it
+            np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, angles),
+            np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, angles),
+            None if dt_s is None else self.limits.velocity * dt_s,
+        )
+        solution = self._row_by_row(targets, q, bounds, how, self._mink_limits)
+        if how == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
+            solution = self._look_ahead(targets, q, bounds, solution)
+        return solution if self.collisions is None else self._clear_of_collisions(targets, q, bounds, solution)
+
+    def _row_by_row(
+        self, targets: F64, q: F64, bounds: StepBounds, how: Method, limits: list[mink.Limit], accepted: F64 | None = None
+    ) -> IKSolution:
+        """Solve rows in turn, up to the first with a residual (m, rad) above that in ``accepted`` [T, 2], if given."""
         n = len(targets)
         out = np.empty((n, self.model.nq))
         residual_m, residual_rad = np.empty(n), np.empty(n)
         clamped, iterations = np.zeros(n, dtype=bool), np.zeros(n, dtype=int)
         for i, target in enumerate(targets):
-            lower, upper = lowest, highest
-            if reach_rad is not None:
-                start = q[self.q_address]
-                lower, upper = np.maximum(lowest, start - reach_rad), np.minimum(highest, start + reach_rad)
-            q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(target, q, lower, upper, how)
+            lower, upper = bounds.around(q[self.q_address])
+            q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(target, q, lower, upper, how, limits)
             out[i] = q
-        converged = (residual_m <= POSITION_TOLERANCE_M) & (residual_rad <= ROTATION_TOLERANCE_RAD)
-        return IKSolution(out, residual_m, residual_rad, converged, clamped, iterations)
+            if accepted is not None and (residual_m[i] > accepted[i, 0] or residual_rad[i] > accepted[i, 1]):
+                n = i
+                break
+        return IKSolution(out[:n], residual_m[:n], residual_rad[:n], clamped[:n], iterations[:n])
 
-    def _step(self, target: F64, q: F64, lower: F64, upper: F64, how: Method) -> tuple[F64, float, float, bool, int]:
+    def _look_ahead(self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution) -> IKSolution:
+        """Solve all rows at once, from that solution and from rest; the better one is returned."""
+        start = q[self.q_address]
+        seeds = [solution.q_rad[:, self.q_address], np.repeat(start[None], len(targets), axis=0)]
+        angles = look_ahead(self._lm, targets, q, start, seeds, bounds)
+        ahead = self._account(targets, q, angles, bounds, solution.iterations)
+        better = ahead.residual_m.max() <= solution.residual_m.max() and ahead.worst < solution.worst
+        return ahead if better else solution
+
+    def _account(self, targets: F64, q: F64, angles: F64, bounds: StepBounds, iterations: NDArray[np.int_]) -> IKSolution:
+        """The solution [T, nq] of angles [T, n], with its residuals and active bounds."""
+        rows = np.repeat(q[None], len(targets), axis=0)
+        rows[:, self.q_address] = angles
+        residuals = np.array([self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)])
+        before = np.vstack((q[self.q_address], angles[:-1]))
+        ends = [bounds.around(last) for last in before]
+        clamped = [_at_bound(now, *end) for now, end in zip(angles, ends, strict=True)]
+        return IKSolution(rows, residuals[:, 0], residuals[:, 1], np.array(clamped), iterations)
+
+    def _clear_of_collisions(self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution) -> IKSolution:
+        """Solve the rows again around a collision; where that is a detour or does not help, hold the arm before it."""
+        check = self.collisions
+        assert check is not None
+        found = check.examine(q, solution.q_rad)
+        if found.row is None:
+            return replace(solution, collision=found)
+        around = self._around(targets, q, bounds, solution, max(0, found.row - _LEAD_ROWS))
+        met = check.examine(q, around.q_rad).row
+        passed = len(around.q_rad) if met is None else met
+        if passed == len(targets):
+            return replace(around, collision=replace(found, outcome=CollisionOutcome.AVOIDED))
+        followed = solution.q_rad[: found.row] if passed <= found.row else around.q_rad[:passed]
+        rows, held_from = check.hold(q, followed, len(targets))
+        held = self._account(targets, q, rows[:, self.q_address], bounds, solution.iterations)
+        return replace(held, collision=replace(found, held_from=held_from))
+
+    def _around(self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution, first: int) -> IKSolution:
+        """Solve the rows from ``first`` on again, within mink's collision limit, up to the first that takes a detour."""
+        assert self.collisions is not None
+        limits, start = [*self._mink_limits, self.collisions.limit], solution.q_rad[first - 1] if first else q
+        accepted = np.stack((solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), axis=1)[first:]
+        rest = self._row_by_row(targets[first:], start, bounds, "mink", limits, accepted)
+        names = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
+        return IKSolution(*(np.concatenate((getattr(solution, name)[:first], getattr(rest, name))) for name in names))
+
+    def stop_before_collision(self, q: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
+        """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in collision, and a report."""
+        if self.collisions is None:
+            return q_rad, CollisionReport()
+        found = self.collisions.examine(q, q_rad)
+        if found.row is None:
+            return q_rad, found
+        rows, held_from = self.collisions.hold(q, q_rad[: found.row], len(q_rad))
+        return rows, replace(found, held_from=held_from)
+
+    def _step(
+        self, target: F64, q: F64, lower: F64, upper: F64, how: Method, limits: list[mink.Limit]
+    ) -> tuple[F64, float, float, bool, int]:
         spent = 0
         if how == "auto":
             self._lm.data.qpos[:] = q
@@ -215,15 +305,17 @@ class MinkIKBridge:
             reached = residual_m <= POSITION_TOLERANCE_M and residual_rad <= ROTATION_TOLERANCE_RAD
             if reached and (angles > lower).all() and (angles < upper).all():
                 return self._lm.data.qpos.copy(), residual_m, residual_rad, False, spent
-        q, residual_m, residual_rad, iterations = self._step_mink(target, q, lower, upper)
-        angles = q[self.q_address]
-        clamped = bool(((angles <= lower + 1e-9) | (angles >= upper - 1e-9)).any())
-        return q, residual_m, residual_rad, clamped, spent + iterations
+        q, residual_m, residual_rad, iterations = self._step_mink(target, q, lower, upper, limits)
+        return q, residual_m, residual_rad, _at_bound(q[self.q_address], lower, upper), spent + iterations
 
-    def _step_mink(self, target: F64, q: F64, lower: F64, upper: F64) -> tuple[F64, float, float, int]:
+    def _step_mink(
+        self, target: F64, q: F64, lower: F64, upper: F64, limits: list[mink.Limit]
+    ) -> tuple[F64, float, float, int]:
         """Gauss-Newton by quadratic programs. Each step is halved until the residual falls, which distant targets need."""
         self._box.lower_rad, self._box.upper_rad = lower, upper
         configuration, task = self._configuration, self._task
+        # Without this the program would move fingers, or free bodies such as cubes, out of the arm's way.
+        constraints = self._frozen if len(limits) > 1 else []
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
         best, cost, change, iteration = q, np.inf, np.zeros(self.model.nv), 0
@@ -237,9 +329,7 @@ class MinkIKBridge:
                 done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
                 if done or stalled or iteration == _MAX_ITERATIONS:
                     break
-                problem = mink.build_ik(
-                    configuration, [task], 1.0, _QP_DAMPING, self._mink_limits, constraints=self._constraints
-                )
+                problem = mink.build_ik(configuration, [task], 1.0, _QP_DAMPING, limits, constraints=constraints)
                 solution = qpsolvers.solve_problem(problem, solver="daqp")  # pyright: ignore[reportUnknownMemberType]
                 if not solution.found or solution.x is None:
                     break
@@ -253,6 +343,10 @@ class MinkIKBridge:
         best[self.q_address] = np.clip(best[self.q_address], lower, upper)  # removes the solver's tolerance, a few ulp
         residual_m, residual_rad = self._lm.residual(target, best)  # the twist's length is not the distance
         return best, residual_m, residual_rad, iteration
+
+
+def _at_bound(angles: F64, lower: F64, upper: F64) -> bool:
+    return bool(((angles <= lower + 1e-9) | (angles >= upper - 1e-9)).any())
 
 
 def _method(name: Method) -> Method:

@@ -85,6 +85,13 @@ class LevenbergMarquardt:
                 damping *= 100.0
         return angles_rad, position_sq**0.5, rotation_sq**0.5, iteration
 
+    def linearize(self, T_world_ee: F64, q_rad: F64, angles_rad: F64) -> tuple[F64, F64]:
+        """Return the error [6] (m, rad, in world axes) of angles [n] and its Jacobian [6, n]; other joints as in ``q_rad``."""
+        self.data.qpos[:] = q_rad
+        mujoco.mju_mat2Quat(self._target_quat, T_world_ee[:3, :3].reshape(9))
+        self._evaluate(angles_rad, T_world_ee[:3, 3])
+        return self._error.copy(), self._update_jacobian().copy()
+
     def _evaluate(self, angles_rad: F64, target_position: F64) -> tuple[float, float]:
         """Return the squared position [m^2] and rotation [rad^2] errors; store the error vector (world axes) in ``_error``."""
         self.data.qpos[self._q_indices] = angles_rad
@@ -96,11 +103,15 @@ class LevenbergMarquardt:
         x, y, z, u, v, w = self._error.tolist()
         return x * x + y * y + z * z, u * u + v * v + w * w
 
-    def _step(self, damping: float) -> F64:
-        """Return the damped least-squares step [n] for ``_error`` at the current kinematics."""
+    def _update_jacobian(self) -> F64:
+        """Return the Jacobian [6, n] at the current kinematics."""
         mujoco.mj_comPos(self.model, self.data)
         self._jacobian(self.model, self.data, self._J_position, self._J_rotation, self._frame_id)
-        J = self._J[:, self._dof_indices]
+        return self._J[:, self._dof_indices]
+
+    def _step(self, damping: float) -> F64:
+        """Return the damped least-squares step [n] for ``_error`` at the current kinematics."""
+        J = self._update_jacobian()
         JJt = J @ J.T
         JJt += damping * self._identity
         _, y, info = _cholesky_solve(JJt, self._error)

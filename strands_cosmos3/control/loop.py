@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
+from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
 from strands_cosmos3.control.prefetch import Worker
@@ -28,6 +29,7 @@ from strands_cosmos3.types import JointTrajectory, Observation
 _COUNTERS = (
     *("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences"),
     "anchored_on_measurement",
+    *(f"collision_{outcome}" for outcome in CollisionOutcome if outcome is not CollisionOutcome.CLEAR),
 )
 _OLD_COUNTER_NAMES = {
     "requested": "asked",
@@ -229,7 +231,8 @@ class ControlLoop:
             whose rows have all passed, or whose observation precedes a hold or stop), ``deadline_misses`` (the motion ended
             before a fresh chunk arrived), ``idle_ticks`` (ticks begun without motion after the first chunk),
             ``abandoned_inferences`` (inferences that had not ended when the loop was closed), ``anchored_on_measurement``
-            (inferences requested while the arm was too far from its reference to depart from there).
+            (inferences requested while the arm was too far from its reference to depart from there); of the accepted chunks
+            ``collision_stopped``, ``_avoided``, ``_touching`` and ``_unchecked`` (:class:`CollisionOutcome`).
         error: The latest inference's error; None once an inference has succeeded.
 
     Raises:
@@ -421,6 +424,8 @@ class ControlLoop:
             return False
         begun, motion_from_s = executor.rows_begun, executor.motion_s
         motion = executor.accept(rest)
+        if plan.collision.outcome is not CollisionOutcome.CLEAR:
+            self.counters[f"collision_{plan.collision.outcome}"] += 1
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
         self._n_rows = len(motion.nominal_s) - 1

@@ -14,7 +14,7 @@ from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError
-from strands_cosmos3.types import ActionChunk, ErrorSummary, JointTrajectory, PoseTrajectory
+from strands_cosmos3.types import OFF_POSE_M, ActionChunk, ErrorSummary, JointTrajectory, PoseTrajectory
 
 MAX_STRETCH = 4.0  # multiple of the joints' speed limit that ``solve_chunk`` allows in one row
 
@@ -32,15 +32,25 @@ def solve_chunk(
 
     ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are commands
     already, which have no anchor. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for
-    them. ``stats`` defaults to the chunk's quantiles, else the embodiment's packaged statistics.
+    them. Rows from the first in collision on hold the arm before it, and ``collision`` says so. ``stats`` defaults to the
+    chunk's quantiles, else the embodiment's packaged statistics.
     """
-    if chunk.action_space.meaning == "joint_position":
-        return replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
     q = bridge.configuration(q_anchor, "q_anchor")
+    if chunk.action_space.meaning == "joint_position":
+        return _stopped_before_collision(replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s), bridge, q)
     _, poses, solution = _solve(chunk, bridge, q, stats, MAX_STRETCH)
     q_rad = solution.q_rad[:, bridge.q_address]
     account = solution.residual_m, solution.residual_rad, solution.converged, solution.clamped
-    return JointTrajectory(q_rad, poses.t_s, poses.gripper, poses, *account, t_capture_s)
+    return JointTrajectory(q_rad, poses.t_s, poses.gripper, poses, *account, t_capture_s, solution.collision)
+
+
+def _stopped_before_collision(plan: JointTrajectory, bridge: MinkIKBridge, q: F64) -> JointTrajectory:
+    if plan.q_rad.shape[1] != len(bridge.q_address):
+        return plan  # the executor rejects it
+    rows = np.repeat(q[None], len(plan.q_rad), axis=0)
+    rows[:, bridge.q_address] = plan.q_rad
+    rows, collision = bridge.stop_before_collision(q, rows)
+    return replace(plan, q_rad=rows[:, bridge.q_address], collision=collision)
 
 
 def decode_cosmos_chunk_to_targets(
@@ -64,7 +74,9 @@ def decode_cosmos_chunk_to_targets(
     Returns:
         ``qpos`` [T, nq], row i after delta i, each step within joint and velocity limits at 1/fps; ``gripper`` [T] open
         fractions or None; ``poses`` [T, 4, 4] of the Cosmos frame, integrated open-loop from ``q_init``; ``t_s``,
-        ``converged``, ``clamped`` [T]; ``tracking_error``: mean_mm, max_mm, mean_deg, max_deg of the IK residual.
+        ``converged``, ``clamped``, ``off_pose`` [T], the last for rows more than 1 mm off; ``tracking_error``: mean_mm, max_mm,
+        mean_deg, max_deg of the IK residual; ``collision``: a :class:`~strands_cosmos3.collision.CollisionReport`. From its
+        ``held_from`` on, rows hold the arm before a collision.
 
     Raises:
         ActionSpaceError: The rows are joint angles, or of another width.
@@ -78,7 +90,8 @@ def decode_cosmos_chunk_to_targets(
         raise ActionSpaceError("joint_pos rows are joint angles: command them directly. IK is for 'midtrain' and 'pose_abs'.")
     cosmos, _, solution = _solve(ActionChunk(raw_chunk, space, embodiment, fps), bridge, q, stats, 1.0)
     residual = vars(ErrorSummary.of(solution.residual_m, solution.residual_rad))
-    account = {"converged": solution.converged, "clamped": solution.clamped, "tracking_error": residual}
+    account = {"converged": solution.converged, "clamped": solution.clamped, "off_pose": solution.residual_m > OFF_POSE_M}
+    account |= {"tracking_error": residual, "collision": solution.collision}
     return {"qpos": solution.q_rad, "gripper": cosmos.gripper, "poses": cosmos.T_base_frame, "t_s": cosmos.t_s, **account}
 
 

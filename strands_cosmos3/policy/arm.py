@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +11,8 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.policy.resample import resample
-from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
-
-if TYPE_CHECKING:
-    from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.panda import FINGER_JOINTS, JointLimits
+from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
 
 
 class PolicyArm:
@@ -34,6 +32,7 @@ class PolicyArm:
         from strands_cosmos3.robots.model import load_model
 
         self._bridge = MinkIKBridge(load_model(arm_model), limits=limits)
+        self._q_open = _fingers_open(self._bridge.model)
         self._servo_lead = servo_lead
         self._lead_s: F64 | None = None
         self._foreign: ConfigError | None = None
@@ -58,6 +57,13 @@ class PolicyArm:
 
         anchor = observation.q_rad if observation.q_anchor_rad is None else observation.q_anchor_rad
         return solve_chunk(chunk, self._bridge, self._configuration(anchor), t_capture_s=observation.t_capture_s)
+
+    @staticmethod
+    def account(plan: JointTrajectory) -> dict[str, Any]:
+        """For ``last_rollout``: ``collision``, the report of the check, and ``off_pose_mm``, row -> mm where over 1 mm off."""
+        assert plan.residual_m is not None  # JointTrajectory fills it
+        off_pose_mm = {int(row): float(plan.residual_m[row] * 1e3) for row in np.flatnonzero(plan.residual_m > OFF_POSE_M)}
+        return {"collision": plan.collision.to_dict(), "off_pose_mm": off_pose_mm}
 
     def steps(self, plan: JointTrajectory, observation: Observation, hz: float | None) -> tuple[JointTrajectory, F64]:
         """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
@@ -86,9 +92,18 @@ class PolicyArm:
             raise self._foreign
 
     def _configuration(self, q_rad: F64) -> F64:
-        """[nq] of the arm's model, from joint angles."""
-        q = np.zeros(self._bridge.model.nq)
+        """[nq] of the arm's model, from joint angles. Fingers are open, as wide as they can meet an obstacle."""
+        q = self._q_open.copy()
         if len(q_rad) != len(self._bridge.q_address):
             raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")
         q[self._bridge.q_address] = q_rad
         return q
+
+
+def _fingers_open(model: Any) -> F64:
+    """[nq] the model's initial configuration, with open fingers."""
+    q = np.array(model.qpos0)
+    for joint in range(model.njnt):
+        if model.joint(joint).name.endswith(FINGER_JOINTS):  # a host may put a prefix before it
+            q[model.jnt_qposadr[joint]] = model.jnt_range[joint, 1]
+    return q

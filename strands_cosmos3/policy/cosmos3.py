@@ -74,8 +74,7 @@ class Cosmos3Policy(Policy):
         num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
         guidance_scale: ``v = u + g (c - u)``.
         guidance_interval: Guidance only where lo < timestep < hi.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: ``float32`` or ``bfloat16``.
+        device, dtype: ``cpu``, ``cuda`` or ``cuda:N``; ``float32`` or ``bfloat16``.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
         decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8.
         policy_frames: 1 answers actions without a future, several times faster, where the checkpoint was trained to; None is
@@ -87,8 +86,8 @@ class Cosmos3Policy(Policy):
         transport: ``"raw"``, the only one there is.
 
     Attributes:
-        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``,
-            and ``quantiles`` (q01, q99) of a checkpoint with statistics of its own.
+        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; a
+            checkpoint's own ``quantiles`` (q01, q99); with a robot ``collision`` and ``off_pose_mm`` (``PolicyArm.account``).
 
     Raises:
         ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
@@ -449,6 +448,7 @@ class Cosmos3Policy(Policy):
             "timing": {**timing, **chunk.timing},
             "action_space": chunk.action_space.name,
             **({} if chunk.quantiles is None else {"quantiles": chunk.quantiles}),
+            **({} if isinstance(plan, ActionChunk) else PolicyArm.account(plan)),
         }
         return plan
 

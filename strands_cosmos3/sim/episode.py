@@ -206,6 +206,7 @@ class Episode:
             fault=log.fault,
             final_state=None if log.final_state is None else str(log.final_state),
             held=log.held,
+            collisions=log.collisions(),
             arrays=log.arrays(),
         )
 

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, se3_inverse
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import F64
+from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.panda import dh_forward
-from strands_cosmos3.types import ErrorSummary, JointTrajectory
+from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory
 
 _NONE = np.zeros(1)
 _SHORT_M = 1e-4  # a shorter segment of the path is a stop
@@ -90,13 +91,18 @@ class EpisodeLog:
         self.chunk_of.append(np.full(len(block), len(self.chunks) - 1))
 
     def steps(self) -> dict[str, int]:
-        """Numbers of executed rows: total, clamped to a bound, slowed down, not converged."""
+        """Numbers of executed rows: total, clamped to a bound, slowed down, not converged, more than 1 mm off."""
         return {
             "total": sum(chunk.rows for chunk in self.chunks),
             "clamped": sum(int(chunk.executed(chunk.plan.clamped).sum()) for chunk in self.chunks),
             "stretched": sum(int(chunk.motion.stretched[: chunk.rows].sum()) for chunk in self.chunks),
             "unconverged": sum(int((~chunk.executed(chunk.plan.converged)).sum()) for chunk in self.chunks),
+            "off_pose": sum(int((chunk.executed(chunk.plan.residual_m) > OFF_POSE_M).sum()) for chunk in self.chunks),
         }
+
+    def collisions(self) -> tuple[CollisionReport, ...]:
+        """Reports of the accepted chunks that name two bodies."""
+        return tuple(chunk.plan.collision for chunk in self.chunks if chunk.plan.collision.bodies is not None)
 
     def latency_ms(self) -> dict[str, float]:
         """Percentiles of the chunks' latencies on the arm's clock."""

@@ -85,7 +85,7 @@ def test_json_says_it_all(rollout):
     for error in ("ik", "path", "tracking"):
         assert set(said[error]) == {"mean_mm", "max_mm", "mean_deg", "max_deg"}
     assert "drift" not in said
-    assert set(said["steps"]) == {"total", "clamped", "stretched", "unconverged"}
+    assert set(said["steps"]) == {"total", "clamped", "stretched", "unconverged", "off_pose"}
 
 
 def test_the_droid_episode_in_the_closed_loop():

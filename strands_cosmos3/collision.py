@@ -1,0 +1,57 @@
+"""What a check of planned rows against the arm's own links and its static surroundings found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class CollisionOutcome(StrEnum):
+    """Outcome of the check of a chunk. All but ``clear`` are counted as ``collision_<outcome>``."""
+
+    UNCHECKED = "unchecked"  # no model, or one without a pair of collision geometries
+    CLEAR = "clear"
+    TOUCHING = "touching"  # two bodies touch at the start; no row brings them closer
+    AVOIDED = "avoided"  # the rows were solved again, around a collision
+    STOPPED = "stopped"  # the rows from ``held_from`` on hold the arm before a collision
+
+
+@dataclass(frozen=True)
+class CollisionReport:
+    """Outcome of a chunk's check.
+
+    Args:
+        outcome: What was done.
+        row: First row that would collide; None if none would.
+        bodies: Names of the two bodies; a geometry of the world goes by its own name.
+        depth_m: How deep they would lie in each other at that row or on the way to it; below zero, their distance.
+        held_from: First row that holds the arm; None if none does.
+    """
+
+    outcome: CollisionOutcome = CollisionOutcome.UNCHECKED
+    row: int | None = None
+    bodies: tuple[str, str] | None = None
+    depth_m: float = 0.0
+    held_from: int | None = None
+
+    def __str__(self) -> str:
+        if self.bodies is None:
+            return f"collisions: {self.outcome}"
+        first, second = self.bodies
+        where = "at the start" if self.row is None else f"at row {self.row}"
+        near = f"{self.depth_m * 1e3:.1f} mm deep" if self.depth_m >= 0 else f"{-self.depth_m * 1e3:.1f} mm apart"
+        done = {"avoided": "; avoided", "stopped": f"; the arm holds from row {self.held_from} on"}.get(self.outcome, "")
+        return f"{first!r} and {second!r} would be {near} {where}{done}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready values."""
+        bodies = None if self.bodies is None else list(self.bodies)
+        depth_mm = None if bodies is None else self.depth_m * 1e3
+        return {
+            "outcome": str(self.outcome),
+            "row": self.row,
+            "bodies": bodies,
+            "depth_mm": depth_mm,
+            "held_from": self.held_from,
+        }

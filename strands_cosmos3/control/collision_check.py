@@ -1,0 +1,169 @@
+"""Check of planned rows against the arm's own links and the static bodies of its model.
+
+Which pairs of geometries are checked follows from the model. A chain joint must lie between the two, so that fingers are not
+checked against the hand, and more than one if both belong to the arm: neighbouring links touch by design. What MuJoCo
+itself excludes (``contype`` and ``conaffinity``, ``<exclude>``) is left out, as are links that overlap in the middle of the
+joints' ranges. Bodies with joints of their own, such as cubes, are there to be touched and not checked.
+
+Legend: R rows, P pairs, nq the model's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import combinations
+
+import mink
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.checks import F64
+from strands_cosmos3.collision import CollisionOutcome, CollisionReport
+
+CLEARANCE_M = 0.001  # a row collides if two bodies come closer
+_KEPT_M = 0.005  # distance that a solution around a collision keeps
+_NEAR_M = 0.03  # bounding spheres that are farther apart settle a pair; also the step between points checked between rows
+_FAR_M = 0.15  # exact distances are not needed beyond
+_MAX_PARTS = 8  # into which the way to a row is divided
+_TOUCH_M = 1e-4  # how much closer two bodies may come that are within the clearance at the start
+_CONTACT_M = 1e-5  # about the accuracy of a distance
+_COAST = 0.15  # share of a row by which the executor's spline overshoots a sudden hold, and a margin (0.085 in theory)
+
+
+class CollisionCheck:
+    """Distances between the geometries of a model along rows of configurations.
+
+    Args:
+        model: The model.
+        joints: Ids of the chain's joints, from the base on.
+
+    Attributes:
+        pairs: [P, 2] ids of the geometries that are checked; empty if the model has none.
+    """
+
+    def __init__(self, model: mujoco.MjModel, joints: Sequence[int]):
+        self.model, self._data = model, mujoco.MjData(model)
+        self.pairs = self._apart_at_mid_range(_pairs(model, joints), joints)
+        radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # 0: no bounding sphere, as of a plane
+        self._first, self._second = self.pairs[:, 0], self.pairs[:, 1]
+        self._radii_m = radius[self._first] + radius[self._second]
+
+    def _apart_at_mid_range(self, pairs: NDArray[np.intp], joints: Sequence[int]) -> NDArray[np.intp]:
+        model, chain = self.model, list(joints)
+        self._data.qpos[model.jnt_qposadr[chain]] = model.jnt_range[chain].mean(axis=1)
+        mujoco.mj_kinematics(model, self._data)
+        roots = model.body_rootid[model.geom_bodyid[pairs]]
+        own = roots[:, 0] == roots[:, 1]
+        overlap = np.array([self._distance(a, b) < 0 for a, b in pairs], dtype=bool)
+        return pairs[~(own & overlap)]
+
+    def _distance(self, first: int, second: int) -> float:
+        return mujoco.mj_geomDistance(self.model, self._data, int(first), int(second), _FAR_M, None)
+
+    def distances(self, q_rad: F64) -> F64:
+        """[R, P] distances at configurations [R, nq]: exact below 30 mm, else lower bounds; below zero, minus the depth."""
+        return self._distances(q_rad)[0]
+
+    def _distances(self, q_rad: F64) -> tuple[F64, F64]:
+        """As :meth:`distances`, and [R, P, 3] vectors between the geometries' centres. Bounding spheres rule out most pairs."""
+        centres = np.empty((len(q_rad), self.model.ngeom, 3))
+        for row, q in enumerate(q_rad):
+            self._data.qpos[:] = q
+            mujoco.mj_kinematics(self.model, self._data)
+            centres[row] = self._data.geom_xpos
+        across = centres[:, self._second] - centres[:, self._first]
+        distance = np.sqrt(np.einsum("rpx,rpx->rp", across, across)) - self._radii_m
+        near = distance < _NEAR_M
+        for row in np.flatnonzero(near.any(axis=1)):
+            self._data.qpos[:] = q_rad[row]
+            mujoco.mj_kinematics(self.model, self._data)
+            for pair in np.flatnonzero(near[row]):
+                distance[row, pair] = self._distance(*self.pairs[pair])
+        return distance, across
+
+    @cached_property
+    def limit(self) -> mink.CollisionAvoidanceLimit:
+        """mink's limit for the same pairs."""
+        pairs = [([int(a)], [int(b)]) for a, b in self.pairs]
+        return mink.CollisionAvoidanceLimit(
+            self.model, pairs, minimum_distance_from_collisions=_KEPT_M, collision_detection_distance=_FAR_M
+        )
+
+    def examine(self, q_start: F64, q_rad: F64) -> CollisionReport:
+        """Find the first of the rows [R, nq] that comes too close from a start [nq], there or on the way from the row before.
+
+        Two bodies that are too close at the start may move apart.
+        """
+        q = np.vstack((q_start, q_rad))
+        distance, across = self._distances(q)
+        least, closest = _least(distance[0]), distance[1:]
+        moved = np.linalg.norm(np.diff(across, axis=0), axis=2)  # [R, P] of the two centres against each other
+        may_meet = (distance[:-1] + closest < moved + _NEAR_M) | (closest < least)
+        for row in np.flatnonzero(may_meet.any(axis=1)):
+            parts = int(np.clip(np.ceil(moved[row].max() / _NEAR_M), 2, _MAX_PARTS))
+            between = q[row] + (q[row + 1] - q[row]) * (np.arange(1, parts) / parts)[:, None]
+            nearest = np.minimum(closest[row], self.distances(between).min(axis=0))
+            if (nearest < least).any():
+                return self._report(CollisionOutcome.STOPPED, int(row), np.where(nearest < least, nearest, np.inf))
+        if (distance[0] <= 0).any():
+            return self._report(CollisionOutcome.TOUCHING, None, distance[0])
+        return CollisionReport(CollisionOutcome.CLEAR)
+
+    def hold(self, q_start: F64, q_rad: F64, n_rows: int) -> tuple[F64, int]:
+        """Return ``n_rows`` rows that follow the rows [R, nq] and then hold the arm, and the first that does.
+
+        It is held earlier if it would collide while it comes to rest.
+        """
+        least = _least(self.distances(q_start[None])[0])
+        q, row = np.vstack((q_start, q_rad)), len(q_rad)
+        while row > 0:
+            coasting = q[row] + _COAST * (q[row] - q[row - 1])
+            if (self.distances(coasting[None])[0] >= least).all():
+                break
+            row -= 1
+        return np.vstack((q[1 : row + 1], np.repeat(q[row][None], n_rows - row, axis=0))), row
+
+    def _report(self, outcome: CollisionOutcome, row: int | None, distance: F64) -> CollisionReport:
+        worst = int(np.argmin(distance))
+        first, second = (self._name(geom) for geom in self.pairs[worst])
+        return CollisionReport(outcome, row, (first, second), -float(distance[worst]))
+
+    def _name(self, geom: int) -> str:
+        body = int(self.model.geom_bodyid[geom])
+        named = self.model.body(body).name if body else self.model.geom(geom).name
+        return named or (f"body {body}" if body else f"geom {geom}")
+
+
+def _least(at_start: F64) -> F64:
+    """[P] least distance of each pair, given that at the start."""
+    apart = np.minimum(CLEARANCE_M, np.maximum(at_start - _TOUCH_M, _CONTACT_M))
+    return np.where(at_start > 0, apart, at_start - _TOUCH_M)
+
+
+def _pairs(model: mujoco.MjModel, joints: Sequence[int]) -> NDArray[np.intp]:
+    """[P, 2] geometries between which chain joints lie, by the rules of this module but for overlaps."""
+    order = {joint: place for place, joint in enumerate(joints, 1)}
+    joints_below = np.zeros(model.nbody, dtype=int)  # chain joints between the base and each body
+    for body in range(1, model.nbody):
+        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+        places = [order[joint] for joint in range(first, first + count) if joint in order]
+        joints_below[body] = max([*places, joints_below[model.body_parentid[body]]])
+    arm = model.body_rootid[model.jnt_bodyid[joints[0]]]
+    excluded = {(signature >> 16, signature & 0xFFFF) for signature in model.exclude_signature.tolist()}
+    explicit = {tuple(sorted(p)) for p in zip(model.pair_geom1.tolist(), model.pair_geom2.tolist(), strict=True)}
+
+    def checked(a: int, b: int) -> bool:
+        one, two = int(model.geom_bodyid[a]), int(model.geom_bodyid[b])
+        gap = abs(int(joints_below[one] - joints_below[two]))
+        movable = any(joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (one, two))
+        if gap == 0 or movable or (gap == 1 and model.body_rootid[one] == model.body_rootid[two] == arm):
+            return False
+        masks = model.geom_contype[a] & model.geom_conaffinity[b] or model.geom_contype[b] & model.geom_conaffinity[a]
+        return (a, b) in explicit or bool(masks and (one, two) not in excluded and (two, one) not in excluded)
+
+    solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist()
+    candidates = explicit | set(combinations(solid, 2))
+    found = sorted(pair for pair in candidates if checked(*pair))
+    return np.array(found, dtype=np.intp).reshape(-1, 2)
