@@ -47,8 +47,9 @@ class CollisionCheck:
         self.model, self._data = model, mujoco.MjData(model)
         self.pairs = self._apart_at_mid_range(_pairs(model, joints), joints)
         radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # 0: no bounding sphere, as of a plane
-        self._first, self._second = self.pairs[:, 0], self.pairs[:, 1]
-        self._radii_m = radius[self._first] + radius[self._second]
+        self._radii_m = radius[self.pairs].sum(axis=1)
+        self._geoms, places = np.unique(self.pairs, return_inverse=True)
+        self._first, self._second = places.reshape(-1, 2).T  # of each pair, in ``_geoms``
 
     def _apart_at_mid_range(self, pairs: NDArray[np.intp], joints: Sequence[int]) -> NDArray[np.intp]:
         model, chain = self.model, list(joints)
@@ -67,12 +68,12 @@ class CollisionCheck:
         return self._distances(q_rad)[0]
 
     def _distances(self, q_rad: F64) -> tuple[F64, F64]:
-        """As :meth:`distances`, and [R, P, 3] vectors between the geometries' centres. Bounding spheres rule out most pairs."""
-        centres = np.empty((len(q_rad), self.model.ngeom, 3))
+        """As :meth:`distances`, and [R, geometries, 3] their centres. Bounding spheres rule out most pairs."""
+        centres = np.empty((len(q_rad), len(self._geoms), 3))
         for row, q in enumerate(q_rad):
             self._data.qpos[:] = q
             mujoco.mj_kinematics(self.model, self._data)
-            centres[row] = self._data.geom_xpos
+            centres[row] = self._data.geom_xpos[self._geoms]
         across = centres[:, self._second] - centres[:, self._first]
         distance = np.sqrt(np.einsum("rpx,rpx->rp", across, across)) - self._radii_m
         near = distance < _NEAR_M
@@ -81,7 +82,7 @@ class CollisionCheck:
             mujoco.mj_kinematics(self.model, self._data)
             for pair in np.flatnonzero(near[row]):
                 distance[row, pair] = self._distance(*self.pairs[pair])
-        return distance, across
+        return distance, centres
 
     @cached_property
     def limit(self) -> mink.CollisionAvoidanceLimit:
@@ -97,12 +98,15 @@ class CollisionCheck:
         Two bodies that are too close at the start may move apart.
         """
         q = np.vstack((q_start, q_rad))
-        distance, across = self._distances(q)
+        distance, centres = self._distances(q)
         least, closest = _least(distance[0]), distance[1:]
-        moved = np.linalg.norm(np.diff(across, axis=0), axis=2)  # [R, P] of the two centres against each other
-        may_meet = (distance[:-1] + closest < moved + _NEAR_M) | (closest < least)
-        for row in np.flatnonzero(may_meet.any(axis=1)):
-            parts = int(np.clip(np.ceil(moved[row].max() / _NEAR_M), 2, _MAX_PARTS))
+        moved = np.linalg.norm(centres[1:] - centres[:-1], axis=2)  # [R, geometries]
+        may_meet = distance[:-1].min(axis=1) + closest.min(axis=1) < 2 * moved.max(axis=1) + _NEAR_M
+        for row in np.flatnonzero(may_meet | (closest < least).any(axis=1)):
+            approach = moved[row, self._first] + moved[row, self._second]  # [P] at most
+            if not ((distance[row] + closest[row] < approach + _NEAR_M) | (closest[row] < least)).any():
+                continue
+            parts = int(np.clip(np.ceil(approach.max() / _NEAR_M), 2, _MAX_PARTS))
             between = q[row] + (q[row + 1] - q[row]) * (np.arange(1, parts) / parts)[:, None]
             nearest = np.minimum(closest[row], self.distances(between).min(axis=0))
             if (nearest < least).any():

@@ -125,7 +125,9 @@ def test_last_rollout(policy, spy):
     policy.reset(seed=3)
     policy.get_actions_sync(flat(spy.q_start), "go")
     last = policy.last_rollout
-    assert set(last) == {"action", "video", "sound", "seed", "timing", "action_space"}
+    assert set(last) == {"action", "video", "sound", "seed", "timing", "action_space", "collision", "off_pose_mm"}
+    assert last["collision"]["outcome"] == "clear"
+    assert last["off_pose_mm"] == {}
     assert last["action"].shape == (32, 10)
     assert last["seed"] == 3
     assert last["action_space"] == "midtrain"
