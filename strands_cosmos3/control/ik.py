@@ -283,7 +283,8 @@ class MinkIKBridge:
         accepted = np.stack((solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), axis=1)[first:]
         rest = self._row_by_row(targets[first:], start, bounds, "mink", limits, accepted)
         names = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
-        return IKSolution(*(np.concatenate((getattr(solution, name)[:first], getattr(rest, name))) for name in names))
+        joined = {name: np.concatenate((getattr(solution, name)[:first], getattr(rest, name))) for name in names}
+        return replace(solution, **joined)
 
     def stop_before_collision(self, q: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
         """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in collision, and a report."""

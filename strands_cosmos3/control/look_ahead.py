@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve_banded, cholesky_banded  # pyright: ignore[reportMissingTypeStubs]
+from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.lm import LevenbergMarquardt
@@ -26,6 +26,8 @@ _SMOOTHING = 1e-6  # weight of the squared steps: it keeps the redundant joint q
 _STALL = 1e-3  # least gain of a pass
 _ITERATIONS = 40
 _GAP = 1e-12  # of the quadratic program
+_cholesky_banded: Any = getattr(lapack, "dpbtrf")  # noqa: B009 - scipy creates the names at import
+_solve_banded: Any = getattr(lapack, "dpbtrs")  # noqa: B009
 _SNAP_RAD = 2e-7  # an interior point method ends just inside a bound
 
 
@@ -73,13 +75,13 @@ def _descend(chunk: _Chunk, start: F64, seed: F64, bounds: StepBounds) -> tuple[
     """Angles [T, n], and the greatest error of a row in metres and radians."""
     reach = bounds.upper - bounds.lower if bounds.reach_rad is None else bounds.reach_rad
     angles = seed
-    error, J = chunk.linearize(angles)
+    error, jacobian = chunk.linearize(angles)
     cost, damping = float(np.sum(error * error)), _DAMPING
     for _ in range(_PASSES):
-        blocks = np.einsum("tki,tkj->tij", J, J) + damping * np.eye(len(start))
-        step = solve_banded_program(blocks, -np.einsum("tki,tk->ti", J, error), angles, start, bounds, reach)
+        blocks = np.einsum("tki,tkj->tij", jacobian, jacobian) + damping * np.eye(len(start))
+        step = solve_banded_program(blocks, -np.einsum("tki,tk->ti", jacobian, error), angles, start, bounds, reach)
         trial = _inside(angles + step, start, bounds)
-        trial_error, trial_J = chunk.linearize(trial)
+        trial_error, trial_jacobian = chunk.linearize(trial)
         trial_cost = float(np.sum(trial_error * trial_error))
         if trial_cost >= cost:
             damping *= 100
@@ -87,7 +89,7 @@ def _descend(chunk: _Chunk, start: F64, seed: F64, bounds: StepBounds) -> tuple[
                 break
             continue
         stalled = trial_cost > (1 - _STALL) * cost
-        angles, error, J, cost = trial, trial_error, trial_J, trial_cost
+        angles, error, jacobian, cost = trial, trial_error, trial_jacobian, trial_cost
         damping = max(damping / 10, _LEAST_DAMPING)
         if stalled:
             break
@@ -121,9 +123,8 @@ def solve_banded_program(blocks: F64, gradient: F64, angles: F64, start: F64, bo
             break
         curvature = np.einsum("tij,tj->ti", blocks, d) + _SMOOTHING * _differences_transposed(_differences(d))
         dual, primal = curvature + gradient + _forces(y), _sides(d) + s - room
-        try:
-            factor = _factorize(blocks, y / s)
-        except LinAlgError:  # as near to the solution as the precision allows
+        factor, failed = _factorize(blocks, y / s)
+        if failed:  # as near to the solution as the precision allows
             break
         _, ds, dy = _newton(factor, s, y, dual, primal, s * y)
         share = min(_longest(s, ds), _longest(y, dy))
@@ -137,7 +138,7 @@ def solve_banded_program(blocks: F64, gradient: F64, angles: F64, start: F64, bo
 def _newton(factor: Any, s: F64, y: F64, dual: F64, primal: F64, products: F64) -> tuple[F64, F64, F64]:
     """Newton step of d, s and y that removes the residuals and reduces s * y by ``products``."""
     wanted = -dual - _forces((y * primal - products) / s)
-    dd = np.asarray(cho_solve_banded((factor, True), wanted.ravel(), check_finite=False)).reshape(dual.shape)
+    dd: F64 = _solve_banded(factor, wanted.ravel(), lower=1)[0].reshape(dual.shape)
     ds = -primal - _sides(dd)
     return dd, ds, -(products + y * ds) / s
 
@@ -169,8 +170,8 @@ def _longest(value: F64, change: F64) -> float:
     return min(1.0, float((-value[falling] / change[falling]).min())) if falling.any() else 1.0
 
 
-def _factorize(blocks: F64, weights: F64) -> Any:
-    """Cholesky factor of the program's matrix, whose lower band is as wide as a row has joints."""
+def _factorize(blocks: F64, weights: F64) -> tuple[F64, bool]:
+    """Cholesky factor of the program's matrix, whose lower band is as wide as a row has joints, and whether there is none."""
     T, n, _ = blocks.shape
     band = np.zeros((n + 1, T, n))
     for k in range(n):
@@ -179,4 +180,5 @@ def _factorize(blocks: F64, weights: F64) -> Any:
     band[0] += coupling + weights[2] + weights[3]
     band[0, :-1] += coupling[1:]
     band[n, :-1] -= coupling[1:]
-    return cholesky_banded(band.reshape(n + 1, T * n), overwrite_ab=True, lower=True, check_finite=False)
+    factor, info = _cholesky_banded(band.reshape(n + 1, T * n), lower=1)
+    return factor, info != 0
