@@ -39,8 +39,7 @@ from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, UnknownNameError
 
-WILD_Z = 10.0
-"""A normalised action beyond this magnitude is a fault and not motion."""
+WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
 OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -421,8 +420,7 @@ class Rollout:
 
     Args:
         seed: Seed of the scene and of the policy.
-        task: Name of the task, or None.
-        instruction: What the policy was told.
+        task, instruction: Name of the task, or None; what the policy was told.
         outcome: How it ended; ``success`` follows from it.
         ik: IK residual against the commanded poses, over every executed row.
         path: Deviation of the commanded from the intended path, at every physics step.
@@ -436,8 +434,7 @@ class Rollout:
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
         fault: What went wrong, where the outcome is a fault.
-        latency_clock: ``"simulated"``, ``"simulated, stopped for each answer"`` (zero latency) or
-            ``"simulated, paced by the wall's"``.
+        latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or paced by the wall's.
         inference_ms: Wall-clock time of inference and planning, ``p50, p95, max``.
         final_state: The executor's state after the last tick, before the arm came to rest; ``"fault"`` also if it could not.
         held: What the arm was waiting for, where it was in HOLD when the time was up.
@@ -475,8 +472,7 @@ class Rollout:
 
     def to_dict(self) -> dict[str, Any]:
         """The episode as JSON-ready values (no arrays)."""
-        names = ("ik", "path", "tracking", "drift", "loop_drift")
-        errors = {name: getattr(self, name) for name in names}
+        errors = {name: getattr(self, name) for name in ("ik", "path", "tracking", "drift", "loop_drift")}
         return {
             "seed": self.seed,
             "task": self.task,
