@@ -21,8 +21,8 @@ view: $(VENV)/.sim  ## the same on a live page: http://127.0.0.1:8080
 test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 	$(PYTEST)
 
-test-peers: $(VENV)/.dev  ## strands-robots 0.5.3 and openpi 0.1, each in its own environment (Python 3.12 for the first)
-	$(PYTEST) -m "peers and not slow" tests/policy/test_strands_robots.py tests/serving/test_peers.py tests/test_examples.py
+test-peers: $(VENV)/.dev  ## strands-robots 0.5.3, openpi 0.1 and franky 2.0, each in its own environment (Python 3.12 for the first)
+	$(PYTEST) -m "peers and not slow" tests/policy/test_strands_robots.py tests/serving/test_peers.py tests/test_examples.py tests/test_real_franka.py
 
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow

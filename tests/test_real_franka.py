@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers import fake_franky
-from helpers.environments import ROOT
+from helpers.environments import ROOT, environment
 from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
@@ -68,6 +70,15 @@ def test_the_loop_drives_it(arm):
     assert np.ptp([q[0] for _, q, _ in arm.tracker.sent]) > 0.05
     assert np.median(off_rad) < 0.01
     assert arm.gripper.commands[0] == ("grasp", 0.0)
+
+
+def test_an_open_fraction_is_a_share_of_the_gripper_s_width(arm):
+    assert arm.joint_state()[2] == 1.0
+    for wanted in (0.0, 0.75):
+        for _ in range(15):
+            arm.execute(still(5, gripper=np.full(5, wanted)), JointState.at_rest(HOME_Q))
+    assert arm.gripper.commands == [("grasp", 0.0), ("move", 0.75 * 0.08)]
+    assert arm.joint_state()[2] == 0.75
 
 
 def test_what_the_fingers_hold_is_not_dropped_on_the_way_through_the_checklist(monkeypatch, capsys):
@@ -197,15 +208,19 @@ def test_a_pixel_is_where_the_camera_sees_the_point():
 
 
 @pytest.mark.peers
-def test_the_fake_has_frankys_signatures():
-    franky = pytest.importorskip("franky", reason="franky-control is not installed; pip install franky-control")
+def test_the_fake_has_frankys_signatures(pytestconfig, monkeypatch):
+    python = environment(pytestconfig, "franky", sys.executable, ("franky-control==2.0.0",))
+    (packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
+    monkeypatch.syspath_prepend(packages)
+    franky = importlib.import_module("franky")
     for name in ("__init__", "set_target", "stop"):
         theirs, ours = (inspect.signature(getattr(m.JointImpedanceTracker, name)) for m in (franky, fake_franky))
         assert list(theirs.parameters) == list(ours.parameters)
     for kind in ("Robot", "Gripper", "BoolFuture", "FrictionCompensationParams", "Affine"):
         members = [n for n in vars(getattr(fake_franky, kind)) if n[0] != "_" and n.islower() and n != "reflex"]
         assert not [name for name in members if not hasattr(getattr(franky, kind), name)]
-        for name in ("__init__", *members):  # pybind11 writes the signature into the docstring
+        made_here = () if kind == "BoolFuture" else ("__init__",)
+        for name in (*made_here, *members):  # pybind11 writes the signature into the docstring
             ours = getattr(fake_franky, kind).__dict__.get(name)
             if inspect.isfunction(ours):
                 written = getattr(getattr(franky, kind), name).__doc__

@@ -11,7 +11,7 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ControlError, Cosmos3Error, InputError
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, T_hand_tcp, dh_forward
-from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, JointServo, Payload
+from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo, Payload
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
@@ -64,7 +64,7 @@ def test_the_lead_is_the_reference_after_the_delay():
     np.testing.assert_allclose(qd, qd0 + 0.02 * qdd)
 
 
-@BOTH
+@pytest.mark.parametrize("feed_forward", list(FeedForward))
 def test_a_known_payload_is_carried(feed_forward):
     plant = PlantErrors(payload_kg=1.0)
     sunk = hold(robot(plant, feed_forward=feed_forward))
