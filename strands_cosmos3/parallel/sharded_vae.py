@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.engine.parallel_context import Vae
-from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION, FlatConv
+from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, Attention, CausalConv3d, Past
 from strands_cosmos3.parallel.collectives import Group
 
 TILE_MARGIN = 4
@@ -56,31 +56,19 @@ class HaloExchange:
 
 
 class HaloConv(nn.Module):
-    """A causal 3x3x3 convolution whose width padding (its own is removed) comes from the neighbours' columns.
+    """A causal convolution, three columns wide, whose width padding (its own is removed) is the neighbours' columns."""
 
-    diffusers passes a convolution the last frames of its previous call; their halos are kept, so each column is sent once.
-    """
-
-    def __init__(self, inner: FlatConv, halo: HaloExchange):
+    def __init__(self, inner: CausalConv3d, halo: HaloExchange):
         super().__init__()
-        conv: Any = inner.conv
-        conv._padding = (0, 0, *conv._padding[2:])
+        in_time, in_height, _ = inner.padding
+        inner.padding = (in_time, in_height, 0)
         self.inner = inner
         self._halo = halo
-        self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
         left, right = self._halo.columns(x, left=True)
         assert left is not None
-        wide = torch.cat([left, x, right], dim=-1)
-        if cache_x is not None:
-            assert self._seen is not None
-            n = cache_x.shape[2]
-            old_left, old_right = self._seen
-            cache_x = torch.cat([old_left[:, :, -n:], cache_x, old_right[:, :, -n:]], dim=-1)
-            left, right = torch.cat([old_left, left], dim=2), torch.cat([old_right, right], dim=2)
-        self._seen = left[:, :, -2:], right[:, :, -2:]
-        return self.inner(wide, cache_x)
+        return self.inner(torch.cat([left, x, right], dim=-1), past)
 
 
 class Widen(nn.Module):
@@ -97,9 +85,9 @@ class Widen(nn.Module):
 
 
 class GatheredAttention(nn.Module):
-    """The middle block's attention (``WanAttentionBlock``) in each frame: this rank's queries over all keys and values."""
+    """The middle block's attention in each frame: this rank's queries over all keys and values."""
 
-    def __init__(self, inner: Any, halo: HaloExchange):
+    def __init__(self, inner: Attention, halo: HaloExchange):
         super().__init__()
         self.inner = inner
         self._halo = halo
@@ -204,9 +192,9 @@ def _parallelize(model: nn.Module, halo: HaloExchange) -> None:
     """Insert a halo exchange before every layer that reads beyond a column."""
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
-            if isinstance(child, FlatConv) and child.conv.kernel_size[2] == 3:
+            if isinstance(child, CausalConv3d) and child.kernel_size[2] == 3:
                 setattr(owner, name, HaloConv(child, halo))
-            elif type(child).__name__ == "WanAttentionBlock":
+            elif isinstance(child, Attention):
                 setattr(owner, name, GatheredAttention(child, halo))
             elif name == "resample" and isinstance(child, nn.Sequential):
                 setattr(owner, name, _widened(child, halo))

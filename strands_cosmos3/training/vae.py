@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strands_cosmos3.engine.factory import fresh_vae
+from strands_cosmos3.engine.wan import causal_convolution
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -110,3 +111,24 @@ def _weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss
 
 def _charbonnier(x: torch.Tensor) -> torch.Tensor:
     return (x * x + 1e-3**2).sqrt() + x * x
+
+
+class FlatConv(nn.Module):
+    """diffusers' ``WanCausalConv3d``, computed as the engine's convolutions are."""
+
+    def __init__(self, conv: nn.Conv3d):
+        super().__init__()
+        self.conv = conv
+        width, _, height, _, frames, _ = conv._padding  # pyright: ignore  (in diffusers: twice each, all frames before)
+        self._padding: tuple[int, int, int] = (frames // 2, height, width)
+
+    def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
+        return causal_convolution(x, cache_x, self.conv.weight, self.conv.bias, self.conv.stride, self._padding)
+
+
+def convolve_flat(model: nn.Module) -> None:
+    """Replace every causal convolution of a VAE, in place, by a :class:`FlatConv` that shares its weights."""
+    for owner in list(model.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, nn.Conv3d):
+                setattr(owner, name, FlatConv(child))

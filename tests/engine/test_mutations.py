@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from helpers.cosmos3_oracle import PROMPT_IDS, Case, difference, engine, request
 from strands_cosmos3.engine import engine as engine_module
-from strands_cosmos3.engine import sampler, sequence, transformer, vae
+from strands_cosmos3.engine import sampler, sequence, transformer, vae, wan
 
 TOLERANCE = 5e-5
 MUTATIONS = {}
@@ -213,21 +213,19 @@ def first_frame_from_noise(patch, _):
 
 @mutation()
 def latents_not_normalised(patch, _):
-    patch.setattr(vae.WanVae, "encode", lambda self, pixels: self.model.encode(pixels).latent_dist.mode().float())
+    patch.setattr(vae.WanVae, "encode", lambda self, pixels: self.model.encode(pixels).float())
 
 
 @mutation()
 def first_tap_for_the_last(patch, _):
-    original = vae.FlatConv.forward
+    original = wan.causal_convolution
 
-    def forward(self, x, cache_x=None):
-        if x.shape[2] > 1 or cache_x is not None:
-            return original(self, x, cache_x)
-        conv = self.conv
-        frame = F.pad(x[:, :, 0], list(conv._padding[:4]))
-        return F.conv2d(frame, conv.weight[:, :, 0], conv.bias, conv.stride[1:])[:, :, None]
+    def convolution(x, past, weight, bias, stride, padding):
+        if x.shape[2] > 1 or past is not None or stride[0] > 1:
+            return original(x, past, weight, bias, stride, padding)
+        return original(x, past, weight.flip(2), bias, stride, padding)
 
-    patch.setattr(vae.FlatConv, "forward", forward)
+    patch.setattr(wan, "causal_convolution", convolution)
 
 
 @mutation()

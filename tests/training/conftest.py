@@ -10,13 +10,12 @@ import torch
 from helpers.training_data import CANVAS, EPISODES, TICKS
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
-from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.training.bundled.captions import fresh_tokenizer, read_captions
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import state_row_of
 from strands_cosmos3.training.release import export, fresh_policy
-from strands_cosmos3.training.vae import VaeSizes, make_vae
+from strands_cosmos3.training.vae import VaeSizes, convolve_flat, make_vae
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 

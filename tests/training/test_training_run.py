@@ -16,7 +16,6 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import plot
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.training.bundled import run as run_module
 from strands_cosmos3.training.bundled import vae_stage
@@ -28,7 +27,7 @@ from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shar
 from strands_cosmos3.training.bundled.windows import PictureWindows
 from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.vae import convolve_flat, to_pixels
 
 TINY = RunConfig(
     hidden=64,

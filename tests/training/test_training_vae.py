@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import TrainingError
 from strands_cosmos3.training.bundled.colour_gate import ColourGate, colour_gate
 from strands_cosmos3.training.release import plain_state
@@ -14,6 +13,7 @@ from strands_cosmos3.training.vae import (
     VaeLoss,
     VaeSizes,
     _weighted_error,
+    convolve_flat,
     keep_first_frames,
     make_vae,
     reconstruction_loss,

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.vae import convolve_flat
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.bundled.colour_gate import colour_gate
@@ -22,7 +21,15 @@ from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.vae import VaeLoss, VaeSizes, keep_first_frames, make_vae, reconstruction_loss, to_pixels
+from strands_cosmos3.training.vae import (
+    VaeLoss,
+    VaeSizes,
+    convolve_flat,
+    keep_first_frames,
+    make_vae,
+    reconstruction_loss,
+    to_pixels,
+)
 from strands_cosmos3.training.windows import ROWS
 
 OnStep = Callable[[str, int, int, LossMetrics], None]

@@ -1,0 +1,373 @@
+"""The Wan VAE (residual, 4 x 16 x 16 compression) with the parameter names of the released checkpoints.
+
+A first frame is encoded alone, then four frames at a time; latent frames are decoded one by one. Convolutions see no later
+frame: each keeps the last frames of its input for the next call. Source of the architecture: Wan 2.2, as in diffusers'
+``AutoencoderKLWan``, with which the tests compare it.
+
+Shape suffixes: B batch, C channels, T frames, H W height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from strands_cosmos3.errors import LayoutError
+
+SPATIAL_COMPRESSION = 16
+_FRAMES = 4  # pixel frames of one latent frame, the first apart
+
+Past = dict[nn.Module, torch.Tensor]
+"""Last input frames of each convolution, kept from call to call."""
+
+
+@dataclass(frozen=True)
+class WanConfig:
+    """The fields of ``vae/config.json`` that describe the network."""
+
+    base_dim: int
+    decoder_base_dim: int
+    z_dim: int
+    dim_mult: tuple[int, ...]
+    num_res_blocks: int
+    temporal_downsample: tuple[bool, ...]
+    in_channels: int
+    out_channels: int
+    patch_size: int
+    latents_mean: tuple[float, ...]
+    latents_std: tuple[float, ...]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> WanConfig:
+        """Read a released config.
+
+        Raises:
+            LayoutError: It does not describe a residual Wan VAE with 4 x 16 x 16 compression.
+        """
+        try:
+            config = cls(
+                base_dim=int(data["base_dim"]),
+                decoder_base_dim=int(data.get("decoder_base_dim") or data["base_dim"]),
+                z_dim=int(data["z_dim"]),
+                dim_mult=tuple(map(int, data.get("dim_mult", (1, 2, 4, 4)))),
+                num_res_blocks=int(data.get("num_res_blocks", 2)),
+                temporal_downsample=tuple(map(bool, data.get("temperal_downsample", (False, True, True)))),
+                in_channels=int(data["in_channels"]),
+                out_channels=int(data["out_channels"]),
+                patch_size=int(data.get("patch_size") or 1),
+                latents_mean=tuple(map(float, data["latents_mean"])),
+                latents_std=tuple(map(float, data["latents_std"])),
+            )
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise LayoutError(f"vae/config.json does not describe a Wan VAE ({error!r}); download it again.") from None
+        if not data.get("is_residual") or data.get("attn_scales"):
+            raise LayoutError("vae/config.json describes another Wan VAE; Cosmos 3 needs is_residual and no attn_scales.")
+        if len(config.temporal_downsample) != len(config.dim_mult) - 1 or min(config.dim_mult, default=0) < 1:
+            raise LayoutError("vae/config.json: temperal_downsample must have one value fewer than dim_mult.")
+        if not len(config.latents_mean) == len(config.latents_std) == config.z_dim:
+            raise LayoutError(f"vae/config.json: latents_mean and latents_std must have z_dim = {config.z_dim} values.")
+        scales = data.get("scale_factor_temporal", 4), data.get("scale_factor_spatial", 8)
+        built = 2 ** sum(config.temporal_downsample), config.patch_size * 2 ** (len(config.dim_mult) - 1)
+        if not scales == built == (_FRAMES, SPATIAL_COMPRESSION):
+            raise LayoutError(f"vae/config.json compresses (time, space) by {scales}; Cosmos 3 needs (4, 16).")
+        return config
+
+
+def causal_convolution(
+    x: torch.Tensor,
+    past: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> torch.Tensor:
+    """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges (``padding`` of T, H, W).
+
+    Where all frames but one would be zeros, only the last temporal tap is computed. On a CPU, clips are convolved tap by tap
+    in two dimensions: the same sums, three to nine times faster (not in bfloat16, which would round each tap's sum).
+    """
+    before, edges = 2 * padding[0], [padding[2], padding[2], padding[1], padding[1]]
+    if x.shape[2] == 1 and past is None and stride[0] == 1:
+        frame = F.pad(x[:, :, 0], edges) if any(edges) else x[:, :, 0]
+        return F.conv2d(frame, weight[:, :, -1], bias, tuple(stride[1:]))[:, :, None]
+    if past is not None and before > 0:
+        x, before = torch.cat([past, x], dim=2), before - past.shape[2]
+    if before or any(edges):
+        x = F.pad(x, [*edges, before, 0])
+    if x.device.type != "cpu" or x.dtype is not torch.float32:
+        return F.conv3d(x, weight, bias, tuple(stride))
+    taps, step = weight.shape[2], stride[0]
+    out = (x.shape[2] - taps) // step + 1
+    frames = x.transpose(1, 2)
+    total: Any = None
+    for tap in range(taps):
+        seen = frames[:, tap : tap + (out - 1) * step + 1 : step].flatten(0, 1)
+        seen = seen.contiguous(memory_format=torch.channels_last)
+        made = F.conv2d(seen, weight[:, :, tap], bias if total is None else None, tuple(stride[1:]))
+        total = made if total is None else total + made
+    return total.unflatten(0, (-1, out)).transpose(1, 2).contiguous()
+
+
+class CausalConv3d(nn.Conv3d):
+    """A convolution that sees the frames of earlier calls, kept in ``past``, and no later ones."""
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        padding: Any = self.padding
+        before = past.get(self)
+        if padding[0]:
+            seen = x_BCTHW if before is None else torch.cat([before, x_BCTHW], dim=2)
+            past[self] = seen[:, :, -2 * padding[0] :].clone()
+        return causal_convolution(x_BCTHW, before, self.weight, self.bias, self.stride, padding)
+
+
+class ChannelNorm(nn.Module):
+    """``gamma sqrt(C) x / |x|`` over the channels of x [B, C, ...]; ``axes`` follow the channel."""
+
+    def __init__(self, channels: int, axes: int):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(channels, *[1] * axes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x if x.dtype is torch.float32 else x.float()
+        return F.normalize(wide, dim=1).to(x.dtype) * self.gamma.shape[0] ** 0.5 * self.gamma
+
+
+class Attention(nn.Module):
+    """Self-attention with one head among the positions of each frame."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = ChannelNorm(channels, 2)
+        self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.proj = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        B, C, T, H, W = x_BCTHW.shape
+        frames = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(B * T, C, H, W)
+        qkv = self.to_qkv(self.norm(frames)).reshape(B * T, 1, 3 * C, -1).permute(0, 1, 3, 2).contiguous()
+        attended = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))
+        attended = attended.squeeze(1).permute(0, 2, 1).reshape(B * T, C, H, W)
+        return self.proj(attended).view(B, T, C, H, W).permute(0, 2, 1, 3, 4) + x_BCTHW
+
+
+class ResidualBlock(nn.Module):
+    """Two normalised convolutions beside a shortcut."""
+
+    def __init__(self, channels: int, out: int):
+        super().__init__()
+        self.norm1, self.norm2 = ChannelNorm(channels, 3), ChannelNorm(out, 3)
+        self.conv1, self.conv2 = CausalConv3d(channels, out, 3, padding=1), CausalConv3d(out, out, 3, padding=1)
+        self.conv_shortcut = CausalConv3d(channels, out, 1) if channels != out else None
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        shortcut = x_BCTHW if self.conv_shortcut is None else self.conv_shortcut(x_BCTHW, past)
+        x = self.conv1(F.silu(self.norm1(x_BCTHW)), past)
+        return self.conv2(F.silu(self.norm2(x)), past) + shortcut
+
+
+class MidBlock(nn.Module):
+    """A residual block, attention, and another residual block."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.attentions = nn.ModuleList([Attention(channels)])
+        self.resnets = nn.ModuleList([ResidualBlock(channels, channels) for _ in range(2)])
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        return self.resnets[1](self.attentions[0](self.resnets[0](x_BCTHW, past)), past)
+
+
+class Downsample(nn.Module):
+    """Halves height and width, and with ``in_time`` the frames after the first."""
+
+    def __init__(self, channels: int, in_time: bool):
+        super().__init__()
+        self.resample = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(channels, channels, 3, stride=2))
+        self.time_conv = CausalConv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if in_time else None
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        x = _each_frame(self.resample, x_BCTHW)
+        if self.time_conv is None:
+            return x
+        before, past[self] = past.get(self), x[:, :, -1:].clone()
+        return x if before is None else self.time_conv(torch.cat([before, x], dim=2), past)
+
+
+class Upsample(nn.Module):
+    """Doubles height and width, and with ``in_time`` the frames after the first."""
+
+    def __init__(self, channels: int, in_time: bool):
+        super().__init__()
+        self.resample = nn.Sequential(DoubleSize(), nn.Conv2d(channels, channels, 3, padding=1))
+        self.time_conv = CausalConv3d(channels, 2 * channels, (3, 1, 1), padding=(1, 0, 0)) if in_time else None
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        x = x_BCTHW
+        if self.time_conv is not None and self not in past:
+            past[self] = x[:, :, :0]  # the first latent frame is one pixel frame; its features are not seen by the next
+        elif self.time_conv is not None:
+            halves = self.time_conv(x, past).unflatten(1, (2, -1))
+            x = torch.stack([halves[:, 0], halves[:, 1]], dim=3).flatten(2, 3)
+        return _each_frame(self.resample, x)
+
+
+class DoubleSize(nn.Module):
+    """Repeats each pixel of [..., H, W] twice in both directions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x.float(), scale_factor=2.0, mode="nearest-exact").type_as(x)
+
+
+class DownBlock(nn.Module):
+    """Residual blocks and downsampling, beside a shortcut that averages."""
+
+    def __init__(self, channels: int, out: int, blocks: int, downsample: bool, in_time: bool):
+        super().__init__()
+        widths = [channels, *[out] * blocks]
+        self.resnets = nn.ModuleList([ResidualBlock(a, b) for a, b in pairwise(widths)])
+        self.downsampler = Downsample(out, in_time) if downsample else None
+        self._factors, self._out = (2 if in_time else 1, 2 if downsample else 1), out
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        x = x_BCTHW
+        for block in self.resnets:
+            x = block(x, past)
+        if self.downsampler is not None:
+            x = self.downsampler(x, past)
+        return x + _averaged(x_BCTHW, self._out, *self._factors)
+
+
+class UpBlock(nn.Module):
+    """Residual blocks and upsampling, beside a shortcut that repeats."""
+
+    def __init__(self, channels: int, out: int, blocks: int, upsample: bool, in_time: bool):
+        super().__init__()
+        widths = [channels, *[out] * (blocks + 1)]
+        self.resnets = nn.ModuleList([ResidualBlock(a, b) for a, b in pairwise(widths)])
+        self.upsampler = Upsample(out, in_time) if upsample else None
+        self._factors, self._out = (2 if in_time else 1, 2), out
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        first, x = self.upsampler is not None and self.upsampler not in past, x_BCTHW
+        for block in self.resnets:
+            x = block(x, past)
+        if self.upsampler is None:
+            return x
+        repeated = _repeated(x_BCTHW, self._out, *self._factors)
+        return self.upsampler(x, past) + (repeated[:, :, self._factors[0] - 1 :] if first else repeated)
+
+
+class Encoder(nn.Module):
+    """Patches [B, C, T, H, W] of the first frame, or of the next four, to twice as many channels as latents have."""
+
+    def __init__(self, config: WanConfig):
+        super().__init__()
+        widths = [config.base_dim * n for n in (1, *config.dim_mult)]
+        in_time = (*config.temporal_downsample, False)
+        last = len(widths) - 2
+        self.conv_in = CausalConv3d(config.in_channels, widths[0], 3, padding=1)
+        self.down_blocks = nn.ModuleList(
+            [DownBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i]) for i in range(last + 1)]
+        )
+        self.mid_block = MidBlock(widths[-1])
+        self.norm_out = ChannelNorm(widths[-1], 3)
+        self.conv_out = CausalConv3d(widths[-1], 2 * config.z_dim, 3, padding=1)
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        x = self.conv_in(x_BCTHW, past)
+        for block in self.down_blocks:
+            x = block(x, past)
+        return self.conv_out(F.silu(self.norm_out(self.mid_block(x, past))), past)
+
+
+class Decoder(nn.Module):
+    """One latent frame [B, C, 1, H, W] to the patches of its frames: one for the first, four for each other."""
+
+    def __init__(self, config: WanConfig):
+        super().__init__()
+        widths = [config.decoder_base_dim * n for n in (config.dim_mult[-1], *config.dim_mult[::-1])]
+        in_time = (*config.temporal_downsample[::-1], False)
+        last = len(widths) - 2
+        self.conv_in = CausalConv3d(config.z_dim, widths[0], 3, padding=1)
+        self.mid_block = MidBlock(widths[0])
+        self.up_blocks = nn.ModuleList(
+            [UpBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i]) for i in range(last + 1)]
+        )
+        self.norm_out = ChannelNorm(widths[-1], 3)
+        self.conv_out = CausalConv3d(widths[-1], config.out_channels, 3, padding=1)
+
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
+        x = self.mid_block(self.conv_in(x_BCTHW, past), past)
+        for block in self.up_blocks:
+            x = block(x, past)
+        return self.conv_out(F.silu(self.norm_out(x)), past)
+
+
+class WanAutoencoder(nn.Module):
+    """Pixels in [-1, 1] to unnormalised latents, and back."""
+
+    def __init__(self, config: WanConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.quant_conv = CausalConv3d(2 * config.z_dim, 2 * config.z_dim, 1)
+        self.post_quant_conv: CausalConv3d | None = CausalConv3d(config.z_dim, config.z_dim, 1)
+        self.decoder: Decoder | None = Decoder(config)
+
+    def encode(self, pixels_BCTHW: torch.Tensor) -> torch.Tensor:
+        """Mean latents [B, z_dim, 1 + n, H / 16, W / 16] of pixels [B, 3, 1 + 4 n, H, W]; further frames are dropped."""
+        x, past = _patches(pixels_BCTHW, self.config.patch_size), Past()
+        starts = range(1, x.shape[2] - _FRAMES + 1, _FRAMES)
+        parts = [x[:, :, :1], *(x[:, :, i : i + _FRAMES] for i in starts)]
+        moments = self.quant_conv(torch.cat([self.encoder(part, past) for part in parts], dim=2), past)
+        return moments.chunk(2, dim=1)[0]
+
+    def decode(self, latents_BCTHW: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, 3, 1 + 4 n, 16 H, 16 W] of latents [B, z_dim, 1 + n, H, W]."""
+        assert self.decoder is not None
+        assert self.post_quant_conv is not None
+        past = Past()
+        x = self.post_quant_conv(latents_BCTHW, past)
+        parts = [self.decoder(frame, past) for frame in x.split(1, dim=2)]
+        return _pixels(torch.cat(parts, dim=2), self.config.patch_size).clamp(-1.0, 1.0)
+
+
+def _each_frame(module: nn.Module, x_BCTHW: torch.Tensor) -> torch.Tensor:
+    B, _, T, _, _ = x_BCTHW.shape
+    out = module(x_BCTHW.permute(0, 2, 1, 3, 4).flatten(0, 1))
+    return out.unflatten(0, (B, T)).permute(0, 2, 1, 3, 4)
+
+
+def _averaged(x: torch.Tensor, out: int, frames: int, size: int) -> torch.Tensor:
+    """Blocks of ``frames`` x ``size`` x ``size`` as channels, averaged in groups to ``out`` channels."""
+    x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % frames, 0))
+    B, C, T, H, W = x.shape
+    x = x.view(B, C, T // frames, frames, H // size, size, W // size, size).permute(0, 1, 3, 5, 7, 2, 4, 6).contiguous()
+    return x.view(B, out, -1, T // frames, H // size, W // size).mean(dim=2)
+
+
+def _repeated(x: torch.Tensor, out: int, frames: int, size: int) -> torch.Tensor:
+    """The inverse arrangement: channels, repeated as often as needed, become blocks of ``frames`` x ``size`` x ``size``."""
+    B, C, T, H, W = x.shape
+    x = x.repeat_interleave(out * frames * size * size // C, dim=1).view(B, out, frames, size, size, T, H, W)
+    return x.permute(0, 1, 5, 2, 6, 3, 7, 4).reshape(B, out, T * frames, H * size, W * size)
+
+
+def _patches(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[B, C, T, H, W] -> [B, C size^2, T, H / size, W / size]; a patch's columns come before its rows."""
+    B, C, T, H, W = x.shape
+    x = x.view(B, C, T, H // size, size, W // size, size).permute(0, 1, 6, 4, 2, 3, 5)
+    return x.reshape(B, C * size * size, T, H // size, W // size)
+
+
+def _pixels(x: torch.Tensor, size: int) -> torch.Tensor:
+    """The inverse of :func:`_patches`."""
+    B, C, T, H, W = x.shape
+    x = x.view(B, C // size**2, size, size, T, H, W).permute(0, 1, 4, 5, 3, 6, 2)
+    return x.reshape(B, C // size**2, T, H * size, W * size)

@@ -1,0 +1,70 @@
+"""The VAE against diffusers' ``AutoencoderKLWan``: the same names, latents and pixels."""
+
+import re
+
+import pytest
+import torch
+
+from strands_cosmos3.engine.factory import fresh_vae
+from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
+from strands_cosmos3.errors import LayoutError
+
+SIZES = [(8, 12, 16), (12, 8, 48)]
+
+
+@pytest.fixture(params=SIZES, ids=str, scope="module")
+def pair(request):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        stock = fresh_vae(*request.param).eval().requires_grad_(False)
+        for name, parameter in stock.named_parameters():
+            if name.endswith("gamma"):
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape))
+    ours = WanAutoencoder(WanConfig.from_dict(stock.config)).eval()
+    ours.load_state_dict(stock.state_dict())  # strict: the released names, all of them
+    return stock, ours
+
+
+@pytest.mark.parametrize("frames", [1, 5, 7, 13])
+def test_latents_and_pixels_are_diffusers(pair, frames):
+    """Seven frames are one and four: the rest is dropped by both."""
+    stock, ours = pair
+    pixels = torch.rand(2, 3, frames, 48, 80, generator=torch.Generator().manual_seed(frames)) * 2 - 1
+    with torch.no_grad():
+        expected, found = stock.encode(pixels).latent_dist.mode(), ours.encode(pixels)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+        torch.testing.assert_close(ours.decode(expected), stock.decode(expected).sample, rtol=0, atol=2e-5)
+
+
+def test_in_bfloat16_every_bit_is_the_same():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        stock = fresh_vae(*SIZES[0]).eval().bfloat16()
+    ours = WanAutoencoder(WanConfig.from_dict(stock.config)).eval().bfloat16()
+    ours.load_state_dict(stock.state_dict())
+    pixels = (torch.rand(1, 3, 9, 32, 32, generator=torch.Generator().manual_seed(5)) * 2 - 1).bfloat16()
+    with torch.no_grad():
+        latents = stock.encode(pixels).latent_dist.mode()
+        assert torch.equal(ours.encode(pixels)[:, :, 1:], latents[:, :, 1:])
+        torch.testing.assert_close(ours.encode(pixels)[:, :, :1], latents[:, :, :1], rtol=0.05, atol=0.05)  # one tap, not three
+        assert torch.equal(ours.decode(latents)[:, :, 1:], stock.decode(latents).sample[:, :, 1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"is_residual": False}, "another Wan VAE"),
+        ({"attn_scales": [0.5]}, "another Wan VAE"),
+        ({"latents_std": [1.0]}, "z_dim = 16"),
+        ({"scale_factor_spatial": 8}, r"\(4, 8\); Cosmos 3 needs \(4, 16\)"),
+        ({"patch_size": None}, r"needs \(4, 16\)"),
+        ({"temperal_downsample": [True, True, True]}, r"needs \(4, 16\)"),
+        ({"temperal_downsample": [True]}, "one value fewer"),
+        ({"z_dim": None}, "download it again"),
+        ({"dim_mult": 4}, "download it again"),
+    ],
+)
+def test_another_network_is_refused(change, says):
+    config = {**fresh_vae(*SIZES[0]).config, **change}
+    with pytest.raises(LayoutError, match=says):
+        WanConfig.from_dict({key: value for key, value in config.items() if not re.match("_", key)})
