@@ -14,6 +14,8 @@ from rich.table import Table
 from strands_cosmos3.commands.files import require_writable, versions, write_json
 from strands_cosmos3.errors import ConfigError
 
+_LEAST_WIDTH = 132  # of a table; a narrower terminal wraps its lines
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -57,7 +59,7 @@ class Bench:
         console = Console()
         with console.status("starting") as status:
             figures = self._measure(status.update)
-        console.print(self._table(figures))
+        Console(width=max(console.width, _LEAST_WIDTH)).print(self._table(figures))
         if self.json is not None:
             machine = {"platform": platform.platform(), "python": platform.python_version()}
             write_json(self.json, {"bench": self.what, **figures, "machine": machine, "versions": versions()})
@@ -71,7 +73,7 @@ class Bench:
 
             titles, *rows = robustness.table(figures)
             for k, title in enumerate(titles):
-                table.add_column(title, justify="left" if k < 3 else "right")
+                table.add_column(title, justify="left" if k < 3 else "right", no_wrap=True)
             for row in rows:
                 table.add_row(*row)
             return table
