@@ -24,7 +24,7 @@ from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
 from strands_cosmos3.errors import ConfigError, FrameError, InputError, UnknownNameError
-from strands_cosmos3.robots.panda import ARM_JOINTS, FER, JointLimits
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
 
 Method = Literal["auto", "mink"]
 METHODS = ("auto", "mink")
@@ -39,6 +39,9 @@ _MAX_ITERATIONS = 30
 _STALL_RATIO = 0.998
 _SMALLEST_STEP_RAD = 1e-7
 _QP_DAMPING = 1e-9
+POSTURE_GAIN = 0.1  # share of the distance to the posture that a row covers in the null space
+_POSTURE_STEP_RAD = 0.005  # the most that it covers
+_POSTURE_COST = 1e-3  # its square lies far above the damping and far below the pose's weight
 _DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
 _FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SITE, "geom": mujoco.mjtObj.mjOBJ_GEOM}
 
@@ -103,6 +106,9 @@ class MinkIKBridge:
         model: A model with limited hinge or slide joints from its base to the frame. The base must be at the world's origin.
         ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or ``"geom"``.
         limits: Limits of the chain's joints; None is the Franka (FER) table where the joints are joint1..joint7.
+        posture_rad: [n] angles to which each row draws the redundant joints, without an effect on the pose, so that they do
+            not wander off over closed loops; it may be set anew. None is the model's keyframe ``home``, the Franka's home, or
+            the middle of the range.
         method: ``"auto"``, or ``"mink"`` to use only the quadratic program.
         avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart, e.g.
             ``[(arm, ["table"])]``. They imply ``method="mink"``.
@@ -127,6 +133,7 @@ class MinkIKBridge:
         avoid_collisions: Sequence[tuple[Sequence[str | int], Sequence[str | int]]] = (),
         min_distance_m: float = 0.01,
         check_collisions: bool = True,
+        posture_rad: F64 | None = None,
     ):
         self.model = instance_of(model, mujoco.MjModel, "model")
         self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
@@ -138,9 +145,14 @@ class MinkIKBridge:
         self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
         dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
         self.limits = self._resolve_limits(limits)
+        self.posture_rad = (
+            self._home() if posture_rad is None else finite_array(posture_rad, "posture_rad", (len(self._joints),))
+        )
         self.method: Method = "mink" if avoid_collisions else _method(method)
         self._configuration = mink.Configuration(model)
         self._task = mink.FrameTask(ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0)
+        on_chain = np.isin(np.arange(model.nv), dof_address)
+        self._posture = mink.PostureTask(model, cost=_POSTURE_COST * on_chain)
         self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
         self._mink_limits: list[mink.Limit] = [self._box]
         frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))
@@ -150,6 +162,17 @@ class MinkIKBridge:
         check = CollisionCheck(model, self._joints) if check_collisions else None
         self.collisions = check if check is not None and len(check.pairs) else None
         self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
+
+    def _home(self) -> F64:
+        key = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_KEY, "home")
+        if key >= 0:
+            return self.model.key_qpos[key, self.q_address].copy()
+        return HOME_Q if self.joint_names == ARM_JOINTS else (self.limits.q_min + self.limits.q_max) / 2
+
+    def _self_motion(self, angles_rad: F64) -> F64:
+        """Return the step [n] towards the posture, of which a row makes the part in the null space."""
+        step = POSTURE_GAIN * (self.posture_rad - angles_rad)
+        return step * min(1.0, _POSTURE_STEP_RAD / max(float(np.abs(step).max()), 1e-12))
 
     @property
     def body_id(self) -> int:
@@ -302,7 +325,8 @@ class MinkIKBridge:
         spent = 0
         if how == "auto":
             self._lm.data.qpos[:] = q
-            angles, residual_m, residual_rad, spent = self._lm.solve(target, q[self.q_address])
+            start = q[self.q_address]
+            angles, residual_m, residual_rad, spent = self._lm.solve(target, start, self._self_motion(start))
             reached = residual_m <= POSITION_TOLERANCE_M and residual_rad <= ROTATION_TOLERANCE_RAD
             if reached and (angles > lower).all() and (angles < upper).all():
                 return self._lm.data.qpos.copy(), residual_m, residual_rad, False, spent
@@ -319,6 +343,9 @@ class MinkIKBridge:
         constraints = self._frozen if len(limits) > 1 else []
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
+        posture = q.copy()
+        posture[self.q_address] += self._self_motion(q[self.q_address])
+        self._posture.set_target(posture)
         best, cost, change, iteration = q, np.inf, np.zeros(self.model.nv), 0
         for iteration in range(_MAX_ITERATIONS + 1):
             x, y, z, u, v, w = task.compute_error(configuration).tolist()  # body twist: metres, then radians
@@ -330,7 +357,8 @@ class MinkIKBridge:
                 done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
                 if done or stalled or iteration == _MAX_ITERATIONS:
                     break
-                problem = mink.build_ik(configuration, [task], 1.0, _QP_DAMPING, limits, constraints=constraints)
+                tasks: list[mink.Task] = [task] if iteration else [task, self._posture]
+                problem = mink.build_ik(configuration, tasks, 1.0, _QP_DAMPING, limits, constraints=constraints)
                 solution = qpsolvers.solve_problem(problem, solver="daqp")  # pyright: ignore[reportUnknownMemberType]
                 if not solution.found or solution.x is None:
                     break

@@ -62,8 +62,10 @@ class LevenbergMarquardt:
         position_sq, rotation_sq = self._evaluate(q_rad[self._q_indices], T_world_ee[:3, 3])
         return position_sq**0.5, rotation_sq**0.5
 
-    def solve(self, T_world_ee: F64, angles_rad: F64) -> tuple[F64, float, float, int]:
+    def solve(self, T_world_ee: F64, angles_rad: F64, self_motion_rad: F64) -> tuple[F64, float, float, int]:
         """Solve for a pose [4, 4] from initial angles [n], without limits; other joints keep their values in ``data.qpos``.
+
+        The first step also moves by the part of ``self_motion_rad`` [n] that leaves the pose as it is.
 
         Returns the angles, the residuals in metres and radians, and the number of iterations.
         """
@@ -75,7 +77,7 @@ class LevenbergMarquardt:
             if iteration == _MAX_ITERATIONS or damping > _LAMBDA_MAX:
                 break
             iteration += 1
-            trial = angles_rad + self._step(damping)
+            trial = angles_rad + self._step(damping, self_motion_rad if iteration == 1 else None)
             trial_position_sq, trial_rotation_sq = self._evaluate(trial, target_position)
             if trial_position_sq + trial_rotation_sq < position_sq + rotation_sq:
                 angles_rad, position_sq, rotation_sq = trial, trial_position_sq, trial_rotation_sq
@@ -109,15 +111,19 @@ class LevenbergMarquardt:
         self._jacobian(self.model, self.data, self._J_position, self._J_rotation, self._frame_id)
         return self._J[:, self._dof_indices]
 
-    def _step(self, damping: float) -> F64:
-        """Return the damped least-squares step [n] for ``_error`` at the current kinematics."""
+    def _step(self, damping: float, self_motion_rad: F64 | None) -> F64:
+        """Return the damped least-squares step [n] for ``_error`` at the current kinematics.
+
+        With a self-motion z it is ``z + J^T (J J^T + lambda I)^-1 (e - J z)``, which adds z's projection on the null space.
+        """
         J = self._update_jacobian()
         JJt = J @ J.T
         JJt += damping * self._identity
-        _, y, info = _cholesky_solve(JJt, self._error)
+        error = self._error if self_motion_rad is None else self._error - J @ self_motion_rad
+        _, y, info = _cholesky_solve(JJt, error)
         if info != 0:  # singular to working precision
-            y = np.linalg.solve(JJt + 1e-6 * self._identity, self._error)
-        return y @ J
+            y = np.linalg.solve(JJt + 1e-6 * self._identity, error)
+        return y @ J if self_motion_rad is None else y @ J + self_motion_rad
 
 
 def _as_slice(address: NDArray[np.intp]) -> slice | NDArray[np.intp]:

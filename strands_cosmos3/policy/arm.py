@@ -36,6 +36,11 @@ class PolicyArm:
         self._servo_lead = servo_lead
         self._lead_s: F64 | None = None
         self._foreign: ConfigError | None = None
+        self._begun = False
+
+    def reset(self) -> None:
+        """Start a new episode: its first configuration becomes the posture that redundant joints are drawn to."""
+        self._begun = False
 
     def T_base_cosmos(self, observation: Observation, embodiment: Embodiment) -> F64:
         """Return the measured pose [4, 4] of the frame whose deltas the model predicts."""
@@ -56,6 +61,8 @@ class PolicyArm:
         from strands_cosmos3.control.targets import solve_chunk
 
         anchor = observation.q_rad if observation.q_anchor_rad is None else observation.q_anchor_rad
+        if not self._begun:
+            self._bridge.posture_rad, self._begun = anchor, True
         return solve_chunk(chunk, self._bridge, self._configuration(anchor), t_capture_s=observation.t_capture_s)
 
     @staticmethod

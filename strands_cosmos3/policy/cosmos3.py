@@ -196,6 +196,8 @@ class Cosmos3Policy(Policy):
         self._first_call_s: float | None = None
         self._timeline = StepTimeline(0.0, np.zeros(0))
         self.last_rollout = {}
+        if self._arm is not None:
+            self._arm.reset()
 
     @property
     def provider_name(self) -> str:
@@ -233,9 +235,7 @@ class Cosmos3Policy(Policy):
     def _steps_of(self, rows: int, lead: int = 1) -> int:
         """Control steps that rows take, where limits do not ask for more time; raw deltas are a step each.
 
-        Args:
-            rows: How many.
-            lead: 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
+        ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
         """
         fps, hz = self.embodiment.fps, self.control_frequency
         by_time = self._arm is not None or self.action_space.meaning == "joint_position"
