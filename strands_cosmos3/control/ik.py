@@ -151,8 +151,9 @@ class MinkIKBridge:
         self.method: Method = "mink" if avoid_collisions else _method(method)
         self._configuration = mink.Configuration(model)
         self._task = mink.FrameTask(ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0)
-        on_chain = np.isin(np.arange(model.nv), dof_address)
-        self._posture = mink.PostureTask(model, cost=_POSTURE_COST * on_chain)
+        posture_cost = np.zeros(model.nv)
+        posture_cost[dof_address] = _POSTURE_COST
+        self._posture = mink.PostureTask(model, cost=posture_cost)
         self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
         self._mink_limits: list[mink.Limit] = [self._box]
         frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))

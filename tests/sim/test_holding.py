@@ -5,6 +5,7 @@ import pytest
 
 from helpers.holding import Stays, StaysByAngles, sunk_mm
 from helpers.ideal_arm import DT, IdealArm
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.embodiments import get_embodiment
@@ -15,7 +16,7 @@ from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.types import Observation
+from strands_cosmos3.types import ActionChunk, Observation
 
 PAYLOAD = PlantErrors(payload_kg=0.5)
 T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos
@@ -64,6 +65,23 @@ def test_it_holds_for_a_minute(scene, plant, most_mm, rows):
 @pytest.mark.parametrize(("steps", "plant", "most_mm"), [(1, ALL_ERRORS, 1.5), (4, PAYLOAD, 0.6)])
 def test_a_policy_of_another_make_holds_still_too(scene, steps, plant, most_mm):
     assert_held(hold(scene, plant, StaysByAngles(steps), 2.0), most_mm)
+
+
+class Commands(Backend):
+    """``joint_pos`` rows that say home, whatever is measured."""
+
+    name = "commands"
+    requires_images = False
+    action_space = "joint_pos"
+
+    def infer(self, request):
+        rows = np.tile([*HOME_Q, 1.0], (request.n_rows, 1))
+        return ActionChunk(rows, request.action_space, request.embodiment)
+
+
+def test_joint_pos_rows_are_commanded_as_they_come(scene):
+    rollout = hold(scene, PAYLOAD, staying(4, Commands()), 1.0)
+    assert np.abs(rollout.arrays["q_commanded_rad"] - HOME_Q).max() < 1e-9
 
 
 class Sagging(IdealArm):

@@ -42,6 +42,7 @@ class mjtObj:
     mjOBJ_JOINT: mjtObj
     mjOBJ_CAMERA: mjtObj
     mjOBJ_ACTUATOR: mjtObj
+    mjOBJ_KEY: mjtObj
 
 def mj_name2id(model: MjModel, type: Any, name: str) -> int: ...
 def __getattr__(name: str) -> Any: ...
