@@ -157,10 +157,10 @@ class Rollout:
         if self.instruction and self._task is not None:
             parse_instruction(self.instruction)  # success is judged by it
         control = ControlConfig(self.limits, self.derating, self.feed_forward)
-        plant = ALL_ERRORS if self.plant == "all-errors" else PlantErrors()
+        plant = ALL_ERRORS if self.plant == "all-errors" else None
         robot = Robot("panda", control, arm_model=self.arm_model, plant=plant)
         if self.compensate != "none":
-            known = plant.compensation() if self.compensate == "known" else robot.identify()
+            known = (plant or PlantErrors()).compensation() if self.compensate == "known" else robot.identify()
             robot = Robot("panda", replace(control, compensation=known), robot.scene, plant=plant)
         console = Console()
         episodes: list[Episode] = []
@@ -302,6 +302,7 @@ class Rollout:
 
     def _summary(self, episodes: list[Episode]) -> dict[str, Any]:
         how = {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
+        how |= {"plant": self.plant, "compensate": self.compensate}
         return _summary(episodes) | how
 
 

@@ -17,7 +17,7 @@ from scipy import interpolate, signal  # pyright: ignore[reportMissingTypeStubs]
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import Arm
-from strands_cosmos3.errors import ControlError
+from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.robots.panda import ARM_JOINTS, JointLimits
 from strands_cosmos3.robots.servo import FRICTION_SPEED_RAD_S, Compensation, Payload
 from strands_cosmos3.types import JointTrajectory
@@ -37,6 +37,7 @@ def sway(q_start_rad: F64, limits: JointLimits) -> JointTrajectory:
     Where a joint's range leaves less room, it sways less.
     """
     q = finite_array(q_start_rad, "q_start_rad", (len(ARM_JOINTS),))
+    instance_of(limits, JointLimits, "limits")
     t_s: F64 = _ROW_S * np.arange(1.0, round(SECONDS / _ROW_S) + 1)
     fade = np.minimum(1.0, np.minimum(t_s, SECONDS - t_s))
     room = np.clip(np.minimum(limits.q_max - q, q - limits.q_min) * 0.9, 0.0, SWAY_RAD)
@@ -60,6 +61,7 @@ def identify(arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64
         ControlError: The arm moved too little to tell, or as :meth:`Executor.accept` and :meth:`Arm.execute`.
         InputError: An argument is malformed.
     """
+    instance_of(executor, Executor, "executor")
     executor.accept(sway(executor.reference.q_rad, executor.limits))
     steps = max(1, round(1.0 / (_SAMPLE_HZ * positive(arm.dt_s, "dt_s"))))
     rows: list[tuple[F64, F64]] = []
@@ -77,12 +79,15 @@ def fit(q_ref_rad: F64, q_rad: F64, dt_s: float, model: mujoco.MjModel, stiffnes
 
     Raises:
         ControlError: The joints hardly moved, or the record is shorter than a second.
+        InputError: An argument is malformed.
     """
     q_ref = finite_array(q_ref_rad, "q_ref_rad", (None, len(ARM_JOINTS)))
     q = finite_array(q_rad, "q_rad", q_ref.shape)
     K, D = (finite_array(gain, name, (q.shape[1],)) for gain, name in ((stiffness, "stiffness"), (damping, "damping")))
+    if not ((K > 0).all() and (D >= 0).all()):
+        raise InputError(f"stiffness must be above zero and damping at least zero, got {K} and {D}.")
     unit = Payload(instance_of(model, mujoco.MjModel, "model"), 1.0)
-    if len(q) * dt_s < 1.0 or np.ptp(q_ref, axis=0).max() < SWAY_RAD / 4:
+    if len(q) * positive(dt_s, "dt_s") < 1.0 or np.ptp(q_ref, axis=0).max() < SWAY_RAD / 4:
         raise ControlError("the arm moved too little to identify anything; record a second or more of a moving arm.")
     all_s: F64 = np.arange(float(len(q))) * dt_s
     t_s = np.arange(_MARGIN_S, all_s[-1] - _MARGIN_S, 1.0 / _FIT_HZ)
