@@ -60,7 +60,8 @@ class HaloConv(nn.Module):
 
     def __init__(self, inner: CausalConv3d, halo: HaloExchange):
         super().__init__()
-        in_time, in_height, _ = inner.padding
+        padding: Any = inner.padding
+        in_time, in_height, _ = padding
         inner.padding = (in_time, in_height, 0)
         self.inner = inner
         self._halo = halo

@@ -8,6 +8,7 @@ Pixels are [B, 3, F, H, W] in [-1, 1], F being 1 or 4 n + 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,8 +120,8 @@ class FlatConv(nn.Module):
     def __init__(self, conv: nn.Conv3d):
         super().__init__()
         self.conv = conv
-        width, _, height, _, frames, _ = conv._padding  # pyright: ignore  (in diffusers: twice each, all frames before)
-        self._padding: tuple[int, int, int] = (frames // 2, height, width)
+        padding: Any = conv._padding  # in diffusers: width and height twice each, and all frames before
+        self._padding = (padding[4] // 2, padding[2], padding[0])
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
         return causal_convolution(x, cache_x, self.conv.weight, self.conv.bias, self.conv.stride, self._padding)
