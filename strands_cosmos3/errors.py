@@ -15,7 +15,8 @@
     │   └── WireFormatError                      invalid message of the policy protocol, or a value that cannot be sent
     ├── ConfigError (ValueError)                 options that contradict each other or are not available
     ├── ControlError (RuntimeError)              the arm cannot, or must not, execute the motion
-    │   └── ActuatorGuardError                   non-finite or out-of-range control value, stopped before `ctrl`
+    │   ├── ActuatorGuardError                   non-finite or out-of-range control value, stopped before `ctrl`
+    │   └── MotionBoundsError                    a chunk with too many rows, or that would take too long
     ├── BackendError (RuntimeError)              inference failed or returned something unusable
     │   ├── RanksError                           a group of ranks failed; all of its processes were ended
     │   │   ├── RankLostError (ConnectionError)  a rank's process ended
@@ -117,6 +118,10 @@ class ControlError(Cosmos3Error, RuntimeError):
 
 class ActuatorGuardError(ControlError):
     """A non-finite or out-of-range control value, stopped before anything was written."""
+
+
+class MotionBoundsError(ControlError):
+    """A chunk with too many rows, or whose motion would take too long."""
 
 
 class BackendError(Cosmos3Error, RuntimeError):

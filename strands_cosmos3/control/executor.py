@@ -1,26 +1,32 @@
 """The executor: joint trajectories in, one reference per physics step out.
 
-It owns the reference, not the arm. It plans a trajectory from the present reference and velocity, samples it on the physics
-clock and appends a stop: without a fresh trajectory in time, the arm brakes within its limits and holds. Every reference
-that it hands out is finite and within the joints' limits.
+It owns the reference, not the arm. It plans a trajectory from the present reference, samples it on the physics clock and
+appends a stop: without a fresh trajectory in time, the arm brakes within its limits and holds. Every reference that it hands
+out is finite and within the limits of the joints and of the hand.
+
+Planning (:meth:`Takeover.prepare`) reads nothing that changes, so that it can run on another thread; :meth:`Executor.take_up`
+switches to the result.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
-from strands_cosmos3.control.trajectory import JointState, PlannedMotion, StopProfile, plan_motion, plan_stop
-from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
+from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion
+from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
+from strands_cosmos3.robots.panda import HandLimits, JointLimits
 from strands_cosmos3.types import JointTrajectory
 
-_LIMIT_SLACK_RAD = 2e-6
-_RATE_SLACK = 1.005
+_LIMIT_SLACK_RAD = 1e-6
+_RATE_SLACK = 1.001
+_ROUNDING_RAD = 1e-14
 
 
 class ExecutorState(StrEnum):
@@ -60,30 +66,128 @@ class ReferenceBlock:
         return ReferenceBlock(q, qd, qdd, self.gripper[index], np.where(over, np.nan, self.nominal_s[index]))
 
 
+@dataclass(frozen=True, eq=False)
+class PreparedMotion:
+    """A planned motion on the physics clock, and the reference that it continues: step ``step`` of the plan ``of``.
+
+    Steps ``n_head`` to ``n_motion`` of ``block`` follow the rows, which are reached at the steps ``knot_step``; a stop comes
+    before (if the rows could only be followed from rest) and after.
+    """
+
+    of: ReferenceBlock
+    step: int
+    block: ReferenceBlock
+    n_head: int
+    n_motion: int
+    knot_step: NDArray[np.int_]
+    motion: PlannedMotion
+
+
+@dataclass(frozen=True, eq=False)
+class Takeover:
+    """A reference in the near future, from which a trajectory can be planned on any thread.
+
+    Args:
+        plan, step: The plan that is being followed, and the step at which the next one is to begin.
+        n_head, n_motion: Steps between which it follows rows; at the others it brakes or rests.
+        motion_s: Time on the motion's clock at that step.
+        gripper: Open fraction at that step.
+    """
+
+    limits: JointLimits
+    dt_s: float
+    plan: ReferenceBlock
+    step: int
+    n_head: int
+    n_motion: int
+    motion_s: float
+    gripper: float
+
+    @property
+    def reference(self) -> JointState:
+        """The reference at that step."""
+        now = self.plan.rows(self.step, self.step + 1)
+        return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
+
+    def prepare(self, trajectory: JointTrajectory) -> PreparedMotion:
+        """Plan a trajectory from this reference.
+
+        Raises:
+            InputError: It is not a :class:`JointTrajectory`.
+            MotionBoundsError: It has too many rows, or would take too long.
+            ControlError: It cannot be followed within the limits, even from rest.
+        """
+        trajectory = instance_of(trajectory, JointTrajectory, "trajectory")
+        self._require_in_range(trajectory.q_rad)
+        head = None
+        try:
+            motion = plan_motion(self.reference, trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
+        except MotionBoundsError:
+            raise
+        except ControlError:
+            head = self.braking()
+            motion = plan_motion(JointState.at_rest(head.q_rad[-1]), trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
+        return self._on_the_clock(motion, trajectory.gripper, head)
+
+    def braking(self) -> ReferenceBlock:
+        """Return the stop from this reference, which is row 0. A plan that brakes already goes on."""
+        if self.n_head <= self.step < self.n_motion:
+            return _braking(plan_stop(self.reference, self.limits), self.gripper, self.dt_s)
+        last = len(self.plan) - 1 if self.step >= self.n_motion else self.n_head
+        block = self.plan.rows(min(self.step, last), last + 1)
+        return replace(block, gripper=np.full(len(block), self.gripper), nominal_s=np.full(len(block), np.nan))
+
+    def _require_in_range(self, q: F64) -> None:
+        limits = self.limits
+        if q.shape[1] != len(limits.velocity):
+            raise ControlError(f"the trajectory has {q.shape[1]} joints, but the arm has {len(limits.velocity)}.")
+        if (outside := np.argwhere((q < limits.q_min) | (q > limits.q_max))).size:
+            row, joint = (int(i) for i in outside[0])
+            raise ControlError(
+                f"row {row} commands joint {joint} to {q[row, joint]:.4f} rad, outside its range "
+                f"[{limits.q_min[joint]:.4f}, {limits.q_max[joint]:.4f}]; nothing was changed."
+            )
+
+    def _on_the_clock(self, motion: PlannedMotion, gripper: F64 | None, head: ReferenceBlock | None) -> PreparedMotion:
+        """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is this reference."""
+        spline, dt_s = motion.spline, self.dt_s
+        n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
+        gripper_rows = np.full(n_rows, self.gripper) if gripper is None else gripper[-n_rows:]
+        n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
+        at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
+        q, qd, qdd = spline.sample(at_s)
+        segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
+        stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
+        into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
+        tail = _braking(stop, float(gripper_rows[-1]), dt_s, into_s)
+        q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
+        body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
+        n_head = 0 if head is None else len(head) - 1
+        block = _joined([*(() if head is None else (head,)), body, tail])
+        knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
+        return PreparedMotion(self.plan, self.step, block, n_head, n_head + n_motion, knot_step, motion)
+
+
 class Executor:
     """Turns joint trajectories into references on the physics clock.
 
     Args:
-        limits, dt_s: Limits of the joints, and the physics step.
+        limits, dt_s: Limits of the joints and of the hand, and the physics step.
         q_rad, gripper: Initial reference [n], at rest, and open fraction.
 
     Attributes:
         state: State of the reference.
         counters: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could only be followed after a
-            stop), ``limited_by_joint_end`` (chunks whose acceleration jumps between rows that lie at a joint's end),
-            ``stops``, ``faults``.
+            stop), ``limited_by_joint_end`` (chunks whose rows lie so near a joint's end that no spline through them would
+            stay inside its range), ``stops``, ``faults``.
     """
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float = 1.0):
         self.limits = instance_of(limits, JointLimits, "limits")
         self.dt_s = positive(dt_s, "dt_s")
         q = finite_array(q_rad, "q_rad", (len(limits.velocity),))
-        if (q < limits.q_min).any() or (q > limits.q_max).any():
-            joint = int(np.argmax((q < limits.q_min) | (q > limits.q_max)))
-            raise InputError(
-                f"q_rad[{joint}] = {q[joint]:.4f} rad lies outside the joint's range "
-                f"[{limits.q_min[joint]:.4f}, {limits.q_max[joint]:.4f}]; start the arm inside it."
-            )
+        if (outside := limits.outside(q)) is not None:
+            raise InputError(f"the arm cannot start here: {outside}. Move it inside first.")
         self.state = ExecutorState.IDLE
         self.counters: Counter[str] = Counter()
         self._gripper = float(finite_array(gripper, "gripper", ()))
@@ -93,29 +197,20 @@ class Executor:
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
         still = ReferenceBlock(q[None].copy(), zeros, zeros, np.array([self._gripper]), np.array([np.nan]))
-        self._plan, self._n_motion, self._cursor = still, 0, 0
-        self._before = 0, self._gripper  # at the start of the steps handed out last
+        self._plan, self._n_head, self._n_motion, self._cursor = still, 0, 0, 0
+        self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
+        self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
 
-    def _follow(self, plan: ReferenceBlock, n_motion: int = 0) -> None:
+    def _follow(self, plan: ReferenceBlock, n_head: int = 0, n_motion: int = 0) -> None:
         """Switch to a new plan, whose row 0 is the present reference."""
         self._motion_from_s += self._nominal_now_s()
-        plan.q_rad[:] = self._without_rounding(plan.q_rad)
-        self._plan, self._n_motion, self._cursor = plan, n_motion, 0
-        self._before = 0, self._gripper
-
-    def _without_rounding(self, q_rad: F64) -> F64:
-        """Angles with rounding errors at the joints' ends removed; larger excesses are left to the guard.
-
-        A stop planned to end at a joint's end may overshoot it by a micro-radian; no motion from there is within the limits.
-        """
-        inside = np.clip(q_rad, self.limits.q_min, self.limits.q_max)
-        return np.where(np.abs(q_rad - inside) <= _LIMIT_SLACK_RAD, inside, q_rad)
+        self._plan, self._n_head, self._n_motion, self._cursor = plan, n_head, n_motion, 0
+        self._before = 0, self._gripper, self._history
 
     @property
     def reference(self) -> JointState:
         """Reference at the last step handed out."""
-        now = self._plan.rows(self._cursor, self._cursor + 1)
-        return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
+        return self.takeover().reference
 
     @property
     def rows_begun(self) -> int:
@@ -132,8 +227,8 @@ class Executor:
         """Time on the motion's clock, which slows down while time is stretched and stops while the arm holds."""
         return self._motion_from_s + self._nominal_now_s()
 
-    def _nominal_now_s(self) -> float:
-        nominal_s = self._plan.nominal_s[: self._cursor + 1]
+    def _nominal_now_s(self, steps: int = 0) -> float:
+        nominal_s = self._plan.nominal_s[: self._cursor + steps + 1]
         moving = nominal_s[np.isfinite(nominal_s)]
         return float(moving[-1]) if len(moving) else 0.0
 
@@ -141,51 +236,53 @@ class Executor:
         """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0 if it has already."""
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
-    def accept(self, trajectory: JointTrajectory) -> PlannedMotion:
-        """Follow a trajectory from the next step on, in place of the present motion, which continues after an error.
+    def takeover(self, steps: int = 0) -> Takeover:
+        """Return the reference ``steps`` from now, if nothing else is taken up before, to plan from."""
+        step, plan = self._cursor + steps, self._plan
+        motion_s = self._motion_from_s + self._nominal_now_s(steps)
+        gripper = float(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
+        return Takeover(self.limits, self.dt_s, plan, step, self._n_head, self._n_motion, motion_s, gripper)
+
+    def steps_until(self, prepared: PreparedMotion) -> int:
+        """Physics steps until the reference that a prepared motion continues; negative once that has passed."""
+        rests = len(self._plan) - 1
+        return min(prepared.step, rests) - min(self._cursor, rests) if prepared.of is self._plan else -1
+
+    def take_up(self, prepared: PreparedMotion) -> PlannedMotion:
+        """Follow a prepared motion from the next step on, in place of the present one, which continues after an error.
 
         Raises:
-            InputError: It is not a :class:`JointTrajectory`.
-            ControlError: The executor is in FAULT, or the trajectory cannot be followed within the limits even from rest.
+            ControlError: The executor is in FAULT, or the motion does not continue the present reference.
         """
-        if self.state is ExecutorState.FAULT:
-            raise ControlError("the executor is in FAULT; reset the robot before it moves again.")
-        trajectory = instance_of(trajectory, JointTrajectory, "trajectory")
-        q, t_s = trajectory.q_rad, trajectory.t_s
-        self._require_in_range(q)
-        start, lead = self.reference, None
-        try:
-            motion = plan_motion(start, q, t_s, self.limits, self.dt_s)
-        except ControlError:
-            lead = plan_stop(start, self.limits)
-            rest = JointState.at_rest(self._without_rounding(lead.sample(np.array([lead.end_s]))[0][0]))
-            motion = plan_motion(rest, q, t_s, self.limits, self.dt_s)
-            self.counters["restarts"] += 1
-        n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
-        gripper = np.full(n_rows, self._gripper) if trajectory.gripper is None else trajectory.gripper[-n_rows:]
-        self._lay_out(motion, gripper, lead)
+        self._require_no_fault()
+        if self.steps_until(prepared) != 0:
+            raise ControlError("the motion was planned from another reference than the present one; plan it again.")
+        self._follow(prepared.block, prepared.n_head, prepared.n_motion)
+        self._knot_step = prepared.knot_step
         self.state = ExecutorState.RUNNING
         self.counters["chunks"] += 1
-        self.counters["limited_by_joint_end"] += not motion.smooth
-        return motion
+        self.counters["restarts"] += prepared.n_head > 0
+        self.counters["limited_by_joint_end"] += not prepared.motion.smooth
+        return prepared.motion
 
-    def _require_in_range(self, q: F64) -> None:
-        limits = self.limits
-        if q.shape[1] != len(limits.velocity):
-            raise ControlError(f"the trajectory has {q.shape[1]} joints, but the arm has {len(limits.velocity)}.")
-        if (outside := np.argwhere((q < limits.q_min) | (q > limits.q_max))).size:
-            row, joint = (int(i) for i in outside[0])
-            raise ControlError(
-                f"row {row} commands joint {joint} to {q[row, joint]:.4f} rad, outside its range "
-                f"[{limits.q_min[joint]:.4f}, {limits.q_max[joint]:.4f}]; nothing was changed."
-            )
+    def accept(self, trajectory: JointTrajectory) -> PlannedMotion:
+        """Plan a trajectory here and now, and follow it; errors as :meth:`Takeover.prepare` and :meth:`take_up`."""
+        self._require_no_fault()
+        return self.take_up(self.takeover().prepare(trajectory))
+
+    def _require_no_fault(self) -> None:
+        if self.state is ExecutorState.FAULT:
+            raise ControlError("the executor is in FAULT; reset the robot before it moves again.")
 
     def stop(self) -> None:
         """Brake within the limits and stay at rest. The gripper keeps its last command; a FAULT remains one."""
-        self._follow(_braking(plan_stop(self.reference, self.limits), self._gripper, self.dt_s))
-        self._knot_step = np.zeros(1, dtype=int)
+        self._brake(self.takeover().braking())
         if self.state is not ExecutorState.FAULT:
             self.state = ExecutorState.STOPPING
+
+    def _brake(self, block: ReferenceBlock) -> None:
+        self._follow(block)
+        self._knot_step = np.zeros(1, dtype=int)
         self.counters["stops"] += 1
 
     def fault(self, followed: bool = True) -> None:
@@ -194,8 +291,8 @@ class Executor:
         If the arm has not ``followed`` the steps handed out last, braking begins at the reference before them.
         """
         if not followed:
-            self._cursor, self._gripper = self._before
-        self.stop()
+            self._cursor, self._gripper, self._history = self._before
+        self._brake(_braking(plan_stop(self.reference, self.limits), self._gripper, self.dt_s))
         self.state = ExecutorState.FAULT
         self.counters["faults"] += 1
 
@@ -213,7 +310,8 @@ class Executor:
         except ActuatorGuardError:
             self.fault()
             raise
-        self._before = self._cursor, self._gripper
+        self._before = self._cursor, self._gripper, self._history
+        self._history = np.concatenate((self._history, block.q_rad))[-3:]
         self._cursor += n_steps
         self._gripper = float(block.gripper[-1])
         if self.state is ExecutorState.RUNNING and self._cursor > self._n_motion:
@@ -224,38 +322,45 @@ class Executor:
         return block
 
     def _guard(self, block: ReferenceBlock) -> None:
-        limits = self.limits
-        good = (
-            (block.q_rad >= limits.q_min - _LIMIT_SLACK_RAD).all()
-            and (block.q_rad <= limits.q_max + _LIMIT_SLACK_RAD).all()
-            and (np.abs(block.qd_rad_s) <= limits.velocity * _RATE_SLACK).all()
-            and (np.abs(block.qdd_rad_s2) <= limits.acceleration * _RATE_SLACK).all()
-            and ((block.gripper >= 0) & (block.gripper <= 1)).all()
-        )  # every comparison is false for NaN
-        if not good:
+        """Check references against every limit, by differences of the angles too: the rates need not be their derivatives."""
+        limits, slack, dt_s = self.limits, _RATE_SLACK, self.dt_s
+        path = np.concatenate((self._history, block.q_rad))
+        speed = path[1:] - path[:-1]
+        change = speed[1:] - speed[:-1]
+        jolt = change[1:] - change[:-1]
+        exceeded = [
+            name
+            for name, good in (
+                ("angle", (path[3:] >= limits.q_min - _LIMIT_SLACK_RAD) & (path[3:] <= limits.q_max + _LIMIT_SLACK_RAD)),
+                ("velocity", np.abs(block.qd_rad_s) <= limits.velocity * slack),
+                ("velocity", np.abs(speed[2:]) <= limits.velocity * (slack * dt_s) + _ROUNDING_RAD),
+                ("acceleration", np.abs(block.qdd_rad_s2) <= limits.acceleration * slack),
+                ("acceleration", np.abs(change[1:]) <= limits.acceleration * (slack * dt_s**2) + _ROUNDING_RAD),
+                ("jerk", np.abs(jolt) <= limits.jerk * (slack * dt_s**3) + _ROUNDING_RAD),
+                ("gripper", (block.gripper >= 0) & (block.gripper <= 1)),
+            )
+            if not good.all()  # every comparison is false for NaN
+        ]
+        if not exceeded and limits.hand is not None and self.state is not ExecutorState.FAULT:
+            exceeded = self._hand_exceeds(limits.hand, path, np.abs(speed[1:]), np.abs(change[1:]))
+        if exceeded:
             raise ActuatorGuardError(
-                f"the reference exceeds its limits or is not finite (q {block.q_rad[0]}, qd {block.qd_rad_s[0]}); it was "
-                "withheld, and the arm brakes from the last good reference."
+                f"the reference exceeds its limit of {', '.join(dict.fromkeys(exceeded))}, or is not finite (q "
+                f"{block.q_rad[0]}, qd {block.qd_rad_s[0]}); it was withheld, and the arm brakes from the last good reference."
             )
 
-    def _lay_out(self, motion: PlannedMotion, gripper_rows: F64, lead: StopProfile | None) -> None:
-        """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is the present reference."""
-        spline, dt_s = motion.spline, self.dt_s
-        n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
-        at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
-        q, qd, qdd = spline.sample(at_s)
-        if lead is None:
-            qdd[0] = self.reference.qdd_rad_s2  # the new motion has not begun, and may still be replaced
-        segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
-        stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
-        into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
-        tail = _braking(stop, float(gripper_rows[-1]), dt_s, into_s)
-        q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
-        body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
-        head = [] if lead is None else [_braking(lead, self._gripper, dt_s)]
-        n_head = len(head[0]) - 1 if head else 0
-        self._knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
-        self._follow(_joined([*head, body, tail]), n_head + n_motion)
+    def _hand_exceeds(self, hand: HandLimits, path: F64, speed: F64, change: F64) -> list[str]:
+        """The hand's limits that the angles exceed; its pose is computed only if the joints could move it so fast."""
+        most_v, most_a = hand.velocity * _RATE_SLACK * self.dt_s, hand.acceleration * _RATE_SLACK * self.dt_s**2
+        reach_m = hand.chain.reach_m
+        bound = float((speed @ reach_m).max())
+        if bound <= most_v and float((change @ reach_m).max() + 4 * speed.sum(axis=1).max() * bound) <= most_a:
+            return []
+        step_m = np.diff(hand.chain.position(path[1:]), axis=0)
+        within_v = np.linalg.norm(step_m[1:], axis=1) <= most_v
+        within_a = np.linalg.norm(np.diff(step_m, axis=0), axis=1) <= most_a
+        named = ("the hand's velocity", within_v), ("the hand's acceleration", within_a)
+        return [name for name, within in named if not within.all()]
 
 
 def _braking(profile: StopProfile, gripper: float, dt_s: float, into_s: float = 0.0) -> ReferenceBlock:

@@ -23,8 +23,9 @@ from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
-from strands_cosmos3.errors import ConfigError, FrameError, InputError, UnknownNameError
-from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
+from strands_cosmos3.errors import FrameError, InputError, UnknownNameError
+from strands_cosmos3.robots.limits import is_franka, limits_of
+from strands_cosmos3.robots.panda import HOME_Q, JointLimits
 
 Method = Literal["auto", "mink"]
 METHODS = ("auto", "mink")
@@ -105,7 +106,8 @@ class MinkIKBridge:
     Args:
         model: A model with limited hinge or slide joints from its base to the frame. The base must be at the world's origin.
         ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or ``"geom"``.
-        limits: Limits of the chain's joints; None is the Franka (FER) table where the joints are joint1..joint7.
+        limits: Rates and ranges of the chain's joints, or the name of a table; see :func:`robots.limits.limits_of`. The
+            ranges never exceed the model's.
         posture_rad: [n] angles to which each row draws the redundant joints, without an effect on the pose, so that they do
             not wander off over closed loops; it may be set anew. None is the model's keyframe ``home``, the Franka's home, or
             the middle of the range.
@@ -120,7 +122,7 @@ class MinkIKBridge:
 
     Raises:
         FrameError: The model has no such frame, or no joint moves it.
-        ConfigError: No limits are known for this model's joints.
+        ConfigError, UnknownNameError: The limits do not fit the model's joints, or there is no such table.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class MinkIKBridge:
         model: mujoco.MjModel,
         ee_frame_name: str = "hand",
         ee_frame_type: str = "body",
-        limits: JointLimits | None = None,
+        limits: JointLimits | str | None = None,
         method: Method = "auto",
         avoid_collisions: Sequence[tuple[Sequence[str | int], Sequence[str | int]]] = (),
         min_distance_m: float = 0.01,
@@ -144,7 +146,7 @@ class MinkIKBridge:
             raise FrameError(f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm.")
         self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
         dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
-        self.limits = self._resolve_limits(limits)
+        self.limits = limits_of(model, self._joints, limits)
         self.posture_rad = (
             self._home() if posture_rad is None else finite_array(posture_rad, "posture_rad", (len(self._joints),))
         )
@@ -168,7 +170,7 @@ class MinkIKBridge:
         key = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_KEY, "home")
         if key >= 0:
             return self.model.key_qpos[key, self.q_address].copy()
-        return HOME_Q if self.joint_names == ARM_JOINTS else (self.limits.q_min + self.limits.q_max) / 2
+        return HOME_Q if is_franka(self.model, self._joints) else (self.limits.q_min + self.limits.q_max) / 2
 
     def _self_motion(self, angles_rad: F64) -> F64:
         """Return the step [n] towards the posture, of which a row makes the part in the null space."""
@@ -182,16 +184,6 @@ class MinkIKBridge:
             return self._frame_id
         owner = self.model.site_bodyid if self.ee_frame_type == "site" else self.model.geom_bodyid
         return int(owner[self._frame_id])
-
-    def _resolve_limits(self, limits: JointLimits | None) -> JointLimits:
-        if limits is None and self.joint_names != ARM_JOINTS:
-            raise ConfigError(
-                f"no velocity limits are known for joints {', '.join(self.joint_names)}; pass limits=JointLimits(...)."
-            )
-        limits = FER if limits is None else instance_of(limits, JointLimits, "limits")
-        if len(limits.velocity) != len(self._joints):
-            raise ConfigError(f"limits has {len(limits.velocity)} joints, but the chain has {len(self._joints)}.")
-        return limits
 
     def ee_pose(self, qpos: F64) -> F64:
         """Forward kinematics: [nq] -> [4, 4], ``T_world_ee``; errors as :meth:`configuration`."""

@@ -1,8 +1,9 @@
 """The control loop: runs inference while the arm moves, for a simulated arm or a real one.
 
 Each tick hands the arm the references of one control period, while a worker thread infers the next chunk. On arrival its
-elapsed rows are dropped and the rest is blended into the motion (``chunk_blending.py``). If no fresh chunk arrives in time,
-the executor brakes and holds, and motion resumes from an observation taken after that.
+elapsed rows are dropped, the rest is blended into the motion (``chunk_blending.py``) and planned, on that thread as well: on
+a simulated clock the tick waits for it; in real time it is planned from a reference a little ahead. If no fresh chunk
+arrives in time, the executor brakes and holds, and motion resumes from an observation taken after that.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import blend_chunk
-from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
+from strands_cosmos3.control.executor import Executor, ExecutorState, PreparedMotion, ReferenceBlock, Takeover
 from strands_cosmos3.control.prefetch import Worker
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error, InputError
 from strands_cosmos3.types import JointTrajectory, Observation
 
+_T = TypeVar("_T")
 _COUNTERS = (
     *("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences"),
     "anchored_on_measurement",
@@ -217,6 +219,14 @@ class PendingInference:
         return self.result.done() if self.latency_s is None else now_s >= self.requested_s + self.latency_s - 1e-9
 
 
+@dataclass(frozen=True, eq=False)
+class PendingPlan:
+    """The planning of a chunk under way: the reference it starts from, and the remaining rows and their motion, if any."""
+
+    takeover: Takeover
+    result: Future[tuple[JointTrajectory, PreparedMotion] | None]
+
+
 class ControlLoop:
     """Drives an arm tick by tick.
 
@@ -262,6 +272,8 @@ class ControlLoop:
         self._on_accepted, self._interrupted = on_accepted, interrupted
         self._worker = Worker()
         self._pending: PendingInference | None = None
+        self._planning: PendingPlan | None = None
+        self._ticks_ahead = 1  # in real time, the reference that a chunk is planned from
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self._rows_passed = 0  # rows of the present chunk that had passed when it was accepted
         self._rows_merged = 0  # 1 if the first of the remaining rows was due at once
@@ -327,7 +339,7 @@ class ControlLoop:
 
         ``cancel`` (e.g. a policy's) asks it to end, repeatedly, because the inference may only just be starting.
         """
-        self._pending = None
+        self._pending = self._planning = None
         self.counters["abandoned_inferences"] += not self._worker.close(timeout_s, cancel)
 
     @property
@@ -390,53 +402,84 @@ class ControlLoop:
         return PrefixSpan(self._rows_passed + self._rows_merged + first - now, rows + now)
 
     def _receive(self, now_s: float) -> None:
-        """Accept the chunk that has arrived, if any; one that cannot be used is counted."""
-        pending = self._pending
+        """Take up the chunk that has arrived, if any, as soon as it is planned; one that cannot be used is counted."""
+        pending, counter = self._pending, "failed"
         if pending is None or not pending.arrived(now_s):
             return
-        while not wait((pending.result,), _INTERRUPT_POLL_S).done:
-            if self._interrupted():
-                raise KeyboardInterrupt
-        self._pending = None
+        latency_s = now_s - pending.requested_s if pending.latency_s is None else pending.latency_s
         try:
-            plan, wall_s = pending.result.result()
+            plan, wall_s = self._result_of(pending.result)
+            counter = "rejected"
+            taken_up = self._pauses == pending.pauses and self._take_up(plan, pending, wall_s * 1e3)
         except Cosmos3Error as error:
-            self._failed(error, now_s, "failed")
+            self._pending = self._planning = None
+            if counter == "rejected":
+                self._latencies.append(latency_s)
+            self._failed(error, now_s, counter)
             return
-        self._latencies.append(now_s - pending.requested_s if pending.latency_s is None else pending.latency_s)
-        try:
-            accepted = self._pauses == pending.pauses and self._accept(plan, pending, wall_s * 1e3)
-        except Cosmos3Error as error:
-            self._failed(error, now_s, "rejected")
+        if taken_up is None:
             return
-        if accepted:
+        self._pending = self._planning = None
+        self._latencies.append(latency_s)
+        if taken_up:
             self._failures, self.error, self._not_before_s = 0, None, -float("inf")
         else:
             self.counters["expired"] += 1
 
-    def _accept(self, plan: JointTrajectory, pending: PendingInference, wall_ms: float) -> bool:
-        """Hand a chunk to the executor; False if all its rows have passed."""
-        executor = self.executor
-        plan = instance_of(plan, JointTrajectory, "plan")
-        elapsed_s = executor.motion_s - pending.motion_s
-        rest = blend_chunk(plan, pending.q_departure_rad, elapsed_s, executor.reference, executor.limits, self.config.blend_s)
-        if rest is None:
+    def _result_of(self, result: Future[_T]) -> _T:
+        while not wait((result,), _INTERRUPT_POLL_S).done:
+            if self._interrupted():
+                raise KeyboardInterrupt
+        if result.exception() is not None:
+            self._pending = self._planning = None  # whatever it is, it is raised once
+        return result.result()
+
+    def _take_up(self, plan: JointTrajectory, pending: PendingInference, wall_ms: float) -> bool | None:
+        """Hand a chunk to the executor; None while it is being planned, False if all its rows have passed."""
+        executor, in_real_time = self.executor, pending.latency_s is None
+        if self._planning is None:
+            self._planning = self._plan_ahead(plan, pending, self._ticks_ahead if in_real_time else 0)
+        if in_real_time and not self._planning.result.done():
+            return None
+        takeover, prepared = self._planning.takeover, self._result_of(self._planning.result)
+        if prepared is None:
             return False
-        begun, motion_from_s = executor.rows_begun, executor.motion_s
-        motion = executor.accept(rest)
+        rest, motion = prepared
+        if (steps := executor.steps_until(motion)) != 0:
+            if steps < 0:  # planning took longer than expected
+                self._ticks_ahead += 1
+                self._planning = self._plan_ahead(plan, pending, self._ticks_ahead)
+            return None
+        begun = executor.rows_begun
+        executor.take_up(motion)
+        self._follow_rows(plan, rest, motion.motion)
         if plan.collision.outcome is not CollisionOutcome.CLEAR:
             self.counters[f"collision_{plan.collision.outcome}"] += 1
+        if self._on_accepted is not None:
+            latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3
+            since_s = takeover.motion_s - pending.motion_s
+            timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms
+            anchor = None if plan.poses is None else plan.poses.T_base_anchor
+            self._on_accepted(AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchor), begun)
+        return True
+
+    def _plan_ahead(self, plan: JointTrajectory, pending: PendingInference, ticks: int) -> PendingPlan:
+        """Plan a chunk on the worker's thread, from the reference some ticks ahead."""
+        takeover, blend_s = self.executor.takeover(ticks * self.substeps), self.config.blend_s
+
+        def prepare() -> tuple[JointTrajectory, PreparedMotion] | None:
+            chunk, since_s = instance_of(plan, JointTrajectory, "plan"), takeover.motion_s - pending.motion_s
+            rest = blend_chunk(chunk, pending.q_departure_rad, since_s, takeover.reference, takeover.limits, blend_s)
+            return None if rest is None else (rest, takeover.prepare(rest))
+
+        return PendingPlan(takeover, self._worker.submit(prepare))
+
+    def _follow_rows(self, plan: JointTrajectory, rest: JointTrajectory, motion: PlannedMotion) -> None:
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
         self._n_rows = len(motion.nominal_s) - 1
         self._rows_merged = len(rest.t_s) - self._n_rows
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
-        if self._on_accepted is not None:
-            latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3
-            timing = motion_from_s, elapsed_s, self._rows_passed, latency_ms, wall_ms
-            anchor = None if plan.poses is None else plan.poses.T_base_anchor
-            self._on_accepted(AcceptedChunk(rest, motion, *timing, pending.q_reference_rad, anchor), begun)
-        return True
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:
         """Count a failure and pause before the next request; before the first motion, raise it."""

@@ -1,11 +1,12 @@
 """Plan a smooth joint motion within the arm's limits through the rows of a chunk.
 
-The motion is a cubic Hermite spline through every row, from the velocity of the present reference, with continuous
-acceleration. If it would overshoot a joint's end, a monotone spline takes its place, whose acceleration jumps at knots, or,
-as a last resort, one that halts at every row. Where the rows exceed a velocity, acceleration or jerk limit, or reach a
-speed that could not be braked before a joint's end, time is stretched: the path stays the same, the clock slows down.
+The motion passes every row, begins in the state of the present reference, and consists of pieces of constant jerk, so that
+the acceleration is continuous, across chunks as well. Its velocities at the rows are those of a cubic spline. If that would
+overshoot a joint's end, a monotone spline takes its place or, as a last resort, straight lines that halt at every row. Where
+the rows exceed a limit of the joints or of the hand, or reach a state from which the arm could not be stopped within them,
+time is stretched: the path stays nearly the same, the clock slows down.
 
-Legend: K knots, n joints, S samples in a segment, M sampled times.
+Legend: K knots (the start, then the rows), n joints, p pieces of a segment, M sampled times.
 """
 
 from __future__ import annotations
@@ -19,24 +20,50 @@ from scipy.interpolate import PchipInterpolator  # pyright: ignore[reportMissing
 from scipy.linalg import solve_banded  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.errors import ControlError
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.control.stops import (
+    RANGE_TOLERANCE_RAD,
+    JointState,
+    StopProfile,
+    braking_position,
+    braking_range,
+    constant_jerk,
+    fastest,
+    plan_stop,
+    stop_strain,
+)
+from strands_cosmos3.errors import ControlError, MotionBoundsError
+from strands_cosmos3.robots.panda import HandLimits, JointLimits
 
-_SAMPLES = 8
-_SLOWEST = 20.0
+__all__ = ["JointSpline", "JointState", "PlannedMotion", "StopProfile", "braking_position", "plan_motion", "plan_stop"]
+
+MAX_ROWS = 1000
+MAX_DURATION_S = 60.0
+MAX_STRETCH_S = 40.0
+START_TOLERANCE_RAD = 0.01  # a measured start may lie a little outside the range that targets keep
+_SLOWEST = 2.0  # times as long as straight lines with halts; these are better then
 _MAX_PASSES = 60
-_TOLERANCE = 1.001
+_TOLERANCE = 1.0002  # of a joint's limit
 _RAMP = 1.5
 _OVERSHOOT = 1.01  # each pass stretches slightly more than needed, so that the passes end
+_HAND_SHARE = 0.997  # of the hand's limits that a plan may use: it is checked at times _SAMPLE_S apart
+_STOP_SHARE = 0.97  # of them that a stop may use
+_SAMPLE_S = 0.005
+_SAMPLES = 32  # of a piece
+_STOP_EVERY = 3  # samples
 
 
 @dataclass(frozen=True, eq=False)
 class JointSpline:
-    """A cubic Hermite motion through angles and velocities [K, n] at increasing times [K]."""
+    """A motion through angles and velocities [K, n] at increasing times [K], in pieces of constant jerk.
+
+    The P pieces begin at ``piece_s`` [P] in the states ``pieces`` (angles, velocities, accelerations, jerks), each [P, n].
+    """
 
     t_s: F64
     q_rad: F64
     qd_rad_s: F64
+    piece_s: F64
+    pieces: tuple[F64, F64, F64, F64]
 
     @property
     def end_s(self) -> float:
@@ -46,23 +73,9 @@ class JointSpline:
     def sample(self, at_s: F64) -> tuple[F64, F64, F64]:
         """Return angles, velocities and accelerations [M, n] at times [M], clipped to the knots' span."""
         at_s = np.clip(at_s, self.t_s[0], self.t_s[-1])
-        k = np.clip(np.searchsorted(self.t_s, at_s, side="right") - 1, 0, len(self.t_s) - 2)
-        h = self.t_s[k + 1] - self.t_s[k]
-        return _hermite(
-            self.q_rad[k], self.q_rad[k + 1], self.qd_rad_s[k], self.qd_rad_s[k + 1], h[:, None], (at_s - self.t_s[k])[:, None]
-        )
-
-
-def _hermite(q0: F64, q1: F64, v0: F64, v1: F64, h: F64, t: F64) -> tuple[F64, F64, F64]:
-    """Position, velocity, acceleration of the cubic with these end states, ``t`` seconds into a segment of ``h`` seconds."""
-    slope = (q1 - q0) / h
-    a0 = (6 * slope - 4 * v0 - 2 * v1) / h
-    jerk = (6 * (v0 + v1) - 12 * slope) / (h * h)
-    return _constant_jerk(q0, v0, a0, t, jerk)
-
-
-def _constant_jerk(q: F64, v: F64, a: F64, t: F64, jerk: F64) -> tuple[F64, F64, F64]:
-    return q + t * (v + t * (a / 2 + t * jerk / 6)), v + t * (a + t * jerk / 2), a + t * jerk
+        k = np.maximum(np.searchsorted(self.piece_s, at_s, side="right") - 1, 0)
+        q, v, a, jerk = (x[k] for x in self.pieces)
+        return constant_jerk(q, v, a, (at_s - self.piece_s[k])[:, None], jerk)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +86,7 @@ class PlannedMotion:
         spline: The motion; its first knot is the reference that it starts from.
         nominal_s: [K] times of the knots at the chunk's own rate.
         stretched: [K - 1] whether the segment to a row takes longer than at the chunk's rate.
-        smooth: Whether the acceleration is continuous between rows. It is not if rows lie so near a joint's end that a smooth
-            motion would overshoot it; it then jumps by no more than the jerk limit allows in a physics step.
+        smooth: Whether it is the smooth spline; False if rows lie so near a joint's end that this would overshoot it.
     """
 
     spline: JointSpline
@@ -83,69 +95,82 @@ class PlannedMotion:
     smooth: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class JointState:
-    """Angles [n], velocities [n] and accelerations [n] of a reference at one moment."""
-
-    q_rad: F64
-    qd_rad_s: F64
-    qdd_rad_s2: F64
-
-    @classmethod
-    def at_rest(cls, q_rad: F64) -> JointState:
-        """Return the state of rest at angles [n]."""
-        return cls(np.array(q_rad, dtype=np.float64), np.zeros(len(q_rad)), np.zeros(len(q_rad)))
-
-
 def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt_s: float) -> PlannedMotion:
     """Plan a motion from ``start``, the reference at time zero, through rows of joint angles, within limits.
 
     Args:
         q_rad, t_s: [T, n] rows and [T] increasing times; a first row at zero is merged into the start.
-        dt_s: Physics step; a jump in acceleration counts as jerk over one step.
+        dt_s: Period of the references; a stop may begin at any of them.
 
     Raises:
-        ControlError: The start is too fast for the rows, however far time is stretched. It never happens from rest.
+        MotionBoundsError: There are more than :data:`MAX_ROWS` rows, they take longer than :data:`MAX_DURATION_S`, or the
+            limits would delay the last by more than :data:`MAX_STRETCH_S`.
+        ControlError: The start lies outside the joints' range by more than :data:`START_TOLERANCE_RAD`, or is too fast for
+            the rows, however far time is stretched; the latter never happens from rest.
     """
+    if (outside := limits.outside(start.q_rad, START_TOLERANCE_RAD)) is not None:
+        raise ControlError(f"the motion cannot start here: {outside}. Move the arm inside first, e.g. to its home position.")
+    _require_bounded(start.q_rad, q_rad, t_s, limits)
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
     if len(t_s) == 0:
         q_rad, t_s = start.q_rad[None], np.array([dt_s])
     knots = np.vstack((start.q_rad, q_rad))
     nominal_s = np.concatenate(([0.0], t_s))
-    requested = np.diff(nominal_s)
-    for law in (_smooth_velocities, _monotone_velocities, _halting_velocities):
-        timed = _stretch(law, knots, requested, start, limits, dt_s)
-        if timed is not None:
-            h, velocity = timed
-            t = np.concatenate(([0.0], np.cumsum(h)))
-            smooth = law is _smooth_velocities
-            return PlannedMotion(JointSpline(t, knots, velocity), nominal_s, h > requested * 1.0001, smooth)
+    requested, allowed = np.diff(nominal_s), _Allowed.at(start, limits)
+    for law in (_smooth, _monotone, *((_straight,) if start.rests else ())):
+        spline = _stretch(law, knots, requested, start, allowed, limits, dt_s)
+        if spline is not None:
+            return PlannedMotion(spline, nominal_s, np.diff(spline.t_s) > requested * 1.0001, law is _smooth)
+    if start.rests:
+        raise _too_long(len(q_rad), float(t_s[-1]), float(_straight_s(knots, limits).sum()))
     raise ControlError(
         f"no time law within the joint limits was found for this chunk: it starts at {np.abs(start.qd_rad_s).max():.2f} rad/s "
         "and its rows cannot be met from there. Stop the arm first."
     )
 
 
-_Law = Callable[[F64, F64, F64], F64]
+def _require_bounded(q_start: F64, q_rad: F64, t_s: F64, limits: JointLimits) -> None:
+    """Raise MotionBoundsError if a motion would need too many rows or too much time, before anything is computed from it."""
+    if len(t_s) > MAX_ROWS or t_s[-1] > MAX_DURATION_S:
+        raise MotionBoundsError(
+            f"the chunk has {len(t_s)} rows in {t_s[-1]:.1f} s; at most {MAX_ROWS} rows and {MAX_DURATION_S:g} s are "
+            "accepted. Send it in shorter chunks."
+        )
+    least_s = float((np.abs(np.diff(np.vstack((q_start, q_rad)), axis=0)) / limits.velocity).max(axis=1).sum())
+    if least_s > t_s[-1] + MAX_STRETCH_S:
+        raise _too_long(len(q_rad), float(t_s[-1]), least_s)
+
+
+def _too_long(rows: int, wanted_s: float, least_s: float) -> MotionBoundsError:
+    return MotionBoundsError(
+        f"the chunk's {rows} rows are due in {wanted_s:.1f} s, but within the limits they take {least_s:.1f} s; at most "
+        f"{MAX_STRETCH_S:g} s more than asked are accepted. Send rows that lie closer together."
+    )
+
+
+_Law = Callable[[F64, F64, JointState, JointLimits], JointSpline]
 
 
 def _stretch(
-    law: _Law, knots: F64, wanted_s: F64, start: JointState, limits: JointLimits, dt_s: float
-) -> tuple[F64, F64] | None:
-    """Durations [K - 1] and knot velocities [K, n] within limits, or None if slowing down does not help."""
-    longest_s = _SLOWEST * np.maximum(wanted_s, _rest_to_rest_s(knots, limits, dt_s)).sum()
-    fastest = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # lower bound of any time law
-    h = wanted_s * _ramped(np.maximum(fastest / wanted_s, 1.0))
+    law: _Law, knots: F64, wanted_s: F64, start: JointState, allowed: _Allowed, limits: JointLimits, dt_s: float
+) -> JointSpline | None:
+    """The law's motion, slowed down until it is within limits, or None if slowing down does not help."""
+    least_s = np.maximum(wanted_s, _straight_s(knots, limits))
+    slowest = 1.0 if law is _monotone else _SLOWEST
+    longest_s = min(slowest * least_s.sum(), wanted_s.sum() + MAX_STRETCH_S)
+    fastest_s = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # lower bound of any time law
+    independent = law is _straight
+    stretch = np.maximum((least_s if independent else fastest_s) / wanted_s, 1.0)
     for _ in range(_MAX_PASSES):
-        velocity = law(knots, h, start.qd_rad_s)
-        excess = _excess(knots, velocity, h, start, limits, dt_s)
-        if excess.max() <= _TOLERANCE:
-            return h, velocity
-        stretch = h / wanted_s * np.where(excess > _TOLERANCE, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
-        h = wanted_s * _ramped(stretch)
+        h = wanted_s * (stretch if independent else _ramped(stretch))
         if h.sum() > longest_s:
             return None
+        spline = law(knots, h, start, limits)
+        excess = _excess(spline, allowed, limits, dt_s, in_range=independent)
+        if excess.max() <= 1.0:
+            return spline
+        stretch = h / wanted_s * np.where(excess > 1.0, np.minimum(excess * _OVERSHOOT, 2.0), 1.0)
     return None
 
 
@@ -158,11 +183,57 @@ def _ramped(stretch: F64) -> F64:
     return stretch
 
 
-def _rest_to_rest_s(knots: F64, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] duration of each segment as a cubic that starts and ends at rest."""
-    distance = np.abs(np.diff(knots, axis=0))
-    start_jump = np.minimum(limits.acceleration, limits.jerk * dt_s)
-    return np.maximum(1.5 * distance / limits.velocity, np.sqrt(6 * distance / start_jump)).max(axis=1)
+def _smooth(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
+    """The cubic spline through the knots; its first segment takes over the start's acceleration."""
+    velocity = _smooth_velocities(knots, h, start.qd_rad_s)
+    first, _ = _cubic_ends(knots, velocity, h)
+    return _three_pieces(knots, velocity, np.vstack((start.qdd_rad_s2, first[1:], np.zeros_like(first[:1]))), h)
+
+
+def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
+    """A motion that stays between each segment's knots, or nearly; it ends at rest (velocities: Fritsch and Butland 1984)."""
+    t = np.concatenate(([0.0], np.cumsum(h)))
+    velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
+    velocity[0], velocity[-1] = start.qd_rad_s, 0.0
+    first, last = _cubic_ends(knots, velocity, h)
+    inner = np.where(first[1:] * last[:-1] > 0, np.sign(first[1:]) * np.minimum(np.abs(first[1:]), np.abs(last[:-1])), 0.0)
+    return _three_pieces(knots, velocity, np.vstack((start.qdd_rad_s2, inner, np.zeros_like(first[:1]))), h)
+
+
+def _straight(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
+    """Straight lines between knots with rest at each: seven pieces of constant jerk, within the joints' limits."""
+    ramp, acceleration, cruise = _profile(knots, limits)
+    share = np.stack((ramp, acceleration - 2 * ramp, ramp, cruise, ramp, acceleration - 2 * ramp, ramp), axis=1)
+    share = np.where(share.sum(axis=1, keepdims=True) > 0, share, 1.0)
+    piece_s = np.maximum(share, 0.0) / share.sum(axis=1, keepdims=True) * h[:, None]  # [K - 1, 7]
+    ramp, acceleration, cruise = piece_s[:, 0], piece_s[:, :3].sum(axis=1), piece_s[:, 3]
+    unit = 1.0 / (ramp * (acceleration - ramp) * (acceleration + cruise))  # jerk that covers a distance of 1
+    jerk = (unit[:, None] * np.array([1, 0, -1, 0, -1, 0, 1]))[..., None] * np.diff(knots, axis=0)[:, None]
+    still = np.zeros_like(knots)
+    return _in_pieces(knots, still, still[:-1], h, piece_s, jerk)
+
+
+def _straight_s(knots: F64, limits: JointLimits) -> F64:
+    """[K - 1] least duration of each segment as a straight line from rest to rest."""
+    _, acceleration, cruise = _profile(knots, limits)
+    return 2 * acceleration + cruise
+
+
+def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
+    """[K - 1] durations of a jerk ramp, of an acceleration and of cruising on straight lines; zero where nothing moves."""
+    distance = np.maximum(np.abs(np.diff(knots, axis=0)), 1e-12)
+    V, A, J = ((limit / distance).min(axis=1) for limit in (limits.velocity, limits.acceleration, limits.jerk))
+    ramp = np.minimum(A / J, np.sqrt(V / J))
+    acceleration = V / (J * ramp) + ramp
+    reached = V * acceleration <= 1.0
+    short_ramp = np.minimum(A / J, np.cbrt(0.5 / J))
+    short = np.maximum(short_ramp / 2 + np.sqrt(short_ramp * short_ramp / 4 + 1.0 / (J * short_ramp)), 2 * short_ramp)
+    moves = distance.max(axis=1) > 1e-12
+    return (
+        np.where(moves, np.where(reached, ramp, short_ramp), 0.0),
+        np.where(moves, np.where(reached, acceleration, short), 0.0),
+        np.where(moves & reached, 1.0 / V - acceleration, 0.0),
+    )
 
 
 def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
@@ -182,123 +253,149 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     return np.asarray(solved, dtype=np.float64)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _monotone_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] velocities that keep each segment between its knots; zero at the end (Fritsch and Butland 1984)."""
+def _cubic_ends(knots: F64, velocity: F64, h: F64) -> tuple[F64, F64]:
+    """[K - 1, n] accelerations at the beginning and at the end of each segment's cubic."""
+    span, slope = h[:, None], np.diff(knots, axis=0) / h[:, None]
+    v0, v1 = velocity[:-1], velocity[1:]
+    return (6 * slope - 4 * v0 - 2 * v1) / span, (-6 * slope + 2 * v0 + 4 * v1) / span
+
+
+_START_BLEND = np.array([-11.0, 7.0, -2.0])[:, None] / 6
+_END_BLEND = np.array([2.0, -7.0, 11.0])[:, None] / 6
+
+
+def _three_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64) -> JointSpline:
+    """The motion with these angles, velocities and accelerations [K, n] at its knots: three equal pieces in each segment.
+
+    They are the cubic where that has these accelerations. Otherwise each difference adds jerks that take it away within the
+    segment and move neither angle nor velocity at its ends.
+    """
+    first, last = _cubic_ends(knots, velocity, h)
+    third = h / 3
+    before, after = (acceleration[:-1] - first) / third[:, None], (acceleration[1:] - last) / third[:, None]
+    jerk = ((last - first) / h[:, None])[:, None] + _START_BLEND * before[:, None] + _END_BLEND * after[:, None]
+    return _in_pieces(knots, velocity, acceleration[:-1], h, np.repeat(third[:, None], 3, axis=1), jerk)
+
+
+def _in_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64, piece_s: F64, jerk: F64) -> JointSpline:
+    """Put a motion together from durations [K - 1, p] and jerks [K - 1, p, n], and accelerations [K - 1, n] at the knots."""
+    q, v, a = np.empty_like(jerk), np.empty_like(jerk), np.empty_like(jerk)
+    state = knots[:-1], velocity[:-1], acceleration
+    for i in range(jerk.shape[1]):
+        q[:, i], v[:, i], a[:, i] = state
+        state = constant_jerk(*state, piece_s[:, i, None], jerk[:, i])
     t = np.concatenate(([0.0], np.cumsum(h)))
-    velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
-    velocity[0], velocity[-1] = v_start, 0.0
-    return velocity
-
-
-def _halting_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] rest at every knot. Segments are independent then, and any limit is met if they are slow enough."""
-    velocity = np.zeros_like(knots)
-    velocity[0] = v_start
-    return velocity
-
-
-def _excess(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits."""
-    excess = _rates(knots, velocity, h, start, limits, dt_s)  # braking is dearer, and slower motions brake sooner
-    return excess if excess.max() > _TOLERANCE else np.maximum(excess, _overrun(knots, velocity, h, limits))
-
-
-def _rates(knots: F64, velocity: F64, h: F64, start: JointState, limits: JointLimits, dt_s: float) -> F64:
-    """[K - 1] factors on time by which velocity, acceleration and jerk exceed their limits. Exact, as these are cubics."""
-    v0, v1, span = velocity[:-1], velocity[1:], h[:, None]
-    slope = np.diff(knots, axis=0) / span
-    first, last = (6 * slope - 4 * v0 - 2 * v1) / span, (-6 * slope + 2 * v0 + 4 * v1) / span  # accelerations [K - 1, n]
-    jerk = (last - first) / span
-    turns = first * last < 0  # the velocity has an extreme inside the segment
-    inside = v0 - np.divide(first * first, 2 * jerk, out=np.zeros_like(jerk), where=turns)
-    fastest = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0))
-    before = np.vstack((start.qdd_rad_s2, last[:-1]))
-    jump = np.abs(first - before) / dt_s  # within one physics step, on top of the jerk in it
-    worst = np.maximum(np.abs(jerk), np.vstack((np.zeros_like(jerk[:1]), np.abs(jerk[:-1]))))
-    strain = np.maximum(np.abs(first), np.abs(last)) / limits.acceleration
-    jolt = np.where(jump > 1e-6 / dt_s, jump + worst, 0.0) / limits.jerk
-    jolt[:-1] = np.maximum(jolt[:-1], jolt[1:])  # both segments cause the jump
-    of_second_order = np.sqrt(np.maximum(strain, jolt).max(axis=1))
-    of_third_order = np.cbrt((np.abs(jerk) / limits.jerk).max(axis=1))
-    return np.maximum(np.maximum((fastest / limits.velocity).max(axis=1), of_second_order), np.maximum(of_third_order, 1.0))
-
-
-def _overrun(knots: F64, velocity: F64, h: F64, limits: JointLimits) -> F64:
-    """[K - 1] factor by which each segment must be slower for the joints to stay, and be stoppable, inside their range."""
-    span = h[:, None, None]
-    ends = knots[:-1, None], knots[1:, None], velocity[:-1, None], velocity[1:, None], span  # [K - 1, 1, n]
-    t = _moments(*_hermite(*ends, np.zeros(1))[1:], _hermite(*ends, span)[2], span)
-    q, v, a = _hermite(*ends, t)  # [K - 1, S, n]
-    braked = braking_position(q, v, a, limits)
-    room = np.where(v > 0, limits.q_max - q, q - limits.q_min)
-    beyond = np.maximum(np.maximum(braked, q) - limits.q_max, limits.q_min - np.minimum(braked, q))
-    brake = np.where(beyond > 1e-9, np.maximum(np.abs(braked - q) / np.maximum(room, 1e-4), 1.1), 1.0)
-    return np.sqrt(brake).max(axis=(1, 2))
-
-
-def _moments(v0: F64, a0: F64, a1: F64, h: F64) -> F64:
-    """[K - 1, S, n] times in each segment: evenly spaced, and at the extremes of velocity and angle."""
-    even = np.broadcast_to(np.linspace(0.0, 1.0, _SAMPLES)[None, :, None] * h, (len(h), _SAMPLES, v0.shape[2]))
-    jerk = (a1 - a0) / h
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fastest = -a0 / jerk
-        root = np.sqrt(a0 * a0 - 2 * v0 * jerk)
-        turns = -2 * v0 / (a0 + np.where(a0 >= 0, root, -root)), (-a0 - np.where(a0 >= 0, root, -root)) / jerk
-    extremes = np.nan_to_num(np.concatenate((fastest, *turns), axis=1), nan=0.0, posinf=0.0, neginf=0.0)
-    return np.concatenate((even, np.clip(extremes, 0.0, h)), axis=1)
+    begins = t[:-1, None] + np.cumsum(piece_s, axis=1) - piece_s
+    n = knots.shape[1]
+    pieces = q.reshape(-1, n), v.reshape(-1, n), a.reshape(-1, n), jerk.reshape(-1, n)
+    return JointSpline(t, knots, velocity, begins.ravel(), pieces)
 
 
 @dataclass(frozen=True, eq=False)
-class StopProfile:
-    """A time-optimal stop of every joint: three phases of constant jerk, [3, n] durations and jerks."""
+class _Allowed:
+    """The limits that a plan may use; the start's own values are given and cannot be slowed down."""
 
-    start: JointState
-    phase_s: F64
-    jerk_rad_s3: F64
+    velocity: F64
+    acceleration: F64
+    q_min: F64
+    q_max: F64
+    hand: float
+    hand_squared: float
+    stop: float
 
-    @property
-    def end_s(self) -> float:
-        """Time at which the last joint comes to rest."""
-        return float(self.phase_s.sum(axis=0).max())
+    @classmethod
+    def at(cls, start: JointState, limits: JointLimits) -> _Allowed:
+        q, v, a = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
+        low, high = braking_range(q, v, a, limits)
+        speed = hand = stop = 0.0
+        if limits.hand is not None and not start.rests:
+            speed, hand = (float(x[0]) for x in _hand_strain(q, v, a, limits.hand))
+            stop = float(stop_strain(q, v, a, limits, _STOP_SHARE)[0])
+        return cls(
+            _TOLERANCE * np.maximum(limits.velocity, fastest(v, a, limits)[0]),
+            np.maximum(_TOLERANCE * limits.acceleration, np.abs(start.qdd_rad_s2) * (1 + 1e-9)),
+            np.minimum(limits.q_min - RANGE_TOLERANCE_RAD, low[0] - 1e-12),
+            np.maximum(limits.q_max + RANGE_TOLERANCE_RAD, high[0] + 1e-12),
+            min(max(_HAND_SHARE, speed * (1 + 1e-9)), _TOLERANCE),
+            min(max(_HAND_SHARE, hand * (1 + 1e-9)), _TOLERANCE),
+            min(max(_STOP_SHARE, stop * 1.001), 1.0),
+        )
 
-    def sample(self, at_s: F64) -> tuple[F64, F64, F64]:
-        """Return angles, velocities and accelerations [M, n] at times [M]; at rest after the end."""
-        q = np.broadcast_to(self.start.q_rad, (len(at_s), len(self.start.q_rad))).copy()
-        v = np.broadcast_to(self.start.qd_rad_s, q.shape).copy()
-        a = np.broadcast_to(self.start.qdd_rad_s2, q.shape).copy()
-        left = np.broadcast_to(at_s[:, None], q.shape).copy()
-        for duration, jerk in zip(self.phase_s, self.jerk_rad_s3, strict=True):
-            t = np.clip(left, 0.0, duration)
-            q, v, a = _constant_jerk(q, v, a, t, jerk)
-            left = left - t
-        rested = at_s[:, None] >= self.phase_s.sum(axis=0)
-        return q, np.where(rested, 0.0, v), np.where(rested, 0.0, a)
+
+def _hand_strain(q: F64, v: F64, a: F64, hand: HandLimits) -> tuple[F64, F64]:
+    """[M] speed and acceleration of the hand in joint states [M, n], as shares of their limits."""
+    _, speed, acceleration = hand.chain.motion(q, v, a)
+    return np.linalg.norm(speed, axis=1) / hand.velocity, np.linalg.norm(acceleration, axis=1) / hand.acceleration
 
 
-def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
-    """Plan the time-optimal stop of every joint under acceleration and jerk limits.
+def _excess(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool) -> F64:
+    """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits.
 
-    If the acceleration a were first brought to zero with jerk J, the velocity would become ``v + a|a| / 2J``; its sign gives
-    the direction of braking. The peak deceleration A follows from ``A^2 = J v + a^2 / 2``, capped at the limit.
+    A motion is ``in_range``, and can be stopped there, if it halts between knots that are.
     """
-    return StopProfile(start, *_stop_phases(start.qd_rad_s, start.qdd_rad_s2, limits))
+    excess = _rates(spline, allowed, limits)  # the other checks are dearer, and slower motions pass more of them
+    return excess if excess.max() > 1.0 else np.maximum(excess, _along(spline, allowed, limits, dt_s, in_range))
 
 
-def _stop_phases(v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
-    """[3, ..., n] durations and jerks that bring velocities and accelerations [..., n] to zero."""
-    J = limits.jerk
-    sign = np.where(v + a * np.abs(a) / (2 * J) >= 0, 1.0, -1.0)
-    v, a = sign * v, sign * a
-    peak = np.sqrt(np.maximum(J * v + a * a / 2, 0.0))
-    A = np.maximum(np.minimum(peak, limits.acceleration), -a)
-    hold = np.where(peak > A, (v + (a * a - 2 * A * A) / (2 * J)) / np.maximum(A, 1e-12), 0.0)
-    durations = np.stack([np.maximum((a + A) / J, 0.0), np.maximum(hold, 0.0), A / J])
-    jerk = sign * J
-    return durations, np.stack([-jerk, np.zeros_like(jerk), jerk])
+def _rates(spline: JointSpline, allowed: _Allowed, limits: JointLimits) -> F64:
+    """[K - 1] factors on time by which velocity, acceleration and jerk exceed their limits. Exact, as jerk is constant."""
+    _, v0, a0, jerk = spline.pieces
+    span = np.diff(spline.piece_s, append=spline.end_s)[:, None]
+    a1, v1 = a0 + jerk * span, v0 + span * (a0 + jerk * span / 2)
+    turns = a0 * a1 < 0  # the velocity has an extreme inside the piece
+    inside = v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=turns)
+    fastest = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0)) / allowed.velocity
+    hardest = np.maximum(np.abs(a0), np.abs(a1)) / allowed.acceleration
+    factor = np.maximum(np.maximum(fastest, np.sqrt(hardest)), np.cbrt(np.abs(jerk) / (_TOLERANCE * limits.jerk)))
+    return np.maximum(factor.max(axis=1).reshape(len(spline.t_s) - 1, -1).max(axis=1), 1.0)
 
 
-def braking_position(q: F64, v: F64, a: F64, limits: JointLimits) -> F64:
-    """[..., n] angles at which the joints would come to rest if they braked now."""
-    for t, jerk in zip(*_stop_phases(v, a, limits), strict=True):
-        q, v, a = _constant_jerk(q, v, a, t, jerk)
-    return q
+def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool) -> F64:
+    """[K - 1] factor by which each segment must be slower, for the hand's limits, and for stops within all of them."""
+    slower = np.ones(len(spline.t_s) - 1)
+
+    def slow_down(at_s: F64, factor: F64) -> None:
+        segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(slower) - 1)
+        np.maximum.at(slower, segment, np.where(factor > 1.0, np.clip(factor, 1.002, 2.0), 1.0))
+
+    at_s = _between(spline)
+    q, v, a = spline.sample(at_s)
+    if not in_range:
+        slow_down(at_s, _overrun(q, v, a, allowed, limits))
+    if limits.hand is not None:
+        speed, acceleration = _hand_strain(q, v, a, limits.hand)
+        slow_down(at_s, np.maximum(speed / allowed.hand, np.sqrt(acceleration / allowed.hand_squared)))
+    if slower.max() > 1.0:
+        return slower
+    if not in_range:
+        grid_s = np.arange(1, int(spline.end_s / dt_s) + 1) * dt_s  # the references, at which a stop may begin
+        slow_down(grid_s, _overrun(*spline.sample(grid_s), allowed, limits))
+    strain = stop_strain(q[::_STOP_EVERY], v[::_STOP_EVERY], a[::_STOP_EVERY], limits, allowed.stop)
+    slow_down(at_s[::_STOP_EVERY], np.sqrt(strain / allowed.stop))
+    return slower
+
+
+def _between(spline: JointSpline) -> F64:
+    """[M] times in every piece: its end, and others ``_SAMPLE_S`` apart, or further in a long one."""
+    span = np.diff(spline.piece_s, append=spline.end_s)
+    count = np.ceil(span / _SAMPLE_S).clip(max=_SAMPLES).astype(int)
+    first = np.repeat(np.cumsum(count) - count, count)
+    part = (np.arange(len(first)) - first + 1) / np.repeat(count, count)
+    return np.repeat(spline.piece_s, count) + part * np.repeat(span, count)
+
+
+def _overrun(q: F64, v: F64, a: F64, allowed: _Allowed, limits: JointLimits) -> F64:
+    """[M] factor by which the motion must be slower for the joints to stay, and be stoppable, inside their range and speed."""
+    speed = fastest(v, a, limits)
+    factor = (speed / allowed.velocity).max(axis=1)
+    far = speed * (np.abs(a) + limits.acceleration) / limits.jerk + speed * speed / (2 * limits.acceleration)
+    near = ((q + far > limits.q_max) | (q - far < limits.q_min)).any(axis=0)  # joints that may come near an end
+    if near.any():
+        few = limits.only(near)
+        q, v, a = q[:, near], v[:, near], a[:, near]
+        low, high = braking_range(q, v, a, few)
+        room = np.maximum(np.where(v > 0, few.q_max - q, q - few.q_min), 1e-4)
+        beyond = (high > allowed.q_max[near]) | (low < allowed.q_min[near])
+        brake = np.sqrt(np.maximum(np.maximum(high - q, q - low) / room, 1.1))
+        factor = np.maximum(factor, np.where(beyond, brake, 1.0).max(axis=1))
+    return factor

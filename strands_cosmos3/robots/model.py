@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import mujoco
+import numpy as np
 
+from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
@@ -15,6 +18,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.chain import SerialChain
 from strands_cosmos3.robots.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, HAND_BODY
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
@@ -108,3 +112,27 @@ def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
     if missing:
         raise ConfigError(f"{str(path)!r} is not a Franka that this package can drive: it lacks {', '.join(missing)}.")
     return arm
+
+
+def chain_to_body(model: mujoco.MjModel, body: str, joints: tuple[str, ...]) -> SerialChain:
+    """Return the chain of hinges and slides, named from the base on, that moves a body's origin in a MuJoCo model."""
+    at_zero = mujoco.MjData(model)
+    ids = [model.joint(name).id for name in joints]
+    for j in ids:
+        at_zero.qpos[model.jnt_qposadr[j]] = 0.0
+    mujoco.mj_kinematics(model, at_zero)
+    frames = [np.eye(4), *(_joint_frame(at_zero.xanchor[j], at_zero.xaxis[j]) for j in ids)]
+    T_parent_joint = np.stack([np.linalg.inv(parent) @ child for parent, child in pairwise(frames)])
+    point = np.linalg.inv(frames[-1]) @ np.append(at_zero.xpos[model.body(body).id], 1.0)
+    slides = model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    return SerialChain(T_parent_joint, point[:3], slides)
+
+
+def _joint_frame(anchor_m: F64, axis: F64) -> F64:
+    """A frame at a joint whose z axis is the joint's."""
+    aside = np.eye(3)[int(np.argmin(np.abs(axis)))]
+    x = np.cross(aside, axis)
+    x /= np.linalg.norm(x)
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = np.column_stack((x, np.cross(axis, x), axis)), anchor_m
+    return T

@@ -14,9 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive
 from strands_cosmos3.errors import InputError, ShapeError
+from strands_cosmos3.robots.chain import SerialChain
 
 
 def _frozen(values: Any) -> F64:
@@ -61,41 +63,6 @@ T_hand_tcp = _screw_z(0.0, 0.1034)
 T_hand_flange = _screw_z(np.pi / 4, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class JointLimits:
-    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in rad/s^3, torque in N m.
-
-    Every array is [n] and read-only.
-
-    Raises:
-        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
-        InputError: A lower limit is not below its upper one, or another limit is not above zero.
-    """
-
-    q_min: F64
-    q_max: F64
-    velocity: F64
-    acceleration: F64
-    jerk: F64
-    torque: F64
-
-    def __post_init__(self) -> None:
-        for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"):
-            joints = None if name == "q_min" else len(self.q_min)
-            object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
-        if not (self.q_min < self.q_max).all():
-            raise InputError(f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint.")
-        for name in ("velocity", "acceleration", "jerk", "torque"):
-            if not (getattr(self, name) > 0).all():
-                raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
-
-    def derated(self, factor: float) -> JointLimits:
-        """Return these limits with velocity, acceleration and jerk times ``factor``; :class:`InputError` outside (0, 1]."""
-        if not 0.0 < factor <= 1.0:
-            raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
-        return replace(self, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
-
-
 @dataclass(frozen=True)
 class CartesianLimits:
     """Limits of the flange: translation in m/s, m/s^2, m/s^3, rotation in rad/s, rad/s^2, rad/s^3."""
@@ -110,6 +77,92 @@ class CartesianLimits:
 
 CARTESIAN_LIMITS = CartesianLimits()
 
+
+@dataclass(frozen=True, eq=False)
+class HandLimits:
+    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of joints that moves it."""
+
+    chain: SerialChain
+    velocity: float = CARTESIAN_LIMITS.velocity
+    acceleration: float = CARTESIAN_LIMITS.acceleration
+
+    def __post_init__(self) -> None:
+        for name in ("velocity", "acceleration"):
+            positive(getattr(self, name), f"the hand's {name}")
+
+
+def _franka_chain() -> SerialChain:
+    """The chain to the flange; the hand's origin is the same point."""
+    T = np.tile(np.eye(4), (len(DH), 1, 1))
+    for T_parent_joint, (a_m, d_m, alpha_rad) in zip(T, DH, strict=True):
+        c, s = np.cos(alpha_rad), np.sin(alpha_rad)
+        T_parent_joint[:3] = [[1, 0, 0, a_m], [0, c, -s, -d_m * s], [0, s, c, d_m * c]]
+    return SerialChain(T, T_link7_flange[:3, 3], np.zeros(len(DH), dtype=bool))
+
+
+HAND_LIMITS = HandLimits(_franka_chain())
+
+
+_BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+
+
+@dataclass(frozen=True, eq=False)
+class JointLimits:
+    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in rad/s^3, torque in N m.
+
+    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given.
+
+    Raises:
+        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
+        InputError: A lower limit is not below its upper one, another is not above zero, or the hand's chain has other joints.
+    """
+
+    q_min: F64
+    q_max: F64
+    velocity: F64
+    acceleration: F64
+    jerk: F64
+    torque: F64
+    hand: HandLimits | None = None
+
+    def __post_init__(self) -> None:
+        for name in _BY_JOINT:
+            joints = None if name == "q_min" else len(self.q_min)
+            object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
+        if not (self.q_min < self.q_max).all():
+            raise InputError(f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint.")
+        for name in ("velocity", "acceleration", "jerk", "torque"):
+            if not (getattr(self, name) > 0).all():
+                raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
+        if self.hand is not None and len(instance_of(self.hand, HandLimits, "hand").chain.slides) != len(self.q_min):
+            raise InputError(f"the hand's chain has {len(self.hand.chain.slides)} joints, but the limits {len(self.q_min)}.")
+
+    def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
+        """Say which joint of a configuration [n] lies outside its range by more than a tolerance; None if all are inside."""
+        beyond = np.maximum(self.q_min - q_rad, q_rad - self.q_max)
+        joint = int(np.argmax(beyond))
+        if beyond[joint] <= tolerance_rad:
+            return None
+        where = f"[{self.q_min[joint]:.4f}, {self.q_max[joint]:.4f}]"
+        return f"joint {joint + 1} of {len(q_rad)} is at {q_rad[joint]:.4f} rad, outside its range {where}"
+
+    def only(self, joints: NDArray[np.bool_]) -> JointLimits:
+        """Return the limits of some of the joints, without the hand's."""
+        return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
+
+    def derated(self, factor: float) -> JointLimits:
+        """Return these limits with velocity, acceleration and jerk times ``factor``, the hand's as well.
+
+        An :class:`InputError` says that the factor lies outside (0, 1].
+        """
+        if not 0.0 < factor <= 1.0:
+            raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
+        hand = self.hand and replace(
+            self.hand, velocity=self.hand.velocity * factor, acceleration=self.hand.acceleration * factor
+        )
+        return replace(self, hand=hand, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
+
+
 FER = JointLimits(
     q_min=_frozen([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973]),
     q_max=_frozen([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973]),
@@ -117,6 +170,7 @@ FER = JointLimits(
     acceleration=_frozen([15.0, 7.5, 10.0, 12.5, 15.0, 20.0, 20.0]),
     jerk=_frozen([7500.0, 3750.0, 5000.0, 6250.0, 7500.0, 10000.0, 10000.0]),
     torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
+    hand=HAND_LIMITS,
 )
 """The Panda (Franka Emika Robot), whose model is bundled."""
 
@@ -127,6 +181,7 @@ FR3 = JointLimits(
     acceleration=_frozen([10.0] * 7),
     jerk=_frozen([5000.0] * 7),
     torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
+    hand=HAND_LIMITS,
 )
 """The Franka Research 3: the same kinematics with other limits."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
-from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HOME_Q, LIMITS, JointLimits
+from strands_cosmos3.robots.model import chain_to_body
+from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HAND_BODY, HOME_Q, LIMITS, JointLimits
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo
 from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.scene import Layout, Scene
@@ -37,14 +38,8 @@ class ControlConfig:
         if self.limits not in LIMITS:
             raise UnknownNameError("limits", self.limits, LIMITS)
         table, arm = LIMITS[self.limits], LIMITS["fer"]
-        return JointLimits(
-            np.maximum(table.q_min, arm.q_min),
-            np.minimum(table.q_max, arm.q_max),
-            table.velocity,
-            table.acceleration,
-            table.jerk,
-            table.torque,
-        ).derated(self.derating)
+        ranges = {"q_min": np.maximum(table.q_min, arm.q_min), "q_max": np.minimum(table.q_max, arm.q_max)}
+        return replace(table, **ranges).derated(self.derating)
 
 
 class SimulatedArm:
@@ -80,6 +75,9 @@ class SimulatedArm:
         self._ctrl_under_way: deque[F64] = deque()
         self.control = ControlConfig() if control is None else control
         self.limits = self.control.joint_limits()
+        if self.limits.hand is not None:
+            chain = chain_to_body(self.scene.model, HAND_BODY, ARM_JOINTS)
+            self.limits = replace(self.limits, hand=replace(self.limits.hand, chain=chain))
         self.servo = JointServo(self.scene.model, self.control.compensation)
         try:
             self._feed_forward = FeedForward(self.control.feed_forward)

@@ -65,7 +65,7 @@ def bridge_constructor(rng):
         {"ee_frame_name": pick(rng, "", "nothing", None, 3, [], np.nan)},
         {"ee_frame_type": pick(rng, "", "joint", None, 3, [], {})},
         {"method": pick(rng, "", "lm", None, 3, [])},
-        {"limits": pick(rng, "fer", 3, limits, {})},
+        {"limits": pick(rng, "panda", 3, limits, {})},
         {"avoid_collisions": pick(rng, [3], [("a", "b")], [(["hand_collision"], ["x"])], [([1.5], [2])], [([-1], [9999])], 5)},
         {
             "avoid_collisions": [(["hand_collision"], ["link0_collision"])],

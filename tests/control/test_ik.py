@@ -224,8 +224,8 @@ def test_frames_that_cannot_be_driven():
         bridge.frame_in_ee("left_finger", full(HOME_Q))
     with pytest.raises(FrameError, match="rigidly"):
         bridge.frame_in_ee("link6", full(HOME_Q))
-    with pytest.raises(ConfigError, match="limits"):
-        MinkIKBridge(mujoco.MjModel.from_xml_string(_TWO_LINKS), "tip")
+    with pytest.raises(ConfigError, match="7 joints"):
+        MinkIKBridge(mujoco.MjModel.from_xml_string(_TWO_LINKS), "tip", limits=FER)
 
 
 def test_frame_in_ee_is_mujocos(bridge):
