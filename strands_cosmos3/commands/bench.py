@@ -25,13 +25,13 @@ class Bench:
     as well.
     """
 
-    what: Annotated[Literal["ik", "tracking", "robustness", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
+    what: Annotated[Literal["ik", "tracking", "robustness", "loop", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
     """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm. robustness: tracking and drift
-    with payloads, heavier links, friction, delays and noise, with and without compensation. sim: speed of episodes.
-    tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline, one thread, CPU time.
-    service: the wire against a bare websockets exchange."""
+    with payloads, heavier links, friction, delays and noise, with and without compensation. loop: cost of a control
+    tick. sim: speed of episodes. tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers'
+    pipeline, one thread, CPU time. service: the wire against a bare websockets exchange."""
     chunks: int = 40
-    """Random chunks (ik, tracking, robustness)."""
+    """Random chunks (ik, tracking, robustness, loop)."""
     episodes: int | None = None
     """Episodes (sim: 5, tasks: 100 for each task)."""
     exchanges: int = 200
@@ -96,6 +96,10 @@ class Bench:
             from strands_cosmos3.bench import robustness
 
             return robustness.run(self.chunks, self.seed, self.episode, progress)
+        if self.what == "loop":
+            from strands_cosmos3.bench import loop
+
+            return loop.run(self.chunks, self.seed, progress)
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 

@@ -135,7 +135,7 @@ def _strain(state: tuple[F64, F64, F64], stop_s: F64, limits: JointLimits) -> tu
     """
     q, v, a = (x[:, None] for x in state)
     decelerations = _decelerations(q, v, a, stop_s[:, None], limits)
-    phase_s, jerk = _phases(*np.broadcast_arrays(v, a, decelerations), limits.jerk)
+    phase_s, jerk = _phases(v, a, decelerations, limits.jerk)
     hand = limits.hand
     if hand is None:
         return np.zeros(decelerations.shape[:2]), phase_s, jerk
@@ -154,8 +154,8 @@ def _leaves(q: F64, v: F64, a: F64, phase_s: F64, jerk: F64, limits: JointLimits
     outside = (low < limits.q_min) | (high > limits.q_max)
     if outside.any():
         least, most = braking_range(q, v, a, limits)
-        outside &= (low < least) | (high > most)
-    return outside.any(axis=-1)
+        outside = outside & ((low < least) | (high > most))
+    return np.asarray(outside.any(axis=-1), dtype=np.bool_)
 
 
 _EVENLY = np.array([0.03, 0.1, 0.25, 0.5, 0.75])
@@ -176,12 +176,12 @@ def _decelerations(q: F64, v: F64, a: F64, stop_s: F64, limits: JointLimits) -> 
 
 def _phases(v: F64, a: F64, A: F64, J: F64) -> tuple[F64, F64]:
     """[3, ..., n] durations and jerks that bring velocities and accelerations to zero, decelerating by at most A [..., n]."""
-    sign = np.where(v + a * np.abs(a) / (2 * J) >= 0, 1.0, -1.0)
+    sign = np.where(v + a * np.abs(a) / (2 * J) >= 0, 1.0, -1.0) * np.ones_like(A)
     v, a = sign * v, sign * a
     peak = np.sqrt(np.maximum(J * v + a * a / 2, 0.0))
-    A = np.maximum(np.minimum(peak, A), -a)
-    hold = np.where(peak > A, (v + (a * a - 2 * A * A) / (2 * J)) / np.maximum(A, 1e-12), 0.0)
-    durations = np.stack([np.maximum((a + A) / J, 0.0), np.maximum(hold, 0.0), A / J])
+    most = np.maximum(np.minimum(peak, A), -a)
+    hold = np.where(peak > most, (v + (a * a - 2 * most * most) / (2 * J)) / np.maximum(most, 1e-12), 0.0)
+    durations = np.stack([np.maximum((a + most) / J, 0.0), np.maximum(hold, 0.0), most / J])
     jerk = sign * J
     return durations, np.stack([-jerk, np.zeros_like(jerk), jerk])
 

@@ -222,7 +222,9 @@ def _straight_s(knots: F64, limits: JointLimits) -> F64:
 def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
     """[K - 1] durations of a jerk ramp, of an acceleration and of cruising on straight lines; zero where nothing moves."""
     distance = np.maximum(np.abs(np.diff(knots, axis=0)), 1e-12)
-    V, A, J = ((limit / distance).min(axis=1) for limit in (limits.velocity, limits.acceleration, limits.jerk))
+    V: F64 = (limits.velocity / distance).min(axis=1)
+    A: F64 = (limits.acceleration / distance).min(axis=1)
+    J: F64 = (limits.jerk / distance).min(axis=1)
     ramp = np.minimum(A / J, np.sqrt(V / J))
     acceleration = V / (J * ramp) + ramp
     reached = V * acceleration <= 1.0
@@ -368,7 +370,9 @@ def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: fl
     if slower.max() > 1.0:
         return slower
     if not in_range:
-        grid_s = np.arange(1, int(spline.end_s / dt_s) + 1) * dt_s  # the references, at which a stop may begin
+        grid_s = (
+            np.arange(1, int(spline.end_s / dt_s) + 1, dtype=np.float64) * dt_s
+        )  # the references, at which a stop may begin
         slow_down(grid_s, _overrun(*spline.sample(grid_s), allowed, limits))
     strain = stop_strain(q[::_STOP_EVERY], v[::_STOP_EVERY], a[::_STOP_EVERY], limits, allowed.stop)
     slow_down(at_s[::_STOP_EVERY], np.sqrt(strain / allowed.stop))
@@ -389,7 +393,7 @@ def _overrun(q: F64, v: F64, a: F64, allowed: _Allowed, limits: JointLimits) -> 
     speed = fastest(v, a, limits)
     factor = (speed / allowed.velocity).max(axis=1)
     far = speed * (np.abs(a) + limits.acceleration) / limits.jerk + speed * speed / (2 * limits.acceleration)
-    near = ((q + far > limits.q_max) | (q - far < limits.q_min)).any(axis=0)  # joints that may come near an end
+    near = np.asarray(((q + far > limits.q_max) | (q - far < limits.q_min)).any(axis=0))  # joints that may come near an end
     if near.any():
         few = limits.only(near)
         q, v, a = q[:, near], v[:, near], a[:, near]

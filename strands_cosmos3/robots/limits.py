@@ -58,7 +58,7 @@ def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits 
         raise ConfigError(f"limits has {len(limits.velocity)} joints, but the chain has {len(joints)}.")
     low, high = np.maximum(low, low_given), np.minimum(high, high_given)
     if (low >= high).any():
-        names = ", ".join(model.joint(joints[j]).name for j in np.flatnonzero(low >= high))
+        names = ", ".join(model.joint(joints[int(j)]).name for j in np.flatnonzero(low >= high))
         raise ConfigError(f"the limits leave nothing of the range that the model gives {names}; are they another robot's?")
     return replace(limits, q_min=low, q_max=high)
 
