@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
-.PHONY: chromium rollout view test test-peers test-slow test-strands test-browser test-lerobot check bench doctor clean system
+.PHONY: chromium rollout view test test-limits test-peers test-slow test-strands test-browser test-lerobot check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -26,6 +26,9 @@ test-peers: $(VENV)/.dev  ## strands-robots 0.5.3, openpi 0.1 and franky 2.0, ea
 
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
+
+test-limits: $(VENV)/.dev  ## a hundred million references against every limit (about an hour on one core)
+	PYTHONPATH=tests $(BIN)/python -m helpers.limit_sweep --parts 100
 
 test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, with figures (a part of test-peers)
 	$(BIN)/python -m pytest -m peers tests/policy/test_strands_robots.py -s
@@ -48,6 +51,7 @@ check: $(VENV)/.dev  ## style and types
 bench: $(VENV)/.sim  ## the figures in the README
 	$(BIN)/strands-cosmos3 bench ik
 	$(BIN)/strands-cosmos3 bench tracking
+	$(BIN)/strands-cosmos3 bench loop
 	$(BIN)/strands-cosmos3 bench sim
 	$(BIN)/strands-cosmos3 bench tasks
 

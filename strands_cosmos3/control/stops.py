@@ -18,7 +18,7 @@ from strands_cosmos3.robots.panda import JointLimits
 
 RANGE_TOLERANCE_RAD = 2e-7  # a stop may turn this far beyond a joint's end, where the acceleration has yet to fade
 _STOP_S = (0.0, 0.05, 0.065, 0.08, 0.1, 0.125, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.65)
-_FEW_STOPS_S = (0.16, 0.08, 0.32, 0.0, 0.5)
+_FEW_STOPS_S = (0.25, 0.5, 0.125, 0.065, 0.0)
 _GENTLEST = 0.02  # of a joint's acceleration limit
 _HARDER = 1.05  # than constant deceleration needs, as jerk is limited
 _STOP_SHARE = 0.999  # of the hand's limits that a stop may use
@@ -139,8 +139,8 @@ def _strain(state: tuple[F64, F64, F64], stop_s: F64, limits: JointLimits) -> tu
     hand = limits.hand
     if hand is None:
         return np.zeros(decelerations.shape[:2]), phase_s, jerk
-    braking = phase_s[0] + phase_s[1]
-    at_s = np.concatenate((phase_s[0].max(-1)[..., None], braking, braking.max(-1)[..., None] * _EVENLY), -1)  # [M, C, S]
+    ends = np.moveaxis(np.cumsum(phase_s, axis=0), 0, -2)  # [M, C, 3, n]; between them accelerations are linear in time
+    at_s = np.concatenate((ends.reshape(*ends.shape[:2], -1), ends[..., 2, :].max(-1)[..., None] * _BETWEEN), -1)  # [M, C, S]
     along = _braked((q[:, :, None], v[:, :, None], a[:, :, None]), phase_s[..., None, :], jerk[..., None, :], at_s[..., None])
     _, speed, acceleration = hand.chain.motion(*(x.reshape(-1, x.shape[-1]) for x in along))
     strain = np.maximum(_length(speed) / hand.velocity, _length(acceleration) / hand.acceleration)
@@ -158,7 +158,7 @@ def _leaves(q: F64, v: F64, a: F64, phase_s: F64, jerk: F64, limits: JointLimits
     return np.asarray(outside.any(axis=-1), dtype=np.bool_)
 
 
-_EVENLY = np.array([0.03, 0.1, 0.25, 0.5, 0.75])
+_BETWEEN = np.array([0.15, 0.3, 0.5, 0.7, 0.9])
 
 
 def _length(vectors: F64) -> F64:
@@ -176,19 +176,20 @@ def _decelerations(q: F64, v: F64, a: F64, stop_s: F64, limits: JointLimits) -> 
 
 def _phases(v: F64, a: F64, A: F64, J: F64) -> tuple[F64, F64]:
     """[3, ..., n] durations and jerks that bring velocities and accelerations to zero, decelerating by at most A [..., n]."""
-    sign = np.where(v + a * np.abs(a) / (2 * J) >= 0, 1.0, -1.0) * np.ones_like(A)
-    v, a = sign * v, sign * a
-    peak = np.sqrt(np.maximum(J * v + a * a / 2, 0.0))
-    most = np.maximum(np.minimum(peak, A), -a)
-    hold = np.where(peak > most, (v + (a * a - 2 * most * most) / (2 * J)) / np.maximum(most, 1e-12), 0.0)
-    durations = np.stack([np.maximum((a + most) / J, 0.0), np.maximum(hold, 0.0), most / J])
+    speed = v + a * np.abs(a) / (2 * J)
+    sign = np.where(speed >= 0, 1.0, -1.0) * np.ones_like(A)
+    v, a, speed = sign * v, sign * a, np.abs(speed)
+    relax = -a > A  # a joint that decelerates harder than that already
+    most = np.where(relax, A, np.maximum(np.minimum(np.sqrt(np.maximum(J * v + a * a / 2, 0.0)), A), -a))
+    left = np.where(relax, speed, v + (a * a - 2 * most * most) / (2 * J))
+    durations = np.stack([np.abs(a + most) / J, np.maximum(left, 0.0) / np.maximum(most, 1e-12), most / J])
     jerk = sign * J
-    return durations, np.stack([-jerk, np.zeros_like(jerk), jerk])
+    return durations, np.stack([np.where(relax, jerk, -jerk), np.zeros_like(jerk), jerk])
 
 
 def _extent(q: F64, v: F64, a: F64, phase_s: F64, jerk: F64, J: F64) -> tuple[F64, F64]:
     """[..., n] least and greatest angle in a stop. A joint that decelerates already may turn back before it rests."""
-    sign = -jerk[0] / J
+    sign = jerk[2] / J
     back = np.minimum(sign * v, 0.0)  # velocity against the direction of braking, at first
     a_back = sign * a
     t = np.where(back < 0, (a_back - np.sqrt(np.maximum(a_back * a_back + 2 * J * back, 0.0))) / J, 0.0)

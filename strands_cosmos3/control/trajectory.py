@@ -39,7 +39,7 @@ __all__ = ["JointSpline", "JointState", "PlannedMotion", "StopProfile", "braking
 MAX_ROWS = 1000
 MAX_DURATION_S = 60.0
 MAX_STRETCH_S = 40.0
-START_TOLERANCE_RAD = 0.01  # a measured start may lie a little outside the range that targets keep
+START_TOLERANCE_RAD = 0.02  # a measured start may lie a little outside the range that targets keep
 _SLOWEST = 2.0  # times as long as straight lines with halts; these are better then
 _MAX_PASSES = 60
 _TOLERANCE = 1.0002  # of a joint's limit
@@ -49,7 +49,7 @@ _HAND_SHARE = 0.997  # of the hand's limits that a plan may use: it is checked a
 _STOP_SHARE = 0.97  # of them that a stop may use
 _SAMPLE_S = 0.005
 _SAMPLES = 32  # of a piece
-_STOP_EVERY = 3  # samples
+_STOP_EVERY = 5  # samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,8 +374,9 @@ def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: fl
             np.arange(1, int(spline.end_s / dt_s) + 1, dtype=np.float64) * dt_s
         )  # the references, at which a stop may begin
         slow_down(grid_s, _overrun(*spline.sample(grid_s), allowed, limits))
-    strain = stop_strain(q[::_STOP_EVERY], v[::_STOP_EVERY], a[::_STOP_EVERY], limits, allowed.stop)
-    slow_down(at_s[::_STOP_EVERY], np.sqrt(strain / allowed.stop))
+    ends = np.searchsorted(at_s, np.append(spline.piece_s[1:], spline.end_s) - 1e-12)
+    some = np.unique(np.concatenate((np.arange(0, len(at_s), _STOP_EVERY), np.minimum(ends, len(at_s) - 1))))
+    slow_down(at_s[some], np.sqrt(stop_strain(q[some], v[some], a[some], limits, allowed.stop) / allowed.stop))
     return slower
 
 

@@ -9,10 +9,12 @@ import numpy as np
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError, InputError, ObservationError
 from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.robots.panda import FINGER_JOINTS, JointLimits
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
+
+_START_TOLERANCE_RAD = 0.02
 
 
 class PolicyArm:
@@ -99,10 +101,12 @@ class PolicyArm:
             raise self._foreign
 
     def _configuration(self, q_rad: F64) -> F64:
-        """[nq] of the arm's model, from joint angles. Fingers are open, as wide as they can meet an obstacle."""
+        """[nq] of the arm's model, from joint angles in range, to a tolerance. Fingers are open, as wide as they can meet things."""
         q = self._q_open.copy()
         if len(q_rad) != len(self._bridge.q_address):
             raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")
+        if (outside := self._bridge.limits.outside(q_rad, _START_TOLERANCE_RAD)) is not None:
+            raise ObservationError(f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe 'home'.")
         q[self._bridge.q_address] = q_rad
         return q
 

@@ -494,3 +494,48 @@ def test_a_million_ticks_in_a_storm_leak_nothing_and_miss_no_miss():
     assert loop.counters["deadline_misses"] - misses_before == misses
     assert loop.counters["requested"] >= loop.executor.counters["chunks"] + storm.failed
     print({**loop.counters, **loop.executor.counters})
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.1, None])
+def test_taking_up_a_chunk_costs_the_ticks_thread_little(latency_s):
+    """At most a tenth of a 50 Hz tick, of a thread's CPU time, however long planning takes: here several times that."""
+    arm, rng, planning_ms, cost_ms = IdealArm(), np.random.default_rng(0), [], []
+    planner = Swaying(arm)
+
+    def far(observation):
+        return JointTrajectory(rng.uniform(FER.q_min, FER.q_max, (4, 7)), np.arange(1, 5) / FPS)
+
+    planner.plan = far
+    executor = Executor(FER, DT, arm.q)
+    for _ in range(5):
+        began_s = time.thread_time()
+        executor.takeover().prepare(far(None))
+        planning_ms.append((time.thread_time() - began_s) * 1e3)
+    arm, loop, joins = make_loop(arm, planner, latency_s=latency_s, replan_rows=1)
+    until = time.monotonic() + 60.0
+    while len(joins) < 5 and time.monotonic() < until:
+        before, began_s = len(joins), time.thread_time()
+        loop.tick()
+        if len(joins) > before:
+            cost_ms.append((time.thread_time() - began_s) * 1e3)
+        elif latency_s is None:
+            time.sleep(0.005)
+    loop.close()
+    assert len(cost_ms) == 5
+    assert np.median(cost_ms) <= 2.0
+    assert np.median(planning_ms) > 2 * np.median(cost_ms)
+
+
+def test_in_real_time_a_chunk_is_planned_from_a_reference_ahead():
+    """The arm goes on meanwhile; the new motion begins where the arm then is, and a late plan is made again from further on."""
+    arm = IdealArm()
+    arm, loop, joins = make_loop(arm, Swaying(arm, rows=64), latency_s=None, replan_rows=8)
+    until = time.monotonic() + 60.0
+    while len(joins) < 4 and time.monotonic() < until:
+        loop.tick()
+        time.sleep(0.003)
+    loop.close()
+    assert len(joins) == 4
+    assert loop.counters["deadline_misses"] == loop.counters["expired"] == 0
+    assert all(chunk.since_s > 0 for chunk, _ in joins[1:])
+    assert_lawful(*joined(arm.blocks), FER)

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 
 from strands_cosmos3.control.executor import Executor, ExecutorState
-from strands_cosmos3.errors import MotionBoundsError
+from strands_cosmos3.errors import ActuatorGuardError, MotionBoundsError
 from strands_cosmos3.robots.panda import CARTESIAN_LIMITS, FER, FR3, dh_forward
 from strands_cosmos3.types import JointTrajectory
 
@@ -99,7 +99,11 @@ def sweep(seed, references, chunks=25, until=None):
         share = 0.4 if name == "derated" else 1.0
         hand = CARTESIAN_LIMITS.velocity * share, CARTESIAN_LIMITS.acceleration * share
         hz = int(rng.choice(RATES_HZ, p=[0.02, 0.04, 0.04, 0.1, 0.1, 0.1, 0.2, 0.4]))
-        q = stream(rng, TABLES[name], hz, chunks, tally)
+        try:
+            q = stream(rng, TABLES[name], hz, chunks, tally)
+        except ActuatorGuardError:  # the plan was not within limits; the arm would have braked
+            tally["withheld"] += 1
+            continue
         worst = np.maximum(worst, ratios(q, TABLES[name], hand, hz))
         judged += len(q)
     return judged, dict(zip(NAMES, worst.tolist(), strict=True)), dict(tally)
