@@ -101,7 +101,7 @@ class PolicyArm:
             raise self._foreign
 
     def _configuration(self, q_rad: F64) -> F64:
-        """[nq] of the arm's model, from joint angles in range, to a tolerance. Fingers are open, as wide as they can meet things."""
+        """[nq] of the arm's model, from angles in range, to a tolerance. Fingers are open, as wide as they can meet things."""
         q = self._q_open.copy()
         if len(q_rad) != len(self._bridge.q_address):
             raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")

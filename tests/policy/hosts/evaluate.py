@@ -15,6 +15,7 @@ import mujoco
 import numpy as np
 
 import strands_cosmos3
+import strands_cosmos3.errors
 
 model_path, recording, *keyframe = sys.argv[1:]
 strands_cosmos3.register()
@@ -30,17 +31,12 @@ def look(step, observation, action):
 
 
 config = {"embodiment": "droid", "robot": "panda", "backend": "replay", "model": recording}
+run = {"instruction": "follow", "n_episodes": 2, "max_steps": 150, "control_frequency": 50.0, "seed": 3, "on_frame": look}
 with strands_cosmos3.Cosmos3Policy(**config) as policy:
-    result = sim.eval_policy(
-        "panda",
-        policy_object=policy,
-        instruction="follow",
-        n_episodes=2,
-        max_steps=150,
-        control_frequency=50.0,
-        seed=3,
-        on_frame=look,
-    )
+    try:
+        result = sim.eval_policy("panda", policy_object=policy, **run)
+    except strands_cosmos3.errors.Cosmos3Error as error:
+        result = {"status": "error", "content": [{"text": str(error)}]}
 sim.destroy()
 texts = [block["text"] for block in result["content"] if "text" in block]
 print(json.dumps({"status": result["status"], "text": "\n".join(texts), "rows": np.array(rows).tolist()}))
