@@ -44,6 +44,7 @@ _SLOWEST = 2.0  # times as long as straight lines with halts; these are better t
 _MAX_PASSES = 60
 _TOLERANCE = 1.0002  # of a joint's limit
 _RAMP = 1.5
+_START_RAMP = 3.0  # times the shortest in which the start's acceleration can become the spline's
 _OVERSHOOT = 1.01  # each pass stretches slightly more than needed, so that the passes end
 _HAND_SHARE = 0.997  # of the hand's limits that a plan may use: it is checked at times _SAMPLE_S apart
 _STOP_SHARE = 0.97  # of them that a stop may use
@@ -186,8 +187,25 @@ def _ramped(stretch: F64) -> F64:
 def _smooth(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
     """The cubic spline through the knots; its first segment takes over the start's acceleration."""
     velocity = _smooth_velocities(knots, h, start.qd_rad_s)
-    first, _ = _cubic_ends(knots, velocity, h)
-    return _three_pieces(knots, velocity, np.vstack((start.qdd_rad_s2, first[1:], np.zeros_like(first[:1]))), h)
+    first, last = _cubic_ends(knots, velocity, h)
+    acceleration = np.vstack((start.qdd_rad_s2, first[1:]))
+    jerk = np.repeat(((last - first) / h[:, None])[:, None], 3, axis=1)
+    change = start.qdd_rad_s2 - first[0]
+    ramp = float(np.clip(_START_RAMP * (np.abs(change) / limits.jerk).max() / h[0], 0.02, 1 / 3))  # share of the segment
+    share = np.tile(np.full(3, 1 / 3), (len(h), 1))
+    share[0] = ramp, (1 - ramp) / 2, (1 - ramp) / 2
+    jerk[0] += np.outer(_blend(share[0]), change / h[0])
+    return _in_pieces(knots, velocity, acceleration, h, share * h[:, None], jerk)
+
+
+def _blend(share: F64) -> F64:
+    """[3] jerks, in pieces of these shares of a segment of 1 s, that take away an acceleration of 1 at its beginning.
+
+    At its end they have changed neither angle nor velocity.
+    """
+    after = 1.0 - np.cumsum(share)
+    of_velocity, of_angle = share * (after + share / 2), share * (after**2 / 2 + after * share / 2 + share**2 / 6)
+    return np.linalg.solve(np.stack((share, of_velocity, of_angle)), [-1.0, -1.0, -0.5])
 
 
 def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
