@@ -13,7 +13,7 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.types import ActionChunk
+from strands_cosmos3.types import ActionChunk, Observation
 
 
 def poses_into_the_arm(rows=32):
@@ -71,3 +71,29 @@ def test_ordinary_episodes_count_none():
     assert not rollout.collisions
     assert not any(rollout.counters[f"collision_{outcome}"] for outcome in ("stopped", "avoided", "touching", "unchecked"))
     assert rollout.steps["off_pose"] == 0
+
+
+class To(Backend):
+    """Joint rows from a start to an end."""
+
+    name, requires_images, action_space = "to", False, "joint_pos"
+
+    def __init__(self, q_start, q_end):
+        self.rows = np.column_stack((np.linspace(q_start, q_end, 8), np.zeros(8)))
+
+    def infer(self, request):
+        return ActionChunk(self.rows, request.embodiment.action_space("joint_pos"), request.embodiment)
+
+
+def test_fingers_count_as_open():
+    """An open finger meets link 2 where a closed one does not."""
+    q_start = np.array([-1.22, -1.53, 1.53, -2.61, 0.42, 0.92, -0.84])
+    q_end = np.array([-0.98, -1.39, 1.68, -2.74, 0.21, 1.05, -0.98])
+    oracle = PandaOracle()
+    assert not oracle.contacts(q_start, 0.04)
+    assert not oracle.contacts(q_end, 0.0)
+    assert oracle.contacts(q_end, 0.04)
+    policy = Cosmos3Policy("droid", "panda", backend=To(q_start, q_end), action_space="joint_pos")
+    plan = policy.plan(Observation(q_start, gripper=0.0), "go")
+    assert plan.collision.outcome == "stopped"
+    assert set(plan.collision.bodies) == {"link2", "right_finger"}
