@@ -99,6 +99,28 @@ def test_the_arm_is_held_before_it_meets_itself():
     assert all(name in str(report) for name in report.bodies)
 
 
+@pytest.mark.parametrize("phase", range(6))
+def test_the_spline_does_not_swing_past_the_row_that_is_held(phase):
+    q = FREE.solve(into_itself(240), full(HOME_Q)).q_rad[phase::6]  # a centimetre a row, up to just before the contact
+    rows, report = BRIDGE.stop_before_collision(full(HOME_Q), q)
+    assert report.outcome == "stopped"
+    assert report.row - 2 <= report.held_from <= report.row
+    motion = plan_motion(JointState.at_rest(HOME_Q), rows[:, :7], np.arange(1, len(q) + 1) * DT_S, FER, 1 / 600)
+    assert ORACLE.deepest_m(motion.spline.sample(np.arange(0, motion.spline.end_s, 1 / 120))[0]).max() == 0
+
+
+def test_the_way_between_two_rows_is_checked():
+    """The hand meets link 5 halfway between two configurations that are clear."""
+    before = np.array([0.96, 1.51, -0.74, -1.58, -1.0, 0.42, -0.56])
+    after = np.array([0.51, 1.13, -0.48, -1.76, -1.19, 0.21, -0.09])
+    assert not ORACLE.deepest_m([before, after]).any()
+    assert ORACLE.contacts((before + after) / 2)[0][:2] == (5, 8)
+    rows, report = BRIDGE.stop_before_collision(full(before), np.stack((full(before), full(after))))
+    assert (report.outcome, report.row, report.held_from) == ("stopped", 1, 1)
+    assert set(report.bodies) == {"link5", "hand"}
+    assert (rows[1] == rows[0]).all()
+
+
 def test_the_planned_motion_comes_to_rest_in_time():
     """The spline of a fast motion that is held swings past the last row."""
     rng, stops = np.random.default_rng(3), 0
@@ -196,10 +218,22 @@ def test_without_the_models_own_excludes_neighbours_are_still_left_out():
     assert bridge.solve(T, full(q), DT_S).collision.outcome == "clear"
 
 
-def test_a_model_without_collision_geometry_says_so():
+def test_links_that_always_overlap_are_left_out():
+    spec = panda_spec()
+    for body in ("link1", "link4"):
+        spec.body(body).add_geom(name=f"{body}_ball", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.25, 0, 0])
+    model = spec.compile()
+    bridge = MinkIKBridge(model)
+    balls = {model.geom("link1_ball").id, model.geom("link4_ball").id}
+    assert not any(balls == set(pair) for pair in bridge.collisions.pairs.tolist())
+    assert any(len(balls & set(pair)) == 1 for pair in bridge.collisions.pairs.tolist())
+
+
+@pytest.mark.parametrize("masks", [(0, 0), (1, 2)])
+def test_a_model_without_collision_geometry_says_so(masks):
     spec = panda_spec()
     for geom in spec.geoms:
-        geom.contype = geom.conaffinity = 0
+        geom.contype, geom.conaffinity = masks
     bridge = MinkIKBridge(spec.compile())
     assert bridge.collisions is None
     solution = bridge.solve(into_itself(), full(HOME_Q), DT_S)
@@ -253,10 +287,10 @@ def test_a_start_in_contact_may_be_left_and_not_entered_deeper():
     assert "hand" in out.collision.bodies
     assert out.collision.depth_m > 0.003 - 1e-5
     assert out.converged.all()
-    deeper = BRIDGE.solve(T[deep + 1 :], start, DT_S)
-    assert deeper.collision.outcome in ("stopped", "avoided")
-    depth = ORACLE.deepest_m(np.vstack((start, deeper.q_rad)))
-    assert depth.max() <= depth[0] + 2e-4
+    rows, report = BRIDGE.stop_before_collision(start, free.q_rad[deep + 1 :])
+    assert (report.outcome, report.row) == ("stopped", 0)
+    assert (rows == start).all()
+    assert BRIDGE.stop_before_collision(start, np.repeat(start[None], 4, axis=0))[1].outcome == "touching"
 
 
 # Where it is reported
