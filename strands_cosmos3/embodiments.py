@@ -22,7 +22,7 @@ from strands_cosmos3.checks import instance_of, whole_number
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, UnknownNameError
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
-ViewPoint = Literal["ego", "third_person", "wrist", "concat"]
+ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
 POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
 """Columns of a pose delta: translation [m], then the first two columns of the rotation matrix (rot6d)."""

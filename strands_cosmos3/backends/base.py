@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
@@ -44,6 +49,10 @@ class Backend(ABC):
     def counters(self) -> Mapping[str, int]:
         """Events so far by name, e.g. a service's ``reconnects``."""
         return MappingProxyType({})
+
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
+        """Return the picture that the model is shown, [H, W, 3] uint8, composed of a rig's views."""
+        return compose(views, rig)
 
     @abstractmethod
     def infer(self, request: Request) -> ActionChunk:
@@ -94,6 +103,9 @@ class AdaptedBackend(Backend):
     @property
     def counters(self) -> Mapping[str, int]:
         return getattr(self._inner, "counters", super().counters)
+
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
+        return getattr(self._inner, "compose", super().compose)(views, rig)
 
     def infer(self, request: Request) -> ActionChunk:
         return self._inner.infer(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.stats import load_action_stats, stats_for
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import F64
-from strands_cosmos3.embodiments import Sampling
+from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.frames import read_clip
+from strands_cosmos3.engine.frames import compose_views, read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
-from strands_cosmos3.errors import BackendError
+from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.types import Mode, Request
 
 STATISTICS = "action_stats.json"
@@ -59,6 +60,8 @@ class ModelInput:
         """
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
+        if not request.instruction.strip() and not request.prompt:
+            raise InputError("the instruction is blank; say what is to be done, e.g. 'pick up the red cube'.")
         if request.conditioning_actions is not None:
             raw["cond_action"] = np.array(request.conditioning_actions)
         if request.action_prefix is not None:
@@ -76,6 +79,10 @@ class ModelInput:
                 )
             raw["state"] = [*encode_pose_delta(request.T_base_cosmos).tolist(), request.gripper]
         return self._processor(request).preprocess(raw)
+
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
+        """Return the composite of a rig's views as the checkpoint, or the option, wants it."""
+        return compose_views(views, rig, self._options.composition or self._checkpoint.composition)
 
     def _frames(self, request: Request, backend: str) -> Any:
         if request.mode is Mode.INVERSE_DYNAMICS:
@@ -110,6 +117,7 @@ class ModelInput:
                 action_chunk_size=request.n_rows,
                 image_size=self._options.image_size,
                 prompt_format=self._options.prompt_format,
+                composition=self._options.composition,
                 policy_frames=self._options.policy_frames,
             )
         return self._processors[key]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
@@ -48,6 +53,10 @@ class EngineBackend(Backend):
         self.prefix_rows = engine.checkpoint.prefix_rows
         self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
+
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
+        """Return the checkpoint's composite of a rig's views; released policies have cosmos-framework's."""
+        return self._input.compose(views, rig)
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the chunk for a request.

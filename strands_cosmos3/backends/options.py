@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.parallel.config import ParallelConfig
 
 MODEL_BACKENDS = ("native", "distributed", "diffusers")
@@ -50,6 +51,7 @@ class InferenceOptions(Sampling):
         dtype: ``float32`` or ``bfloat16``; None is bfloat16 on CUDA, else float32.
         image_size: Resolution tier.
         prompt_format: ``plain`` or ``json``.
+        composition: ``framework`` or ``letterbox``: how three views become one picture (:mod:`strands_cosmos3.engine.frames`).
         decode_video: Whether the predicted video is decoded.
         policy_frames: Frames of a policy's clip: 1 answers actions without a future, several times faster, where the checkpoint
             was trained to. None is the checkpoint's own.
@@ -60,6 +62,7 @@ class InferenceOptions(Sampling):
     dtype: Literal["float32", "bfloat16"] | None = None
     image_size: int | None = None
     prompt_format: Literal["plain", "json"] | None = None
+    composition: Composition | None = None
     decode_video: bool = False
     policy_frames: int | None = None
     parallel: ParallelConfig | None = None

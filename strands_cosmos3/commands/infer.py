@@ -13,13 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.commands.files import require_writable, write_json
+from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
 from strands_cosmos3.parallel.config import ParallelConfig
 
 _DEFAULT_DOMAIN = "droid_lerobot"
 _ABOUT_ACTIONS = ("mode", "raw_action_dim", "action_chunk_size", "action_stats_path", "action_normalization", "fps")
-_OF_PROCESSOR = (*_ABOUT_ACTIONS, "height", "width", "image_size", "prompt_format", "view_point", "negative_prompt")
+_ABOUT_INPUTS = ("height", "width", "image_size", "prompt_format", "composition", "view_point", "negative_prompt")
+_OF_PROCESSOR = (*_ABOUT_ACTIONS, *_ABOUT_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Infer:
     are not set follow the checkpoint, then the domain. A policy's answer is a valid --action-file for forward_dynamics.
     """
 
-    checkpoint: str
-    """Folder in the released layout, or hub repository (owner/name)."""
-    prompt: str = ""
-    """The task in words."""
+    checkpoint: str | None = None
+    """Folder in the released layout, or hub repository (owner/name). The default is the bundled policy."""
+    prompt: str | None = None
+    """The task in words; '' is a blank one."""
     image: tuple[Path, ...] = ()
     """One picture, or DROID's three views: wrist, exterior_1, exterior_2."""
     video: Path | None = None
@@ -48,7 +50,10 @@ class Infer:
     action_file: Path | None = None
     """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a nested list."""
     state: tuple[float, ...] = ()
-    """For a joint_pos checkpoint: seven joint angles in rad and the gripper, 1 = open."""
+    """The state that a checkpoint starts from. joint_pos: seven joint angles in rad and the gripper, 1 = open. A midtrain
+    checkpoint with a state row, such as the bundled policy: ten numbers, the Cosmos frame's pose in the robot's base (x y z in
+    m, the first two columns of its rotation matrix, one after the other) and the gripper, 1 = open, e.g.
+    0.48 0 0.24 1 0 0 0 -1 0 1."""
     condition_frames: str | None = None
     """Latent frames that are given, e.g. 0,1. The default is 0, and all of them for inverse_dynamics."""
     domain_name: str | None = None
@@ -83,7 +88,11 @@ class Infer:
     """Seed of the noise; the same on every device."""
     prompt_format: Literal["plain", "json"] | None = None
     """Format of the caption."""
-    view_point: Literal["ego_view", "third_person_view", "wrist_view", "concat_view"] | None = None
+    composition: Literal["framework", "letterbox"] | None = None
+    """How three views become one picture: as NVIDIA's policy server stretches them (released policies), or letterboxed."""
+    view_point: (
+        Literal["ego_view", "third_person_view", "wrist_view", "concat_view", "top_down_2d_view", "video_game_view"] | None
+    ) = None
     """Camera sentence of the caption."""
     decode_video: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Decode the predicted video; forward_dynamics always does."""
@@ -141,7 +150,7 @@ class Infer:
             )
         if (self.mode == "forward_dynamics") != (self.action_file is not None):
             raise ConfigError("--action-file belongs to --mode forward_dynamics, which needs it.")
-        if not self.prompt.strip():
+        if self.prompt is None:
             raise ConfigError("--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'.")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
@@ -217,9 +226,10 @@ def _engine(options: Infer, decode: bool, console: Console) -> Any:
         raise MissingDependencyError(f"infer needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = options.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
-    with console.status(f"loading {options.checkpoint}"):
+    checkpoint = options.checkpoint or embedded_checkpoint()
+    with console.status(f"loading {checkpoint}"):
         return Cosmos3Engine.from_pretrained(
-            options.checkpoint,
+            checkpoint,
             device=device,
             dtype=getattr(torch, dtype),
             parallel=ParallelConfig(options.tp, options.cfg, options.vae_split),

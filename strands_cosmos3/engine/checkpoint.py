@@ -2,7 +2,8 @@
 
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
 ``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
-``variant``, ``action_space``, ``prompt_format``, ``resolution_tier``, ``domain``, ``state`` (see :mod:`.state`),
+``variant``, ``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``, ``domain``,
+``state`` (see :mod:`.state`),
 ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a policy's clip
 may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute before requesting the next
 chunk), ``prefix_rows`` (longest action prefix seen in training) and ``sha256`` (file -> digest, checked before loading).
@@ -29,6 +30,7 @@ from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_rep
 from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
+from strands_cosmos3.observe.views import Composition
 
 METADATA = "checkpoint.json"
 _PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/*")
@@ -41,6 +43,8 @@ class Checkpoint:
     Args:
         config, scheduler, vae_config: Contents of the config files. weights, vae_weights: Safetensors files.
         action_space: None if the checkpoint does not state it. state_row, sampling: None if it records none.
+        use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it does not count for NVIDIA's
+            checkpoints, whose framework has none in training and serving.
         policy_frames: Empty means as many frames as the chunk needs.
         replan_rows: None is the whole chunk. prefix_rows: 0 is none.
     """
@@ -59,6 +63,7 @@ class Checkpoint:
     policy_frames: tuple[int, ...] = ()
     replan_rows: int | None = None
     prefix_rows: int = 0
+    use_system_prompt: bool = False
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -93,10 +98,16 @@ class Checkpoint:
                 "policy_frames": step.of(lambda: _policy_frames(metadata)),
                 "replan_rows": step.of(lambda: _rows(metadata, "replan_rows")),
                 "prefix_rows": step.of(lambda: _rows(metadata, "prefix_rows")) or 0,
+                "use_system_prompt": (index or {}).get("default_use_system_prompt") is True and not (named and named.repo_id),
                 "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,
             }
         step.raise_if_any(root)
         return cls(root, **found)
+
+    @property
+    def composition(self) -> Composition:
+        """How views are composed for it: as its metadata says, else as its variant's are."""
+        return self.metadata.get("composition", self.variant.composition)
 
     @property
     def digest(self) -> str:

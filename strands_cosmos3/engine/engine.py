@@ -120,7 +120,7 @@ class Cosmos3Engine:
         path_or_repo_id: str | Path,
         *,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
         parallel: ParallelConfig | None = None,
         decode_video: bool = False,
         variant: str | None = None,
@@ -138,7 +138,8 @@ class Cosmos3Engine:
         Args:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the process's local rank.
-            dtype: Of weights and hidden states; the sampler and the time embedding stay in float32.
+            dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU. The sampler and the time
+                embedding are in float32 in any case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
             decode_video: Whether to decode predicted videos to pixels. If not, the VAE's decoder is not read.
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
@@ -158,6 +159,7 @@ class Cosmos3Engine:
         with ExitStack() as on_failure:
             on_failure.callback(parallel_context.close)
             where = parallel_context.device
+            dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
             checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
             parallel_context.check(checkpoint.config)
             preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, shard=parallel_context.shard)
@@ -297,10 +299,12 @@ class Cosmos3Engine:
 
     def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
         state_rows = 1 if space == "joint_pos" or self.checkpoint.state_row is not None else 0
-        rows, frames = request.action_chunk + state_rows, request.video_shape[0]
+        rows, frames = request.action_chunk + state_rows + request.history_rows, request.video_shape[0]
         if request.raw_action_dim > self.config.action_dim:
             raise ShapeError(f"raw_action_dim {request.raw_action_dim} exceeds the model's {self.config.action_dim}.")
         clean_rows = 0 if request.action_prefix is None else len(request.action_prefix)
+        if clean_rows < request.history_rows + state_rows:
+            raise InputError(f"action_prefix has {clean_rows} rows; it needs {request.history_rows} of history and the state.")
         if clean_rows > rows:
             raise ShapeError(f"action_prefix has {clean_rows} rows, the sequence only {rows}.")
         given_frames = request.cond_frame_indexes
@@ -314,7 +318,7 @@ class Cosmos3Engine:
             clean_rows=rows if request.mode is Mode.FORWARD_DYNAMICS else clean_rows,
             raw_action_dim=request.raw_action_dim,
             fps=request.fps,
-            action_offset=0 if state_rows else 1,
+            action_offset=(0 if state_rows else 1) - request.history_rows,
         )
 
     def _encode(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor:
@@ -389,15 +393,15 @@ class Cosmos3Engine:
         )
 
     def _known_rows(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
-        """Given action rows from the first on; in forward dynamics the state row, if any, and then the whole chunk."""
+        """Given action rows from the first on; in forward dynamics history and state row, if any, and then the whole chunk."""
         prefix, actions = request.action_prefix, request.cond_action
         if actions is None:
             return None if prefix is None else prefix.to(self.device, torch.float32)
         missing = max(request.action_chunk - len(actions), 0)
         actions = torch.cat([actions, actions[-1:].expand(missing, -1)])[: request.action_chunk]
-        state_rows = layout.action_rows - request.action_chunk
-        if state_rows and prefix is not None:
-            actions = torch.cat([widened(prefix[:state_rows], actions.shape[1]), actions])
+        before = layout.action_rows - request.action_chunk  # history and state
+        if before and prefix is not None:
+            actions = torch.cat([widened(prefix[:before], actions.shape[1]), actions])
         return actions.to(self.device, torch.float32)
 
     def _denoise(

@@ -1,31 +1,39 @@
-"""Read pictures and clips into one array. Ambiguous input raises an error."""
+"""Read pictures and clips into one array. Ambiguous input raises an error.
+
+``framework`` composition is that of cosmos-framework's policy server (``action_policy_server_robolab``): the wrist view as it
+is, exteriors stretched to half its size, the result stretched to 540 x 640, both bilinear, without antialiasing and with
+fractions of grey levels cut off. It uses torch's own kernel, whose rounding decides which level is cut.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from strands_cosmos3.checks import image_array
 from strands_cosmos3.embodiments import CameraRig
-from strands_cosmos3.errors import InputError, NonFiniteError, ObservationError, ResourceNotFoundError, ShapeError
-from strands_cosmos3.observe.views import compose
+from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ObservationError, ResourceNotFoundError, ShapeError
+from strands_cosmos3.observe.views import DROID_COMPOSITE, Composition, as_uint8, compose, rig_views
 
 Frames = NDArray[np.uint8] | NDArray[np.float32]
 
 
-def read_frames(images: Any, rig: CameraRig | None = None) -> Frames:
+def read_frames(images: Any, rig: CameraRig | None = None, composition: Composition = "letterbox") -> Frames:
     """Frames [F, H, W, 3], uint8 or float32 in [0, 1].
 
     Args:
         images: A path, a PIL image, an array or tensor ([H, W, 3], [3, H, W], or either with a leading frame axis; uint8,
             or floating in [0, 1]), a list of those with equal sizes, or a mapping from view names to uint8 pictures.
         rig: Composition of views.
+        composition: ``framework`` also stretches a rig's pictures to 540 x 640, and takes numbers in 0..255 of any type.
 
     Raises:
         ShapeError, InputError, NonFiniteError, ResourceNotFoundError: A picture cannot be used, or frames differ in size.
@@ -34,20 +42,56 @@ def read_frames(images: Any, rig: CameraRig | None = None) -> Frames:
     if isinstance(images, Mapping):
         if rig is None:
             raise ObservationError("several views were given, but this embodiment composes none; pass one picture.")
-        return compose(images, rig)[None]
+        frames: Frames = compose_views(images, rig, composition)[None]
+    else:
+        frames = _sequence(images, composition)
+    return _stretched(frames, DROID_COMPOSITE) if composition == "framework" and rig is not None else frames
+
+
+def compose_views(views: Mapping[str, Any], rig: CameraRig, composition: Composition) -> NDArray[np.uint8]:
+    """One picture of a rig's views, uint8 [H, W, 3]; errors as :func:`~strands_cosmos3.observe.views.compose`, and
+
+    Raises:
+        ConfigError: No such composition.
+        ShapeError: ``framework`` with a first view of odd width, below which two halves do not fit.
+    """
+    if composition not in get_args(Composition):
+        raise ConfigError(f"composition {composition!r} does not exist; valid: {', '.join(get_args(Composition))}.")
+    if composition == "letterbox":
+        return compose(views, rig)
+    top, left, right = (image_array(as_uint8(view), f"view {name!r}") for name, view in rig_views(views, rig).items())
+    if top.shape[1] % 2:
+        raise ShapeError(f"view {rig.views[0]!r} is {top.shape[1]} pixels wide; two halves below it need an even width.")
+    half = top.shape[0] // 2, top.shape[1] // 2
+    below: Any = [_stretched(view[None], half)[0] for view in (left, right)]
+    return np.concatenate([top, np.concatenate(below, axis=1)])
+
+
+def _stretched(frames: Frames, hw: tuple[int, int]) -> Frames:
+    """Frames at another size, of the same type; torch's bilinear kernel on [1, 3, H, W] in the memory format of a picture."""
+    if frames.shape[1:3] == hw:
+        return frames
+    made: list[Any] = []
+    for frame in np.array(frames, np.float32):
+        small = F.interpolate(torch.from_numpy(frame).permute(2, 0, 1)[None], hw, mode="bilinear")
+        made.append(small[0].permute(1, 2, 0).numpy().astype(frames.dtype))
+    return np.stack(made)
+
+
+def _sequence(images: Any, composition: Composition) -> Frames:
     if isinstance(images, Sequence) and not isinstance(images, str | bytes):
         if not images:
             raise InputError("images is an empty list; at least one frame is needed.")
-        parts = [_one(image) for image in images]
+        parts = [_one(image, composition) for image in images]
         if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
             kinds = ", ".join(sorted({f"{part.dtype} {list(part.shape[1:])}" for part in parts}))
             raise ShapeError(f"frames must share size and type, got {kinds}.")
         joined: Any = np.concatenate(parts)
         return joined
-    return _one(images)
+    return _one(images, composition)
 
 
-def _one(image: Any) -> Frames:
+def _one(image: Any, composition: Composition) -> Frames:
     if isinstance(image, str | Path):
         image = _opened(Path(image))
     if isinstance(image, Image.Image):
@@ -59,7 +103,8 @@ def _one(image: Any) -> Frames:
         raise InputError(
             f"an image is a path, a PIL image, a numpy array or a torch tensor, or a list of those; got {type(image).__name__}."
         )
-    return _in_range(_channels_last(image))
+    array = _channels_last(image)
+    return _in_range(as_uint8(array) if composition == "framework" else array)
 
 
 def _opened(path: Path) -> Image.Image:

@@ -11,7 +11,7 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.types import Mode
 
 _OF_TEXT = ("text_ids", "text_mask", "neg_text_ids", "neg_text_mask")
-_OF_ACTIONS = ("mode", "domain_id", "action_chunk", "raw_action_dim", "fps", "cond_action", "action_prefix")
+_OF_ACTIONS = ("mode", "domain_id", "action_chunk", "raw_action_dim", "fps", "cond_action", "action_prefix", "history_rows")
 _UNCHANGED = (*_OF_TEXT, *_OF_ACTIONS, "cond_frame_indexes")  # fields that a request takes over
 
 
@@ -47,6 +47,7 @@ class ProcessedInput(CallSettings):
     action_prefix: torch.Tensor | None  # [rows, action_dim] the state row, if any, and rows bound to be executed
     cond_frame_indexes: tuple[int, ...] | None  # latent frames that are given; None is the mode's own
     prompt: str  # the caption that was tokenised
+    history_rows: int = 0  # rows of action_prefix before the state row
 
     def request(
         self,

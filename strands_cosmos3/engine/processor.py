@@ -14,16 +14,17 @@ import torch
 
 from strands_cosmos3.actions.normalization import Affine, Method
 from strands_cosmos3.actions.stats import ActionStats, load_action_stats
-from strands_cosmos3.embodiments import MODEL_GRIPPER, Embodiment, GripperConvention, get_embodiment, raw_embodiment
+from strands_cosmos3.checks import whole_number
+from strands_cosmos3.embodiments import MODEL_GRIPPER, CameraRig, Embodiment, GripperConvention, get_embodiment, raw_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.frames import read_frames
+from strands_cosmos3.engine.frames import compose_views, read_frames
 from strands_cosmos3.engine.inputs import CallSettings, ProcessedInput
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
-from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.engine.state import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ActionSpaceError, ConfigError, InputError, NonFiniteError, ShapeError, StatisticsError
 from strands_cosmos3.observe.prompts import compose_prompt, view_point
-from strands_cosmos3.observe.views import canvas_hw, to_canvas
+from strands_cosmos3.observe.views import Composition, canvas_hw, to_canvas
 from strands_cosmos3.types import Mode
 
 DEFAULT_TIER = 480
@@ -41,9 +42,12 @@ class Cosmos3PolicyProcessor:
         raw_action_dim: Used action channels; needed with an integer domain id.
         action_chunk_size: Rows of an answer. fps: Their rate.
         image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints).
-        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view`` or
-            ``concat_view``.
+        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``, ``concat_view``,
+            ``top_down_2d_view`` or ``video_game_view``.
+        use_system_prompt: Whether diffusers' system prompt precedes both captions.
         negative_prompt: Caption of the unconditional branch, as it stands.
+        composition: ``letterbox``, or ``framework``: cosmos-framework's server, see :mod:`.frames`.
+        history_length: Rows of the state that each call gives, the present one last; the others are past ones.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
         device, params_dtype: Of the tensors that are made; actions and states stay in float32.
         action_dim: The model's action width. action_space: ``midtrain`` or ``joint_pos``.
@@ -74,7 +78,10 @@ class Cosmos3PolicyProcessor:
         image_size: int | None = None,
         prompt_format: str = "json",
         view_point: str | None = None,
+        use_system_prompt: bool = False,
         negative_prompt: str = "",
+        composition: Composition = "letterbox",
+        history_length: int = 1,
         cond_frame_indexes: Sequence[int] | None = None,
         device: str | torch.device = "cpu",
         params_dtype: torch.dtype = torch.float32,
@@ -96,7 +103,9 @@ class Cosmos3PolicyProcessor:
         self._domain = (domain_name if domain_name is not None else domain_id, raw_action_dim)
         self._mode = Mode.parse(mode)
         self._space = action_space
-        self._prompt_format, self._negative = prompt_format, negative_prompt
+        self._prompt_format, self._negative, self._system_prompt = prompt_format, negative_prompt, use_system_prompt
+        self._composition: Composition = composition
+        self._history = whole_number(history_length, "history_length", 1) - 1
         self._frame_indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
         self._device, self._dtype, self._action_dim = torch.device(device), params_dtype, action_dim
         self._gripper = gripper
@@ -116,6 +125,8 @@ class Cosmos3PolicyProcessor:
             "action_space": checkpoint.action_space,
             "prompt_format": known.get("prompt_format", checkpoint.variant.prompt_format),
             "image_size": known.get("resolution_tier"),
+            "composition": checkpoint.composition,
+            "use_system_prompt": checkpoint.use_system_prompt,
             "domain_name": known.get("domain"),
             "action_dim": checkpoint.config.action_dim,
             "state_row": checkpoint.state_row,
@@ -135,16 +146,22 @@ class Cosmos3PolicyProcessor:
         """Frames of a clip: rows + 1."""
         return self._resolve({}).action_chunk + 1
 
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> np.ndarray:
+        """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as :func:`compose_views`."""
+        return compose_views(views, rig, self._composition)
+
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
         """Tensors for one call.
 
         Args:
-            raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, or
-                a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
+            raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, which
+                may be blank, or a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
                 :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint with
-                a state row, pose9 of the Cosmos frame in the base and the open fraction), ``action_prefix`` (rows in those
+                a state row, pose9 of the Cosmos frame in the base and the open fraction; or [rows, columns] of these, of which
+                the last ``history_length`` count), ``action_prefix`` (rows in those
                 that the arm is bound to execute meanwhile: the answer begins with them), and for this call alone
-                ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``; ``caption`` is a prompt taken as it stands.
+                ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``, ``negative_prompt``; ``caption`` is a prompt
+                taken as it stands, an empty one too.
 
         Raises:
             InputError: A field is missing, unknown or contradicts the mode.
@@ -152,14 +169,17 @@ class Cosmos3PolicyProcessor:
         """
         _require_known(raw_input)
         call = self._resolve(raw_input)
-        frames = read_frames(_needed(raw_input, ("images",)), call.embodiment.rig)
+        frames = read_frames(_needed(raw_input, ("images",)), call.embodiment.rig, self._composition)
         if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
             raise InputError("inverse_dynamics explains a motion: images must hold more than one frame.")
         indexes = self._checked_indexes(call, len(frames))
         height, width = frames.shape[1:3]
         canvas = to_canvas(frames[: self._frames_needed(call, indexes)], self._canvas or canvas_hw(height, width, self._tier))
-        prompt = raw_input.get("caption") or self._caption(raw_input, call, canvas.frames.shape[1:3])
-        ids, negative = self._tokens.ids(prompt), self._tokens.ids(self._negative)
+        prompt = _text(raw_input, ("caption",))
+        prompt = self._caption(raw_input, call, canvas.frames.shape[1:3]) if prompt is None else prompt
+        unwanted = _text(raw_input, ("negative_prompt",))
+        ids = self._tokens.ids(prompt, self._system_prompt)
+        negative = self._tokens.ids(self._negative if unwanted is None else unwanted, self._system_prompt)
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
         self._last = call
         return ProcessedInput(
@@ -174,6 +194,7 @@ class Cosmos3PolicyProcessor:
             action_prefix=self._prefix(raw_input, call),
             cond_frame_indexes=indexes,
             prompt=prompt,
+            history_rows=self._history,
         )
 
     def postprocess(self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None) -> dict[str, Any]:
@@ -282,10 +303,9 @@ class Cosmos3PolicyProcessor:
         return call.action_chunk + 1
 
     def _caption(self, raw: Mapping[str, Any], call: CallSettings, hw: Sequence[int]) -> str:
-        task = _needed(raw, ("task", "prompt"))
-        task = task[0] if isinstance(task, list | tuple) and task else task
-        if not isinstance(task, str):
-            raise InputError(f"the task must be a string or a list of strings, got {task!r}.")
+        task = _text(raw, ("task", "prompt"))
+        if task is None:
+            raise _missing(raw, "'task' or 'prompt'")
         return compose_prompt(
             task,
             prompt_format=self._prompt_format,
@@ -335,14 +355,23 @@ class Cosmos3PolicyProcessor:
 
     def _state(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
         if not call.space.state_row and self._state_row is None:
-            if raw.get("state") is not None:
+            if raw.get("state") is not None or self._history:
                 raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {call.space.name!r}.")
             return None
-        state = _rows(np.asarray(_needed(raw, ("state",)), dtype=object).reshape(1, -1).tolist(), "state")
-        if self._state_row is not None and not call.space.state_row:
-            return self._padded(self._state_row.scaled(state))
-        if state.shape[1] != call.raw_action_dim:
-            raise ShapeError(f"state must have {call.raw_action_dim} values ({', '.join(call.space.columns)}).")
+        scale = None if call.space.state_row else self._state_row
+        columns = call.space.columns if scale is None else STATE_COLUMNS
+        if raw.get("state") is None:
+            numbers = f"{len(columns)} numbers, {_listed(columns)}"
+            raise _missing(raw, f"'state' (--state), with which this checkpoint's sequence starts: {numbers}")
+        state = np.asarray(raw["state"], dtype=object)
+        state = _rows((state[None] if state.ndim == 1 else state).tolist(), "state")
+        if len(state) <= self._history:
+            raise InputError(f"history_length is {self._history + 1}, and `state` has {len(state)} rows.")
+        state = state[-self._history - 1 :]
+        if state.shape[1] != len(columns):
+            raise ShapeError(f"state must have {len(columns)} values ({_listed(columns)}), got {state.shape[1]}.")
+        if scale is not None:
+            return self._padded(scale.scaled(state))
         state[:, -1] = self._gripper.to_fraction(state[:, -1])
         return self._padded(state)
 
@@ -352,7 +381,7 @@ class Cosmos3PolicyProcessor:
 
 
 _FIELDS = ("images", "task", "prompt", "cond_action", "action", "action_prefix", "state", "mode", "domain_name", "domain_id")
-_KNOWN = (*_FIELDS, "raw_action_dim", "caption")
+_KNOWN = (*_FIELDS, "raw_action_dim", "caption", "negative_prompt")
 
 
 def _require_known(raw: Mapping[str, Any]) -> None:
@@ -367,7 +396,26 @@ def _needed(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     for name in names:
         if raw.get(name) is not None:
             return raw[name]
-    raise InputError(f"the input lacks {' or '.join(map(repr, names))}; it has: {', '.join(raw) or 'nothing'}.")
+    raise _missing(raw, " or ".join(map(repr, names)))
+
+
+def _missing(raw: Mapping[str, Any], what: str) -> InputError:
+    given = [name for name, value in raw.items() if value is not None]
+    return InputError(f"the input lacks {what}; it has: {', '.join(given) or 'nothing'}.")
+
+
+def _text(raw: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of these fields that is given: a string, or a list whose first counts."""
+    name = next((name for name in names if raw.get(name) is not None), None)
+    value = None if name is None else raw[name]
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"the {name} must be a string or a list of strings, got {value!r}.")
+    return value
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns)
 
 
 def _embodiment(domain: str | int, width: int | None) -> Embodiment:

@@ -45,6 +45,8 @@ class Cosmos3ActionRequest:
             raw_action_dim, or the model's action width with zeros above it.
         action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first row is the state,
             which comes before the chunk and is not part of the answer.
+        history_rows: Rows of action_prefix that precede the state row (or, without one, the chunk): past actions, at temporal
+            positions before it.
         cond_frame_indexes: Latent frames that are given; None is the mode's own: frame 0, or all for inverse dynamics.
         fps: Frames and rows a second.
         guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
@@ -72,6 +74,7 @@ class Cosmos3ActionRequest:
     action_space: str | None = None
     cond_action: torch.Tensor | None = None
     action_prefix: torch.Tensor | None = None
+    history_rows: int = 0
     cond_frame_indexes: Sequence[int] | None = None
     fps: float = 24.0
     num_inference_steps: int = 30
@@ -130,6 +133,8 @@ class Cosmos3ActionRequest:
             if value[:, self.raw_action_dim :].any():
                 raise ShapeError(f"{name} has values beyond its raw width {self.raw_action_dim}; they must be zero.")
             object.__setattr__(self, name, value)
+        if not 0 <= self.history_rows <= (0 if self.action_prefix is None else len(self.action_prefix)):
+            raise InputError(f"history_rows is {self.history_rows}; these rows must be the first ones of action_prefix.")
         if self.mode == Mode.FORWARD_DYNAMICS and self.cond_action is None:
             raise InputError("forward_dynamics predicts what known actions do: cond_action is needed.")
         if self.mode != Mode.FORWARD_DYNAMICS and self.cond_action is not None:

@@ -29,7 +29,7 @@ class SequenceLayout:
     clean_rows: int  # given action rows, counted from the first
     raw_action_dim: int  # used action channels; the others stay zero
     fps: float  # frames and rows a second
-    action_offset: int  # temporal position of the first row, in rows: 0 with a state row, else 1
+    action_offset: int  # temporal position of the first row, in rows: 0 with a state row, else 1, less the rows of history
 
     @property
     def grid(self) -> tuple[int, int, int]:

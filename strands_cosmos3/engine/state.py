@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from strands_cosmos3.errors import LayoutError, ShapeError
 
 COLUMNS = "pose9_opening"
-WIDTH = 10
+STATE_COLUMNS = ("x_m", "y_m", "z_m", *(f"r{i}" for i in range(6)), "gripper (1 = open)")
+WIDTH = len(STATE_COLUMNS)
 
 
 @dataclass(frozen=True)

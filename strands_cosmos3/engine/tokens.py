@@ -12,6 +12,8 @@ from strands_cosmos3.resources import contained
 
 TOKENIZER_FOLDER = "text_tokenizer"
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
+SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
+"""What diffusers puts before a caption where ``model_index.json`` says ``default_use_system_prompt`` (its spelling)."""
 
 
 class PromptTokenizer:
@@ -36,10 +38,14 @@ class PromptTokenizer:
             raise LayoutError(f"the tokenizer in {str(name_or_path)!r} lacks {lacking}; is it Cosmos 3's text_tokenizer?")
         self._closing = [known[token] for token in _CLOSING]
 
-    def ids(self, caption: str) -> torch.Tensor:
-        """[1, S] ids of a caption as the only user message, without a system prompt."""
+    def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
+        """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if asked."""
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}] if system_prompt else []
         text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": caption}], tokenize=False, add_generation_prompt=True, add_vision_id=False
+            [*messages, {"role": "user", "content": caption}],
+            tokenize=False,
+            add_generation_prompt=True,
+            add_vision_id=False,
         )
         encoded = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return torch.tensor([[*encoded, *self._closing]])

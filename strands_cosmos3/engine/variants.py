@@ -14,6 +14,7 @@ from typing import Literal
 from strands_cosmos3.embodiments import EDGE_POLICY_PRESET, MIDTRAIN_PRESET, POLICY_PRESET, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.errors import UnknownNameError, VariantError
+from strands_cosmos3.observe.views import Composition
 
 PromptFormat = Literal["plain", "json"]
 _HEADS = ("num_attention_heads", "num_key_value_heads")
@@ -34,6 +35,7 @@ class Variant:
     action_space: str | None  # None if each checkpoint states its own
     preset: Sampling  # reference sampling
     prompt_format: PromptFormat = "json"
+    composition: Composition = "letterbox"  # how three views become one picture
 
     def check(self, config: TransformerConfig) -> None:
         """Raise VariantError with every size of a config that differs."""
@@ -51,12 +53,13 @@ _EDGE = _sizes(2048, 28, 16, 8, 9216, 131072, "relu2")
 _NANO = _sizes(4096, 36, 32, 8, 12288, 151936, "silu")
 _SUPER = _sizes(5120, 64, 64, 8, 25600, 151936, "silu")
 _ACTS = ("silu", "relu2")
+_NVIDIA = "nvidia/Cosmos3-"
 _ALL = (
-    Variant("edge", "nvidia/Cosmos3-Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
-    Variant("nano", "nvidia/Cosmos3-Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
-    Variant("super", "nvidia/Cosmos3-Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
-    Variant("nano-policy-droid", "nvidia/Cosmos3-Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain"),
-    Variant("edge-policy-droid", "nvidia/Cosmos3-Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET),
+    Variant("edge", f"{_NVIDIA}Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
+    Variant("nano", f"{_NVIDIA}Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
+    Variant("super", f"{_NVIDIA}Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
+    Variant("nano-policy-droid", f"{_NVIDIA}Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain", "framework"),
+    Variant("edge-policy-droid", f"{_NVIDIA}Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET, "json", "framework"),
     *(Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET) for act in _ACTS),
 )
 VARIANTS: Mapping[str, Variant] = MappingProxyType({v.name: v for v in _ALL})

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.types import ActionChunk, Request
@@ -35,6 +36,10 @@ class PerturbedBackend(Backend):
         self.instruction_free_actions = inner.instruction_free_actions
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
+
+    def compose(self, views: Mapping[str, NDArray[np.uint8]], rig: CameraRig) -> NDArray[np.uint8]:
+        """Return the inner backend's composite."""
+        return self._inner.compose(views, rig)
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the inner backend's answer to the perturbed request."""

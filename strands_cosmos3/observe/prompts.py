@@ -2,6 +2,8 @@
 
 Sources: cosmos-framework (``viewpoint_utils``, the DROID policy server) and diffusers 0.42.1 (``_build_action_json_prompt``).
 A caption tells the length of the clip (chunk + 1 frames) and the size of the padded canvas, not of the picture on it.
+A blank instruction is a valid caption: an empty description in JSON, as diffusers writes it; empty text in the plain format, as
+cosmos-framework leaves it. The robot policy refuses it (:mod:`strands_cosmos3.backends.model_input`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, Literal
 
 from strands_cosmos3.checks import positive
 from strands_cosmos3.embodiments import ViewPoint
-from strands_cosmos3.errors import InputError, UnknownNameError
+from strands_cosmos3.errors import UnknownNameError
 
 PromptFormat = Literal["plain", "json"]
 
@@ -23,6 +25,8 @@ VIEW_SENTENCES: Mapping[ViewPoint, str] = MappingProxyType(
         "third_person": ("This video is captured from a third-person perspective looking towards the agent from the front."),
         "wrist": "This video is captured from a wrist-mounted camera.",
         "concat": "This video contains concatenated views from multiple camera perspectives.",
+        "top_down_2d": "This video is captured from a top-down view of a flat 2D scene.",
+        "video_game": "This video is captured from an in-game camera perspective in a virtual environment.",
     }
 )
 """View point -> the sentence that names it."""
@@ -62,7 +66,7 @@ def compose_prompt(
     """The caption for an instruction.
 
     Args:
-        instruction: What is to be done; a full stop is added where it lacks one.
+        instruction: What is to be done, or blank; a full stop is added unless it ends in one (in JSON also in "!" or "?").
         prompt_format: ``plain`` or ``json``.
         view: View point, e.g. ``concat``.
         num_frames: Frames of the clip, the given one included: chunk + 1.
@@ -72,19 +76,22 @@ def compose_prompt(
 
     Raises:
         UnknownNameError: No such format or view point.
-        InputError: The instruction is blank, or a number is not above zero.
+        InputError: A number is not above zero.
     """
-    description = _sentence(instruction)
+    text = instruction.strip()
     framing = VIEW_SENTENCES[view_point(view)] + (f" {DROID_LAYOUT}" if droid_layout else "")
     fps, seconds = positive(fps, "fps"), positive(num_frames, "num_frames") / positive(fps, "fps")
     height, width = canvas_hw
     if prompt_format == "plain":
+        if not text:
+            return ""
         return (
-            f"{description} {framing} The video is {float(int(seconds)):.1f} seconds long and is of {fps:.0f} FPS. "
+            f"{text.removesuffix('.')}. {framing} The video is {float(int(seconds)):.1f} seconds long and is of {fps:.0f} FPS. "
             f"This video is of {height}x{width} resolution."
         )
     if prompt_format != "json":
         raise UnknownNameError("prompt format", prompt_format, ("plain", "json"))
+    description = text if not text or text.endswith((".", "!", "?")) else f"{text}."
     return _json_caption(description, framing, seconds, fps, height, width)
 
 
@@ -99,13 +106,6 @@ def _json_caption(description: str, framing: str, seconds: float, fps: float, he
         "aspect_ratio": min(_ASPECTS, key=lambda aspect: abs(_ratio(aspect) - width / height)),
     }
     return json.dumps(caption)
-
-
-def _sentence(instruction: str) -> str:
-    text = instruction.strip()
-    if not text:
-        raise InputError("the instruction is blank; say what is to be done, e.g. 'pick up the red cube'.")
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _ratio(aspect: str) -> float:

@@ -38,6 +38,10 @@ TIERS: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
 DROID_COMPOSITE = (540, 640)
 """(height, width) of DROID's composite at its released resolution."""
 
+Composition = Literal["letterbox", "framework"]
+"""How views become one picture: ``letterbox`` keeps their aspect (:func:`compose`); ``framework`` is cosmos-framework's policy
+server (:mod:`strands_cosmos3.engine.frames`), for which the released DROID policies were made."""
+
 Kernel = Literal["bilinear", "bicubic"]
 _REACH = {"bilinear": 1.0, "bicubic": 2.0}
 
@@ -105,6 +109,17 @@ def _rounded(picture: F32) -> Image:
     return np.clip(np.floor(picture + 0.5), 0, 255).astype(np.uint8)
 
 
+def as_uint8(picture: object) -> NDArray[np.generic]:
+    """A picture of numbers in 0..255 as cosmos-framework's server reads it: clipped, fractions cut off, uint8.
+
+    One within [0, 1] is returned as it is, since its scale could be either, and so is anything that is not finite numbers.
+    """
+    array = np.asarray(picture)
+    if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size or not np.isfinite(array).all():
+        return array
+    return np.clip(array, 0, 255).astype(np.uint8) if array.max() > 1 else array
+
+
 def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
     """A picture scaled to fit, on black, centred; its aspect is kept.
 
@@ -123,6 +138,18 @@ def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
     return out
 
 
+def rig_views(views: Mapping[str, Image], rig: CameraRig) -> dict[str, Image]:
+    """A rig's three views in its order; errors as :func:`compose`."""
+    if len(rig.views) != 3:
+        raise ConfigError(f"a composite is made of three views, this rig has {len(rig.views)}: {', '.join(rig.views)}.")
+    missing = [name for name in rig.views if name not in views]
+    if missing:
+        raise ObservationError(
+            f"views {', '.join(missing)} are missing; the rig has {', '.join(rig.views)}, given: {', '.join(views) or 'none'}."
+        )
+    return {name: views[name] for name in rig.views}
+
+
 def compose(views: Mapping[str, Image], rig: CameraRig) -> Image:
     """The composite of a rig's three views: the first on top, the others below it at half height and half width.
 
@@ -138,14 +165,7 @@ def compose(views: Mapping[str, Image], rig: CameraRig) -> Image:
         ShapeError: A view is not uint8 [H, W, 3].
         ConfigError: The rig does not have three views.
     """
-    if len(rig.views) != 3:
-        raise ConfigError(f"a composite is made of three views, this rig has {len(rig.views)}: {', '.join(rig.views)}.")
-    missing = [name for name in rig.views if name not in views]
-    if missing:
-        raise ObservationError(
-            f"views {', '.join(missing)} are missing; the rig has {', '.join(rig.views)}, given: {', '.join(views) or 'none'}."
-        )
-    top, left, right = (letterbox(np.asarray(views[name]), rig.view_hw) for name in rig.views)
+    top, left, right = (letterbox(np.asarray(view), rig.view_hw) for view in rig_views(views, rig).values())
     half = rig.view_hw[0] // 2, rig.view_hw[1] // 2
     below = [_rounded(resize(view, half, "bilinear", antialias=False)) for view in (left, right)]
     return np.concatenate([top, np.concatenate(below, axis=1)], axis=0)

@@ -22,7 +22,6 @@ from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embod
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError
 from strands_cosmos3.observe.cameras import ONE_VIEW
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
-from strands_cosmos3.observe.views import compose
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.contract import Policy, Step
 from strands_cosmos3.policy.preflight import check_inputs, require_every_camera, require_options
@@ -489,7 +488,7 @@ class Cosmos3Policy(Policy):
         if not self.requires_images or self.backend.takes_views:
             return None
         if self.embodiment.rig is not None:
-            return compose(observation.images, self.embodiment.rig)
+            return self.backend.compose(observation.images, self.embodiment.rig)
         if ONE_VIEW in observation.images:
             return observation.images[ONE_VIEW]
         if len(observation.images) != 1:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.checks import instance_of
-from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.embodiments import CameraRig, Embodiment, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, NonFiniteError, WireFormatError
 from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
@@ -32,6 +33,7 @@ class Inference(Protocol):
     def needs_privileged(self) -> bool: ...
     @property
     def requires_images(self) -> bool: ...
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]: ...
     def infer(self, request: Request) -> ActionChunk: ...
     def reset(self, seed: int | None = None) -> None: ...
 
@@ -137,8 +139,8 @@ class ServedPolicy:
         now = time.monotonic()
         if session.started_s is None:
             session.started_s = now
-        images, seed, clock_s = self.backend.requires_images, self.seed + session.calls, now - session.started_s
-        request = wire.decode_request(message, self._embodiment, self._space, images=images, seed=seed, t_motion_s=clock_s)
+        how: Any = {"images": self.backend.requires_images, "compose": self.backend.compose, "seed": self.seed + session.calls}
+        request = wire.decode_request(message, self._embodiment, self._space, t_motion_s=now - session.started_s, **how)
         try:
             chunk = instance_of(self.backend.infer(request), ActionChunk, "the backend's answer")
         except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's

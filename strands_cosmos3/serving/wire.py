@@ -9,7 +9,7 @@ replies of ``midtrain``), roboarena's and vllm-omni's policy servers (endpoint, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -33,7 +33,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
     WireFormatError,
 )
-from strands_cosmos3.observe.views import compose, letterbox
+from strands_cosmos3.observe.views import as_uint8, compose, letterbox
 from strands_cosmos3.serving.codec import UnsupportedArray
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -43,6 +43,7 @@ ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
 SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are optional."""
 
+Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
 _ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
 _STATE_KEYS = (PROMPT, JOINTS, GRIPPER, POSITION, QUATERNION, COMPOSITE, ENDPOINT, SESSION, REQUEST_ID, SEED, MOTION_CLOCK)
 _PICTURES = ("observation/wrist_image", "observation/exterior_image")
@@ -142,6 +143,7 @@ def decode_request(
     space: ActionSpace,
     *,
     images: bool,
+    compose: Compose = compose,
     seed: int = 0,
     t_motion_s: float = 0,
 ) -> Request:
@@ -151,6 +153,7 @@ def decode_request(
         message: The decoded message.
         embodiment, space: The policy's embodiment, and the action space of the backend's rows.
         images: Whether the backend needs pictures; views are then composed.
+        compose: How.
         seed, t_motion_s: Noise seed and motion clock if the message has none.
 
     Raises:
@@ -166,7 +169,7 @@ def decode_request(
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise InputError(f"{PROMPT!r} has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are read.")
-    views, composite = _read_pictures(message, embodiment, images)
+    views, composite = _read_pictures(message, embodiment, compose if images else None)
     return Request(
         embodiment=embodiment,
         action_space=space,
@@ -216,7 +219,7 @@ def _last_number(message: Mapping[str, Any], key: str) -> float:
 
 
 def _read_pictures(
-    message: Mapping[str, Any], embodiment: Embodiment, needed: bool
+    message: Mapping[str, Any], embodiment: Embodiment, compose: Compose | None
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """Return the views by name, and the composite, as far as the message has them."""
     rig = embodiment.rig
@@ -224,15 +227,21 @@ def _read_pictures(
         keys = _keys(rig, _ROBOARENA_EXTERIORS[0] in message)
         missing = [key for key in keys if key not in message]
         if not missing:
-            views = {view: image_array(message[key], repr(key)) for view, key in zip(rig.views, keys, strict=True)}
-            return views, compose(views, rig) if needed else None
-        if needed and len(missing) < len(keys) and COMPOSITE not in message:
+            views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
+            if COMPOSITE in message:  # the released server prefers it
+                return views, _picture(message, COMPOSITE)
+            return views, None if compose is None else compose(views, rig)
+        if compose is not None and len(missing) < len(keys) and COMPOSITE not in message:
             raise _missing(message, missing[0])
     if COMPOSITE in message:
-        return {}, image_array(message[COMPOSITE], repr(COMPOSITE))
-    if needed:
+        return {}, _picture(message, COMPOSITE)
+    if compose is not None:
         raise _missing(message, COMPOSITE, f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "")
     return {}, None
+
+
+def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
+    return image_array(as_uint8(message[key]), repr(key))
 
 
 def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> ObservationError:

@@ -19,7 +19,6 @@ from strands_cosmos3.embodiments import Embodiment
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.observe.views import compose
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.windows import Batch, cached_latents, poses_of, raw_rows, state_columns
 
@@ -146,7 +145,7 @@ class ArmWindows:
         rig = self._embodiment.rig
         assert rig is not None  # three cameras are those of a rig
         moments = zip(*views, strict=True)
-        return np.stack([compose(dict(zip(rig.views, moment, strict=True)), rig) for moment in moments])
+        return np.stack([self._processor.compose(dict(zip(rig.views, moment, strict=True)), rig) for moment in moments])
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""

@@ -17,6 +17,7 @@ from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
+from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
@@ -187,6 +188,34 @@ def test_committed_rows_that_make_no_sense_are_refused(native):
         assert not scripted.takes_action_prefix
         with pytest.raises(ConfigError, match="declare prefix_rows"):
             scripted.plan(Observation(HOME_Q, 1.0), "reach the red cube", action_prefix=rows)
+
+
+@pytest.mark.parametrize("instruction", ["", " \n"])
+def test_a_robot_is_told_what_to_do(native, instruction):
+    """The engine takes a blank prompt; a policy does not, unless the caption is given as it stands."""
+    with pytest.raises(InputError, match="the instruction is blank"):
+        native.infer(question(instruction=instruction))
+    assert native.infer(question(instruction=instruction, prompt="pick up the red cube")).action.shape == (8, 10)
+
+
+def test_the_backend_composes_the_views(native, monkeypatch):
+    """A policy and a server leave it to the backend, which knows its checkpoint."""
+    from strands_cosmos3.evaluation.perturbations import Perturbation
+    from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
+
+    views = {name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    stretching = EngineBackend(native.engine, replace(QUICK, composition="framework"))
+    assert native.compose(views, DROID_RIG).shape == (540, 640, 3)
+    assert stretching.compose(views, DROID_RIG).shape == (135, 160, 3)
+    assert PerturbedBackend(stretching, Perturbation("plain"), "go").compose(views, DROID_RIG).shape == (135, 160, 3)
+    asked = []
+    monkeypatch.setattr(stretching, "infer", lambda request: asked.append(request) or native.infer(request))
+    names = [f"joint_{i}" for i in range(7)]
+    observation = {**dict.fromkeys(names, 0.1), "gripper": 0.5, **views}
+    with Cosmos3Policy("droid", backend=stretching) as policy:
+        policy.set_robot_state_keys([*names, "gripper"])
+        policy.get_actions_sync(observation, "pick up the red cube")
+    assert asked[0].composite.shape == (135, 160, 3)
 
 
 def test_seeds_and_timing(native):

@@ -52,6 +52,26 @@ def test_a_second_call_runs_no_text_tower(checkpoints, monkeypatch):
     assert (fresh.text_cache.prefills, fresh.text_cache.hits) == (2, 2)
 
 
+def test_the_text_cache_tells_prompts_apart(checkpoints):
+    """Prompts that share their beginning, their end, or their length are different ones."""
+    folder = checkpoints["silu"]
+    asked = request(Case(folder, steps=1, guidance=1.0))
+    cached = Cosmos3Engine.from_pretrained(folder)
+    bare = Cosmos3Engine.from_pretrained(folder, text_cache_bytes=0)
+    ids = asked.text_ids
+    others = [torch.cat([ids[:i], ids[i : i + 1] + 100, ids[i + 1 :]]) for i in (0, 8, 17, len(ids) - 1)]
+    for prompt in (ids, *others, ids[:-1], ids[1:], ids.flip(0), ids):
+        question = replace(asked, text_ids=prompt)
+        assert torch.equal(cached.step(question)["action"], bare.step(question)["action"])
+    assert (cached.text_cache.prefills, cached.text_cache.hits) == (8, 1)
+
+
+def test_the_default_type_of_weights(checkpoints):
+    """float32 on a CPU; bfloat16 is for CUDA, or on request."""
+    assert Cosmos3Engine.from_pretrained(checkpoints["silu"], device="cpu").dtype is torch.float32
+    assert Cosmos3Engine.from_pretrained(checkpoints["silu"], device="cpu", dtype=torch.bfloat16).dtype is torch.bfloat16
+
+
 def test_the_text_cache_is_bounded(checkpoints):
     asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
     probe = engine(checkpoints["silu"], torch.float32).text_cache.get(tuple(range(40, 75))).nbytes

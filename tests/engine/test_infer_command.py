@@ -98,6 +98,57 @@ def test_joint_pos(joint_checkpoint, picture, tmp_path):
     assert main(["infer", "--checkpoint", str(joint_checkpoint), *options]) == 2
 
 
+STATE = ["--state", "0.5", "0", "0.4", "1", "0", "0", "0", "-1", "0", "1"]
+
+
+def test_the_bundled_checkpoint_is_the_default(picture, tmp_path, capsys):
+    """It starts from a state row, and says so where it is missing."""
+    options = [
+        "infer",
+        "--image",
+        str(picture),
+        "--prompt",
+        "reach the red cube",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main([*options, *STATE, "--steps", "1"]) == 0
+    bundled = read(tmp_path)
+    assert (bundled["domain"], bundled["action_space"]) == ("droid_lerobot", "midtrain")
+    assert main([*options, *STATE, "--steps", "1", "--checkpoint", str(embedded_checkpoint())]) == 0
+    assert read(tmp_path)["data"] == bundled["data"]
+    capsys.readouterr()
+    assert main(options) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "lacks 'state' (--state)" in said
+    assert "10 numbers, x_m, y_m, z_m, r0, r1, r2, r3, r4, r5, gripper (1 = open)" in said
+    assert "it has: images, task." in said
+    assert main([*options, "--state", "0", "0"]) == 2
+    assert "10 values" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_help_names_the_state(capsys):
+    with pytest.raises(SystemExit):
+        main(["infer", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "ten numbers" in said
+    assert "The default is the bundled policy" in said
+
+
+def test_a_blank_prompt(infer, tmp_path):
+    assert infer() == 0
+    spoken = read(tmp_path)["data"]
+    assert infer("--prompt", "") == 0
+    assert read(tmp_path)["data"] != spoken
+
+
+def test_a_missing_prompt(checkpoints, picture, capsys):
+    assert main(["infer", "--checkpoint", str(checkpoints["silu"]), "--image", str(picture)]) == 2
+    assert "--prompt is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [

@@ -152,6 +152,46 @@ def test_tokens_are_those_of_the_stock_pipeline(plain, checkpoints):
     assert made.neg_text_ids[0].tolist() == list(negative)
 
 
+@pytest.mark.parametrize("prompt", ["", "  ", "Füge ☃ 積み木を取る 🤖!", "is it there?", "go.\n"])
+def test_any_prompt_that_the_stock_pipeline_accepts(plain, checkpoints, prompt):
+    made = plain.preprocess(
+        {"images": picture(), "task": prompt, "domain_name": "bridge_orig_lerobot", "negative_prompt": prompt}
+    )
+    pipe = pipeline(checkpoints["relu2"], torch.float32)
+    about = {"num_frames": 17, "fps": 5, "height": 256, "width": 320, "action_mode": "policy", "action_view_point": "ego_view"}
+    ids, negative = type(pipe).tokenize_prompt(pipe, prompt, prompt, use_system_prompt=False, **about)
+    assert made.text_ids[0].tolist() == list(ids)
+    assert made.neg_text_ids[0].tolist() == list(negative)
+
+
+def test_a_caption_counts_as_it_stands(make):
+    """An empty one too: it is the unconditional branch's."""
+    processor = make(negative_prompt="blurred")
+    empty = processor.preprocess(call(picture(), caption=""))
+    assert empty.prompt == ""
+    unconditional = make().preprocess(call(picture()))
+    assert torch.equal(empty.text_ids, unconditional.neg_text_ids)
+    assert processor.preprocess(call(picture(), caption="as it stands")).prompt == "as it stands"
+    assert "pick up" in processor.preprocess(call(picture(), caption=None)).prompt
+
+
+def test_a_negative_prompt_for_one_call(make, checkpoints):
+    processor, plain = make(negative_prompt="blurred"), make()
+    ids = processor.preprocess(call(picture())).neg_text_ids
+    empty = plain.preprocess(call(picture())).neg_text_ids
+    assert not torch.equal(ids, empty)
+    assert torch.equal(plain.preprocess(call(picture(), negative_prompt="blurred")).neg_text_ids, ids)
+    assert torch.equal(plain.preprocess(call(picture(), negative_prompt=["blurred", "x"])).neg_text_ids, ids)
+    assert torch.equal(processor.preprocess(call(picture(), negative_prompt="")).neg_text_ids, empty)
+    assert torch.equal(processor.preprocess(call(picture())).neg_text_ids, ids), "and the next call is untouched"
+    model = engine(checkpoints["silu"], torch.float32)
+    answers = [
+        model.step(plain.preprocess(call(picture(), negative_prompt=text)).request(Sampling(1, 3.0)))["action"]
+        for text in ("blurred", "")
+    ]
+    assert not torch.allclose(*answers, atol=1e-3)
+
+
 def test_forward_dynamics_repeats_and_trims(plain):
     rows = np.arange(30.0).reshape(3, 10) / 30
     made = plain.preprocess(call(picture(), mode="forward_dynamics", cond_action=rows)).cond_action[0]
@@ -247,7 +287,9 @@ def test_end_to_end(checkpoints, make):
         ({}, InputError, "images"),
         ({"images": picture()}, InputError, "task"),
         ({"images": picture(), "task": 7}, InputError, "string"),
-        ({"images": picture(), "task": "  "}, InputError, "blank"),
+        ({"images": picture(), "task": None, "caption": None}, InputError, "lacks 'task' or 'prompt'; it has: images"),
+        ({"images": picture(), "caption": 7}, InputError, "caption must be a string"),
+        ({"images": picture(), "task": "x", "negative_prompt": [7]}, InputError, "negative_prompt must be a string"),
         ({"images": picture(), "task": "x", "fluff": 1}, InputError, "unknown input fields: fluff"),
         ({"images": [], "task": "x"}, InputError, "empty"),
         ({"images": "nothing.png", "task": "x"}, ResourceNotFoundError, "nothing.png"),

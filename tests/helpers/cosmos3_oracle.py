@@ -33,6 +33,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     fps: float = 15
     seed: int = 5
+    prompt: tuple[int, ...] = PROMPT_IDS
+    negative: tuple[int, ...] = NEGATIVE_IDS
+    clip: int = CHUNK + 1  # frames of an observed clip
 
 
 def frames() -> list[Image.Image]:
@@ -69,9 +72,9 @@ def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         resolution_tier=256,
         raw_actions=given_actions() if case.mode == "forward_dynamics" else None,
         image=None if inverse else frames()[0],
-        video=frames() if inverse else None,
+        video=frames()[: case.clip] if inverse else None,
     )
-    pipe.tokenize_prompt = lambda *_, **__: (list(PROMPT_IDS), list(NEGATIVE_IDS))
+    pipe.tokenize_prompt = lambda *_, **__: (list(case.prompt), list(case.negative))
     out = pipe(
         prompt="x",
         action=condition,
@@ -101,13 +104,13 @@ def request(case: Case) -> Cosmos3ActionRequest:
     generator = torch.Generator().manual_seed(case.seed)
     video_noise = torch.randn(shape, generator=generator)
     return Cosmos3ActionRequest(
-        text_ids=torch.tensor(PROMPT_IDS),
-        neg_text_ids=torch.tensor(NEGATIVE_IDS),
+        text_ids=torch.tensor(case.prompt),
+        neg_text_ids=torch.tensor(case.negative),
         video_shape=shape[2:],
         action_chunk=CHUNK,
         domain_id=8,
         raw_action_dim=10,
-        cond_video_pixels=canvas(case.folder, case.mode == "inverse_dynamics"),
+        cond_video_pixels=canvas(case.folder, case.mode == "inverse_dynamics")[:, :, : case.clip],
         mode=case.mode,
         cond_action=given_actions() if case.mode == "forward_dynamics" else None,
         fps=case.fps,
@@ -139,6 +142,16 @@ def rounding_ratio(case: Case) -> float:
     ours = result["video"], None if exact[1] is None else result["action"][0]
     ratios = [_rms(o, e) / _rms(stock, e) for o, stock, e in zip(ours, oracle(case), exact, strict=True) if e is not None]
     return max(ratios)
+
+
+def exact_ratio(case: Case, **changes: Any) -> float:
+    """How far the engine is from the stock pipeline in float64, next to how far the stock one in float32 is; largest values."""
+    exact = oracle(replace(case, dtype=torch.float64))
+    result = engine(case.folder, case.dtype).step(replace(request(case), **changes))
+    ours = result["video"], result["action"][0]
+    far = [float((o - e).abs().max()) for o, e in zip(ours, exact, strict=True) if e is not None]
+    stock = [float((o - e).abs().max()) for o, e in zip(oracle(case), exact, strict=True) if o is not None and e is not None]
+    return max(far) / max(stock)
 
 
 def _rms(a: torch.Tensor, b: torch.Tensor) -> float:

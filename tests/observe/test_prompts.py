@@ -50,12 +50,21 @@ def test_full_stop(text):
     assert "is 1.0 seconds long" in made
 
 
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_a_blank_instruction_is_a_caption(text):
+    """As diffusers writes it in JSON, and as cosmos-framework leaves it in the plain format."""
+    pytest.importorskip("torch")
+    pipeline = pytest.importorskip("diffusers").Cosmos3OmniPipeline
+    assert compose_prompt(text, prompt_format="plain", **DROID) == ""
+    about = {"num_frames": 17, "fps": 5}
+    expected = pipeline._build_action_json_prompt(text, view_point="ego_view", height=256, width=320, **about)
+    assert compose_prompt(text, prompt_format="json", view="ego", canvas_hw=(256, 320), **about) == expected
+
+
 def test_refusals():
     with pytest.raises(UnknownNameError, match="concat, ego"):
         compose_prompt("go", prompt_format="plain", view="top", num_frames=17, fps=15, canvas_hw=(256, 256))
     with pytest.raises(UnknownNameError, match="json, plain"):
         compose_prompt("go", prompt_format="yaml", **DROID)
-    with pytest.raises(InputError, match="blank"):
-        compose_prompt("  ", prompt_format="plain", **DROID)
     with pytest.raises(InputError, match="fps"):
         compose_prompt("go", prompt_format="plain", **{**DROID, "fps": 0})

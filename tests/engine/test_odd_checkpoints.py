@@ -1,0 +1,104 @@
+"""Parity with diffusers' pipeline on checkpoints of other shapes and settings than the released ones', and on other prompts."""
+
+import json
+import shutil
+from itertools import product
+
+import pytest
+import torch
+
+from helpers.cosmos3_oracle import NEGATIVE_IDS, Case, difference, engine, exact_ratio, oracle, pipeline
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from strands_cosmos3.engine.tokens import PromptTokenizer
+from strands_cosmos3.engine.transformer import Mlp
+
+TOLERANCE = 5e-5
+HEADS = {"6/2": (6, 2, 54), "5/1": (5, 1, 56), "7/7": (7, 7, 40)}  # heads, key heads, hidden
+PROMPTS = {"empty": "", "unicode": "Füge den roten Würfel ein ☃ 積み木を取る 🤖", "long": "pick up the red cube. " * 500}
+SHORT = (("6/2", 24, "silu", "empty", 2, 2.5), ("5/1", 40, "relu2", "unicode", 7, 1.0), ("7/7", 16, "silu", "long", 4, 2.5))
+ALL = tuple(product(HEADS, (16, 24, 40), ("silu", "relu2"), PROMPTS, (2, 4, 7), (1.0, 2.5)))[::3]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A function from a shape to its checkpoint, each written once."""
+    root = tmp_path_factory.mktemp("odd")
+
+    def folder(heads, head_dim, kind):
+        path = root / f"{heads.replace('/', '-')}-{head_dim}-{kind}"
+        if not path.exists():
+            count, kv, hidden = HEADS[heads]
+            sizes = FactorySizes(hidden=hidden, layers=2, heads=count, kv_heads=kv, head_dim=head_dim, intermediate=72)
+            write_checkpoint(path, hidden_act=kind, sizes=sizes, seed=head_dim)
+        return path
+
+    return folder
+
+
+def assert_parity(case):
+    """Equal to the tolerance, or at most as far from the stock model in float64 as the stock one in float32 is."""
+    if (apart := difference(case)) > TOLERANCE:
+        assert exact_ratio(case) <= 1.25, apart
+
+
+def check(odd, heads, head_dim, kind, prompt, steps, guidance):
+    folder = odd(heads, head_dim, kind)
+    tokens = PromptTokenizer(folder / "text_tokenizer")
+    ids = tuple(tokens.ids(PROMPTS[prompt])[0].tolist())[:2000]
+    assert (len(ids) == 2000) == (prompt == "long")
+    negative = tuple(tokens.ids("")[0].tolist())
+    assert_parity(Case(folder, steps=steps, guidance=guidance, prompt=ids, negative=negative))
+
+
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_parity(odd, case):
+    check(odd, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_parity_everywhere(odd, case):
+    check(odd, *case)
+
+
+def test_float64_tells_rounding_from_a_fault(odd):
+    """What :func:`assert_parity` falls back to: the engine's own rounding passes it, a wrong prompt does not."""
+    case = Case(odd("6/2", 24, "silu"), steps=2, guidance=2.5)
+    assert exact_ratio(case) <= 1.25
+    assert exact_ratio(case, text_ids=torch.tensor(NEGATIVE_IDS)) > 100
+
+
+SETTINGS = {
+    "spatial positions go on": {"unified_3d_mrope_reset_spatial_ids": False},
+    "no rate": {"enable_fps_modulation": False},
+    "other clocks": {"unified_3d_mrope_temporal_modality_margin": 777, "base_fps": 30, "timestep_scale": 0.002},
+    "other rotation": {"rope_theta": 1e4, "rope_axes_dim": [4, 4, 8], "rms_norm_eps": 1e-3},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_a_config(checkpoints, tmp_path, name):
+    folder = tmp_path / "c"
+    shutil.copytree(checkpoints["silu"], folder)
+    path = folder / "transformer/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **SETTINGS[name]}))
+    assert difference(Case(folder, steps=2)) <= TOLERANCE
+    other, plain = (oracle(Case(where, steps=2))[1] for where in (folder, checkpoints["silu"]))
+    assert float((other - plain).abs().max()) > 10 * TOLERANCE, "the setting matters"
+
+
+@pytest.mark.parametrize("clip", [2, 4, 7])
+def test_a_short_clip_repeats_its_last_frame(checkpoints, clip):
+    assert difference(Case(checkpoints["silu"], "inverse_dynamics", 2, 1.0, clip=clip)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1024, 1025, 2500])
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_the_mlp_of_many_rows(checkpoints, kind, rows):
+    """Above 1,024 rows it works in blocks; the stock one does not."""
+    x = torch.randn(2, rows // 2 + rows % 2, 64, generator=torch.Generator().manual_seed(0))
+    ours = engine(checkpoints[kind], torch.float32).transformer.generation.layers[1].mlp_moe_gen
+    stock = pipeline(checkpoints[kind], torch.float32).transformer.layers[1].mlp_moe_gen
+    assert isinstance(ours, Mlp)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), stock(x), atol=1e-5, rtol=1e-5)

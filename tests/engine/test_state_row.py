@@ -1,0 +1,153 @@
+"""``engine.step`` with a state row, as both released DROID policies have it, against a plain loop over the stock model."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.cosmos3_oracle import CHUNK, Case, request
+from helpers.stock_loop import Sequence, stock_loop
+from strands_cosmos3.engine import engine as engine_module
+from strands_cosmos3.engine import sequence, transformer, vae
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.errors import InputError
+
+TOLERANCE = 5e-5
+SCALE = {"columns": "pose9_opening", "mean": [0.1] * 10, "std": [0.5] * 10}
+POLICY = {"num_inference_steps": 4, "guidance_scale": 3.0}
+SAMPLING = {
+    "guided": POLICY,
+    "unguided": {"num_inference_steps": 3, "guidance_scale": 1.0},
+    "guided on the first step": {**POLICY, "guidance_interval": (960.0, 1001.0)},
+    "guided inside": {**POLICY, "num_inference_steps": 5, "guidance_scale": 1.7, "guidance_interval": (700.0, 960.0)},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(joint_checkpoint, checkpoints, tmp_path_factory):
+    """Checkpoints whose sequence starts with a state row, by action space."""
+    posed = tmp_path_factory.mktemp("posed") / "c"
+    shutil.copytree(checkpoints["relu2"], posed)
+    known = json.loads((posed / "checkpoint.json").read_text())
+    known["strands_cosmos3"]["state"] = SCALE
+    (posed / "checkpoint.json").write_text(json.dumps(known))
+    return {"joint_pos": joint_checkpoint, "midtrain": posed}
+
+
+@pytest.fixture(scope="module")
+def decoding(folders):
+    return {space: Cosmos3Engine.from_pretrained(folder, decode_video=True) for space, folder in folders.items()}
+
+
+def asked(folders, space, known_rows=1, history=0, **changes):
+    """A request with seeded rows before the chunk: history, the state, and rows that are bound to be executed."""
+    width = 8 if space == "joint_pos" else 10
+    rng = np.random.RandomState(21)
+    rows = CHUNK + 1 + history
+    return replace(
+        request(Case(folders[space])),
+        raw_action_dim=width,
+        action_prefix=torch.from_numpy(rng.randn(known_rows + history, width)).float(),
+        action_noise=torch.from_numpy(rng.randn(rows, 64)).float(),
+        history_rows=history,
+        flow_shift=5.0,
+        use_karras_sigmas=False,
+        **changes,
+    )
+
+
+def apart(found, folder, question, clean_frames=(0,), given=None):
+    """Largest difference between the engine's answer and the stock loop's, over latents, actions and pixels."""
+    given = question.action_prefix if given is None else given
+    video, action, pixels = stock_loop(folder, Sequence(question, 1, clean_frames, given))
+    pairs = (found["video"], video), (found["action"][0], action), (found["pixels"], pixels)
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("space", ["joint_pos", "midtrain"])
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_a_step_with_a_state_row(folders, decoding, space, sampling):
+    question = asked(folders, space, **SAMPLING[sampling])
+    assert apart(decoding[space].step(question), folders[space], question) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("known_rows", "history"), [(4, 0), (1, 2), (3, 1)], ids=["prefix", "history", "both"])
+def test_rows_before_and_after_the_state(folders, decoding, known_rows, history):
+    """The framework's ``history_length`` of three is two past rows, at positions -2 and -1, and the state at 0."""
+    question = asked(folders, "joint_pos", known_rows, history, **POLICY)
+    assert apart(decoding["joint_pos"].step(question), folders["joint_pos"], question) <= TOLERANCE
+
+
+def test_history_without_a_state_row(checkpoints):
+    folder, model = checkpoints["silu"], Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
+    question = asked({"midtrain": folder}, "midtrain", 0, 2, **POLICY)
+    question = replace(question, action_noise=question.action_noise[1:])
+    video, action, _ = stock_loop(folder, Sequence(question, 0, (0,), question.action_prefix))
+    found = model.step(question)
+    assert float((found["action"][0] - action).abs().max()) <= TOLERANCE
+    assert float((found["video"] - video).abs().max()) <= TOLERANCE
+
+
+def test_a_state_before_known_actions(folders, decoding):
+    """Forward dynamics: every row is given, the state included, and the last known one repeats."""
+    known = torch.from_numpy(np.random.RandomState(3).randn(CHUNK - 2, 8)).float()
+    question = asked(folders, "joint_pos", mode="forward_dynamics", cond_action=known, **POLICY)
+    given = torch.cat([question.action_prefix, known, known[-1:].expand(2, -1)])
+    found = decoding["joint_pos"].step(question)
+    assert apart(found, folders["joint_pos"], question, given=given) <= TOLERANCE
+
+
+def test_history_must_be_given(folders, decoding):
+    question = asked(folders, "joint_pos", 1, 2, **POLICY)
+    with pytest.raises(InputError, match="2 of history and the state"):
+        decoding["joint_pos"].step(replace(question, action_prefix=question.action_prefix[:2]))
+    with pytest.raises(InputError, match="history_rows is 4"):
+        replace(question, history_rows=4)
+
+
+def _with_time_on_the_state(patch):
+    original = transformer.Cosmos3Transformer.velocity
+
+    def velocity(self, vision, actions, time, noisy, *rest):
+        noisy = noisy.clone()
+        noisy[len(vision)] = 1
+        return original(self, vision, actions, time, noisy, *rest)
+
+    patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
+
+
+def _layout(patch, **changes):
+    original = sequence.SequenceLayout
+    patch.setattr(engine_module, "SequenceLayout", lambda **fields: original(**{**fields, **changes}))
+
+
+def _without_the_mean(patch):
+    original = vae.WanVae.decode
+
+    def decode(self, latents):
+        mean = torch.tensor(self.model.config["latents_mean"]).view(1, -1, 1, 1, 1)
+        std = torch.tensor(self.model.config["latents_std"]).view(1, -1, 1, 1, 1)
+        return original(self, latents - mean / std)
+
+    patch.setattr(vae.WanVae, "decode", decode)
+
+
+WRONG = {
+    "time embedding on the state row": _with_time_on_the_state,
+    "mRoPE offset 1": lambda patch: _layout(patch, action_offset=1),
+    "state row not held": lambda patch: _layout(patch, clean_rows=0),
+    "one channel too many": lambda patch: _layout(patch, raw_action_dim=9),
+    "decoded without the mean": _without_the_mean,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("sampling", ["guided", "unguided"])
+def test_a_wrong_engine_is_seen(folders, decoding, monkeypatch, name, sampling):
+    question = asked(folders, "joint_pos", **SAMPLING[sampling])
+    WRONG[name](monkeypatch)
+    found = decoding["joint_pos"].step(question)
+    assert apart(found, folders["joint_pos"], question) >= 10 * TOLERANCE
