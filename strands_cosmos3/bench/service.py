@@ -11,7 +11,6 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as bare_serve
 from websockets.sync.client import connect as bare_connect
 
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.robots.panda import HOME_Q
@@ -83,22 +83,16 @@ def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
     return call
 
 
-@dataclass(frozen=True)
-class _NoOpBackend:
+class _NoOpBackend(Backend):
     """Backend that returns the measured joint angles in every row."""
 
-    name: str = "nothing"
-    needs_privileged: bool = False
-    requires_images: bool = False
-    model_sha256: None = None
+    name = "nothing"
+    requires_images = False
 
     def infer(self, request: Request) -> ActionChunk:
         assert request.q_rad is not None
         rows = np.tile([*request.q_rad, request.gripper], (request.n_rows, 1))
         return ActionChunk(rows, request.action_space, request.embodiment)
-
-    def reset(self, seed: int | None = None) -> None:
-        """Do nothing."""
 
 
 @contextmanager

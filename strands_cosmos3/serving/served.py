@@ -139,8 +139,15 @@ class ServedPolicy:
         now = time.monotonic()
         if session.started_s is None:
             session.started_s = now
-        how: Any = {"images": self.backend.requires_images, "compose": self.backend.compose, "seed": self.seed + session.calls}
-        request = wire.decode_request(message, self._embodiment, self._space, t_motion_s=now - session.started_s, **how)
+        request = wire.decode_request(
+            message,
+            self._embodiment,
+            self._space,
+            images=self.backend.requires_images,
+            compose=lambda views, rig: self.backend.compose(views, rig),
+            seed=self.seed + session.calls,
+            t_motion_s=now - session.started_s,
+        )
         try:
             chunk = instance_of(self.backend.infer(request), ActionChunk, "the backend's answer")
         except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's

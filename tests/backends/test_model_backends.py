@@ -212,9 +212,9 @@ def test_the_backend_composes_the_views(native, monkeypatch):
     monkeypatch.setattr(stretching, "infer", lambda request: asked.append(request) or native.infer(request))
     names = [f"joint_{i}" for i in range(7)]
     observation = {**dict.fromkeys(names, 0.1), "gripper": 0.5, **views}
-    with Cosmos3Policy("droid", backend=stretching) as policy:
-        policy.set_robot_state_keys([*names, "gripper"])
-        policy.get_actions_sync(observation, "pick up the red cube")
+    policy = Cosmos3Policy("droid", backend=stretching)  # not closed: the engine is the other tests'
+    policy.set_robot_state_keys([*names, "gripper"])
+    policy.get_actions_sync(observation, "pick up the red cube")
     assert asked[0].composite.shape == (135, 160, 3)
 
 

@@ -3,15 +3,16 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.cosmos3_oracle import CHUNK, Case, request
-from helpers.stock_loop import Sequence, stock_loop
+from helpers.cosmos3_oracle import CHUNK, Case, engine, request
+from helpers.stock_loop import Sequence, stock_loop, stock_pixels
 from strands_cosmos3.engine import engine as engine_module
-from strands_cosmos3.engine import sequence, transformer, vae
+from strands_cosmos3.engine import sequence, transformer
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import InputError
 
@@ -37,11 +38,6 @@ def folders(joint_checkpoint, checkpoints, tmp_path_factory):
     return {"joint_pos": joint_checkpoint, "midtrain": posed}
 
 
-@pytest.fixture(scope="module")
-def decoding(folders):
-    return {space: Cosmos3Engine.from_pretrained(folder, decode_video=True) for space, folder in folders.items()}
-
-
 def asked(folders, space, known_rows=1, history=0, **changes):
     """A request with seeded rows before the chunk: history, the state, and rows that are bound to be executed."""
     width = 8 if space == "joint_pos" else 10
@@ -59,51 +55,59 @@ def asked(folders, space, known_rows=1, history=0, **changes):
     )
 
 
-def apart(found, folder, question, clean_frames=(0,), given=None):
-    """Largest difference between the engine's answer and the stock loop's, over latents, actions and pixels."""
-    given = question.action_prefix if given is None else given
-    video, action, pixels = stock_loop(folder, Sequence(question, 1, clean_frames, given))
-    pairs = (found["video"], video), (found["action"][0], action), (found["pixels"], pixels)
-    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+def apart(folder, question, expected=None):
+    """Largest difference between the engine's answer and the stock loop's, over latents and actions."""
+    found = engine(folder, torch.float32).step(question)
+    video, action = expected or stock_loop(folder, Sequence(question, 1, (0,), question.action_prefix))
+    return max(float((found["video"] - video).abs().max()), float((found["action"][0] - action).abs().max()))
+
+
+@pytest.fixture(scope="module")
+def expected(folders):
+    """A function to the stock loop's answer for one of the two action spaces and one way to sample."""
+
+    @cache
+    def answer(space, sampling):
+        question = asked(folders, space, **SAMPLING[sampling])
+        return stock_loop(folders[space], Sequence(question, 1, (0,), question.action_prefix))
+
+    return answer
 
 
 @pytest.mark.parametrize("space", ["joint_pos", "midtrain"])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_a_step_with_a_state_row(folders, decoding, space, sampling):
+def test_a_step_with_a_state_row(folders, expected, space, sampling):
     question = asked(folders, space, **SAMPLING[sampling])
-    assert apart(decoding[space].step(question), folders[space], question) <= TOLERANCE
+    assert apart(folders[space], question, expected(space, sampling)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("known_rows", "history"), [(4, 0), (1, 2), (3, 1)], ids=["prefix", "history", "both"])
-def test_rows_before_and_after_the_state(folders, decoding, known_rows, history):
+def test_rows_before_and_after_the_state(folders, known_rows, history):
     """The framework's ``history_length`` of three is two past rows, at positions -2 and -1, and the state at 0."""
     question = asked(folders, "joint_pos", known_rows, history, **POLICY)
-    assert apart(decoding["joint_pos"].step(question), folders["joint_pos"], question) <= TOLERANCE
+    assert apart(folders["joint_pos"], question) <= TOLERANCE
 
 
 def test_history_without_a_state_row(checkpoints):
-    folder, model = checkpoints["silu"], Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
+    folder = checkpoints["silu"]
     question = asked({"midtrain": folder}, "midtrain", 0, 2, **POLICY)
     question = replace(question, action_noise=question.action_noise[1:])
-    video, action, _ = stock_loop(folder, Sequence(question, 0, (0,), question.action_prefix))
-    found = model.step(question)
-    assert float((found["action"][0] - action).abs().max()) <= TOLERANCE
-    assert float((found["video"] - video).abs().max()) <= TOLERANCE
+    assert apart(folder, question, stock_loop(folder, Sequence(question, 0, (0,), question.action_prefix))) <= TOLERANCE
 
 
-def test_a_state_before_known_actions(folders, decoding):
+def test_a_state_before_known_actions(folders):
     """Forward dynamics: every row is given, the state included, and the last known one repeats."""
     known = torch.from_numpy(np.random.RandomState(3).randn(CHUNK - 2, 8)).float()
     question = asked(folders, "joint_pos", mode="forward_dynamics", cond_action=known, **POLICY)
     given = torch.cat([question.action_prefix, known, known[-1:].expand(2, -1)])
-    found = decoding["joint_pos"].step(question)
-    assert apart(found, folders["joint_pos"], question, given=given) <= TOLERANCE
+    folder = folders["joint_pos"]
+    assert apart(folder, question, stock_loop(folder, Sequence(question, 1, (0,), given))) <= TOLERANCE
 
 
-def test_history_must_be_given(folders, decoding):
+def test_history_must_be_given(folders):
     question = asked(folders, "joint_pos", 1, 2, **POLICY)
     with pytest.raises(InputError, match="2 of history and the state"):
-        decoding["joint_pos"].step(replace(question, action_prefix=question.action_prefix[:2]))
+        engine(folders["joint_pos"], torch.float32).step(replace(question, action_prefix=question.action_prefix[:2]))
     with pytest.raises(InputError, match="history_rows is 4"):
         replace(question, history_rows=4)
 
@@ -124,30 +128,30 @@ def _layout(patch, **changes):
     patch.setattr(engine_module, "SequenceLayout", lambda **fields: original(**{**fields, **changes}))
 
 
-def _without_the_mean(patch):
-    original = vae.WanVae.decode
-
-    def decode(self, latents):
-        mean = torch.tensor(self.model.config["latents_mean"]).view(1, -1, 1, 1, 1)
-        std = torch.tensor(self.model.config["latents_std"]).view(1, -1, 1, 1, 1)
-        return original(self, latents - mean / std)
-
-    patch.setattr(vae.WanVae, "decode", decode)
-
-
 WRONG = {
     "time embedding on the state row": _with_time_on_the_state,
     "mRoPE offset 1": lambda patch: _layout(patch, action_offset=1),
     "state row not held": lambda patch: _layout(patch, clean_rows=0),
     "one channel too many": lambda patch: _layout(patch, raw_action_dim=9),
-    "decoded without the mean": _without_the_mean,
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("sampling", ["guided", "unguided"])
-def test_a_wrong_engine_is_seen(folders, decoding, monkeypatch, name, sampling):
+def test_a_wrong_engine_is_seen(folders, expected, monkeypatch, name, sampling):
     question = asked(folders, "joint_pos", **SAMPLING[sampling])
     WRONG[name](monkeypatch)
-    found = decoding["joint_pos"].step(question)
-    assert apart(found, folders["joint_pos"], question) >= 10 * TOLERANCE
+    assert apart(folders["joint_pos"], question, expected("joint_pos", sampling)) >= 10 * TOLERANCE
+
+
+def test_decoded_pixels(checkpoints):
+    """With the latents' mean and deviation, which no other test of latents sees."""
+    latents = torch.randn(1, 16, 2, 3, 4, generator=torch.Generator().manual_seed(5))
+    decoding = Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
+    expected = stock_pixels(checkpoints["silu"], latents)
+    assert expected.std() > 0.05
+    assert float((decoding.vae.decode(latents).clamp(-1, 1) - (2 * expected - 1)).abs().max()) <= TOLERANCE
+    question = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
+    result = decoding.step(replace(question, video_shape=(2, 3, 4), action_chunk=4, video_noise=None, action_noise=None))
+    assert float((result["pixels"] - stock_pixels(checkpoints["silu"], result["video"])).abs().max()) <= TOLERANCE
+    assert float((result["pixels"] - stock_pixels(checkpoints["silu"], result["video"] * 1.01)).abs().max()) > 10 * TOLERANCE

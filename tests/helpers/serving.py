@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.types import ActionChunk, Request
 
 DROID = get_embodiment("droid")
 
 
-class Echo:
+class Echo(Backend):
     """Answers four rows: the joint angles it was shown plus 0.01 a row, and the gripper it was shown."""
 
     name = "echo"
-    needs_privileged = False
     requires_images = False
-    model_sha256 = None
 
     def __init__(self, before: Callable[[Request], None] = lambda request: None):
         self.before = before

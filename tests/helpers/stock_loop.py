@@ -33,8 +33,8 @@ class Sequence:
 
 
 @torch.no_grad()
-def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Video latents [1, C, F, H, W], actions [chunk, raw width] and pixels [1, 3, frames, height, width] in [0, 1]."""
+def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
+    """Video latents [1, C, F, H, W] and actions [chunk, raw width]."""
     pipe, asked = pipeline(folder, torch.float32), sequence.asked
     scheduler, action_scheduler = _schedulers(pipe, asked)
     clean, free_video = _video(pipe, sequence)
@@ -56,10 +56,15 @@ def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Ten
         action = action_scheduler.step((of_action * free_action)[None], t, action[None], return_dict=False)[0][0]
         video = torch.where(free_video > 0, video, clean)
         action = torch.where(free_action > 0, action, given)
-    config = pipe.vae.config
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (config.latents_mean, config.latents_std))
-    pixels = ((pipe.vae.decode(video * std + mean).sample + 1) / 2).clamp(0, 1)
-    return video, action[-asked.action_chunk :, : asked.raw_action_dim], pixels
+    return video, action[-asked.action_chunk :, : asked.raw_action_dim]
+
+
+@torch.no_grad()
+def stock_pixels(folder: Any, video: torch.Tensor) -> torch.Tensor:
+    """Pixels [1, 3, frames, height, width] in [0, 1] of video latents."""
+    vae = pipeline(folder, torch.float32).vae
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
+    return ((vae.decode(video * std + mean).sample + 1) / 2).clamp(0, 1)
 
 
 def _schedulers(pipe: Any, asked: Any) -> tuple[Any, Any]:
