@@ -36,9 +36,9 @@ def odd(tmp_path_factory):
 
 
 def assert_parity(case):
-    """Equal to the tolerance, or at most as far from the stock model in float64 as the stock one in float32 is."""
+    """Equal to the tolerance, or at most twice as far from the stock model in float64 as the stock one in float32 is."""
     if (apart := difference(case)) > TOLERANCE:
-        assert exact_ratio(case) <= 1.25, apart
+        assert exact_ratio(case) <= 2, apart
 
 
 def check(odd, heads, head_dim, kind, prompt, steps, guidance):
@@ -64,7 +64,7 @@ def test_parity_everywhere(odd, case):
 def test_float64_tells_rounding_from_a_fault(odd):
     """What :func:`assert_parity` falls back to: the engine's own rounding passes it, a wrong prompt does not."""
     case = Case(odd("6/2", 24, "silu"), steps=2, guidance=2.5)
-    assert exact_ratio(case) <= 1.25
+    assert exact_ratio(case) <= 2
     assert exact_ratio(case, text_ids=torch.tensor(NEGATIVE_IDS)) > 100
 
 
