@@ -128,7 +128,7 @@ def test_closing_leaves_neither_a_thread_nor_a_connection(serve, connect):
 
 
 def observation(images: bool = True) -> dict:
-    flat = {f"joint{i + 1}": 0.1 * i for i in range(7)} | {"finger_joint1": 0.008}
+    flat = {f"joint{i + 1}": 0.1 * i for i in range(7)} | {"joint4": -0.3, "finger_joint1": 0.008}
     return flat | {view: picture() for view in DROID.rig.views} if images else flat
 
 
