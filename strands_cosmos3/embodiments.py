@@ -137,7 +137,11 @@ def _tool(
 ) -> ToolFrame:
     c, s = np.cos(np.deg2rad(yaw_deg)), np.sin(np.deg2rad(yaw_deg))
     T = np.eye(4)
-    T[:3, :3] = np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]]) if rotation is None else rotation
+    if rotation is None:
+        T[:3, :3] = np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+    else:
+        U, _, Vt = np.linalg.svd(rotation)  # published digits are rounded: take the nearest rotation
+        T[:3, :3] = U @ Vt
     T[:3, 3] = xyz_m
     T.setflags(write=False)
     return ToolFrame(parent, T, checked, source)
@@ -145,7 +149,14 @@ def _tool(
 
 _IDENTITY = _tool("ee", checked=False, source="cosmos-framework pose_utils: no correction")
 _DROID_TOOL = _tool("hand", 135.0, checked=True, source="panda_link8 (hand Rz(+45)) then Rz(+90); DROID success_48330")
-_BRIDGE_DEFAULT_ROTATION = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
+_BRIDGE_TO_OPENCV = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
+_FRACTAL_TCP_TO_GRIPPER = np.array(  # rotation of link_gripper in link_gripper_tcp: a calibrated tilt of 0.27 degrees
+    [
+        [0.9999897671, -0.0008686425, 0.0044397163],
+        [0.0008745501, 0.9999987346, -0.0013288658],
+        [-0.0044385564, 0.0013327349, 0.9999892615],
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -283,13 +294,18 @@ _HAND = (
 )
 _UR_TOOL = replace(_IDENTITY, parent="tool0")
 _UMI_TOOL = _tool("camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF")
-_FRACTAL_TOOL = _tool("tcp", -90.0, (0.0, 0.0, -0.164), checked=False, source="cosmos-framework: Rz(-90), TCP -> flange")
-_BRIDGE_TOOL = _tool(
-    "gripper",
-    xyz_m=(0.0, 0.0, -0.0936),
-    rotation=_BRIDGE_DEFAULT_ROTATION.T,
+_FRACTAL_TOOL = _tool(
+    "link_gripper_tcp",
+    xyz_m=(-0.0050618476, -0.0016717725, -0.1635144743),
+    rotation=_FRACTAL_TCP_TO_GRIPPER @ np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]),
     checked=False,
-    source="cosmos-framework: inverse of BridgeData V2's default rotation; z offset -93.6 mm",
+    source="cosmos-framework fractal_lerobot_dataset: TCP -> link_gripper, then Rz(-90); from link_gripper it is Rz(-90) alone",
+)
+_BRIDGE_TOOL = _tool(
+    "gripper_link",
+    rotation=_BRIDGE_TO_OPENCV,
+    checked=False,
+    source="cosmos-framework bridge_orig_lerobot_dataset: x right, z forward; from ee_gripper_link also (-0.093575, 0, 0) m",
 )
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
@@ -115,6 +116,50 @@ def test_droid_s_tool_frame_is_the_hand_turned_by_plus_135_degrees():
     expected = [[-h, -h, 0, 0], [h, -h, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # x turns towards -x and +y
     np.testing.assert_allclose(tool.T_parent_cosmos, expected, atol=1e-15)
     assert not tool.T_parent_cosmos.flags.writeable
+
+
+def pose(rotation=np.eye(3), xyz=(0.0, 0.0, 0.0)):
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = rotation, xyz
+    return T
+
+
+def recorded_states(n=20):
+    rng = np.random.default_rng(7)
+    return [pose(Rotation.random(rng=rng).as_matrix(), rng.uniform(-0.5, 0.5, 3)) for _ in range(n)]
+
+
+def test_bridge_s_tool_frame_is_that_of_the_framework_s_dataset():
+    """cosmos-framework 5eee9ed, bridge_orig_lerobot_dataset.py:31-51, 146-148, from the recorded state to the Cosmos frame."""
+    default_rotation = pose([[0, 0, 1], [0, 1, 0], [-1, 0, 0]])
+    tcp_to_flange = pose(xyz=(-0.093575, 0, 0))
+    to_opencv = pose([[0, 0, 1], [-1, 0, 0], [0, -1, 0]])
+    tool = get_embodiment("bridge").tool_frame
+    assert (tool.parent, tool.checked) == ("gripper_link", False)
+    for T_state in recorded_states():
+        T_base_gripper_link = T_state @ default_rotation @ tcp_to_flange
+        T_base_cosmos = T_state @ default_rotation @ tcp_to_flange @ to_opencv
+        np.testing.assert_allclose(T_base_gripper_link @ tool.T_parent_cosmos, T_base_cosmos, atol=1e-12)
+    # The WidowX reaches along gripper_link's x, which is the Cosmos frame's z; its y, to the left, is the Cosmos frame's -x.
+    np.testing.assert_allclose(tool.T_parent_cosmos[:3, 2], [1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(tool.T_parent_cosmos[:3, 0], [0, -1, 0], atol=1e-12)
+
+
+def test_fractal_s_tool_frame_is_that_of_the_framework_s_dataset():
+    """cosmos-framework 5eee9ed, fractal_lerobot_dataset.py:43-62, 177-180, from the recorded state to the Cosmos frame."""
+    tcp_to_flange = np.array(
+        [
+            [+0.9999897671, -0.0008686425, +0.0044397163, -0.0050618476],
+            [+0.0008745501, +0.9999987346, -0.0013288658, -0.0016717725],
+            [-0.0044385564, +0.0013327349, +0.9999892615, -0.1635144743],
+            [0, 0, 0, 1],
+        ]
+    )
+    to_opencv = pose([[0, 1, 0], [-1, 0, 0], [0, 0, 1]])
+    tool = get_embodiment("fractal").tool_frame
+    assert (tool.parent, tool.checked) == ("link_gripper_tcp", False)
+    for T_base_tcp in recorded_states():  # the state is the pose of link_gripper_tcp
+        np.testing.assert_allclose(T_base_tcp @ tool.T_parent_cosmos, T_base_tcp @ tcp_to_flange @ to_opencv, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", TABLE)
