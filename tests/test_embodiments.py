@@ -118,7 +118,7 @@ def test_droid_s_tool_frame_is_the_hand_turned_by_plus_135_degrees():
     assert not tool.T_parent_cosmos.flags.writeable
 
 
-def pose(rotation=np.eye(3), xyz=(0.0, 0.0, 0.0)):
+def pose(rotation=((1, 0, 0), (0, 1, 0), (0, 0, 1)), xyz=(0.0, 0.0, 0.0)):
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = rotation, xyz
     return T
