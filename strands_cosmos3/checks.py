@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache, wraps
+from numbers import Real
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +19,16 @@ from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
 
 F64 = NDArray[np.float64]
 _K = TypeVar("_K")
+_P = ParamSpec("_P")
 _SO3_TOLERANCE = 1e-6
 MAX_IMAGE_SIDE = 4096
 
 
-def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
+def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) -> F64:
     """Return a read-only float64 copy of ``value``.
 
-    None in ``shape`` leaves an axis free, but no axis may be empty. ``name`` is for the error message.
+    None in ``shape`` leaves an axis free, None instead of it all of them, but no axis may be empty. ``name`` is for the error
+    message.
 
     Raises:
         InputError: It is not numeric.
@@ -32,6 +42,7 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...]) -> F64:
         array = np.array(raw, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} must be an array of real numbers, got {type(value).__name__} ({error}).") from None
+    shape = (None,) * array.ndim if shape is None else shape
     wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
     fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
     if not fits or array.size == 0:
@@ -49,7 +60,10 @@ def image_array(value: Any, name: str, shape: tuple[int | None, ...] = (None, No
 
     Anything else raises ShapeError, a side of more than 4096 pixels included: what is computed of it grows with each side.
     """
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # a ragged list
+        raise ShapeError(f"{name} must be an array of pixels, got {type(value).__name__} ({error}).") from None
     fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
     if array.dtype != np.uint8 or not fits or array.size == 0:
         wanted = ", ".join(letter if n is None else str(n) for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True))
@@ -119,7 +133,7 @@ def positive(value: Any, name: str) -> float:
     """Return ``value`` as a finite number above zero; anything else raises InputError."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be a number above zero, got {value!r}.") from None
     if not (np.isfinite(number) and number > 0):
         raise InputError(f"{name} must be a finite number above zero, got {value!r}.")
@@ -135,8 +149,93 @@ def whole_number(value: object, name: str, lowest: int, highest: int | None = No
     return number
 
 
+def seed_number(value: object, name: str = "seed") -> int:
+    """Return a seed, a whole number from 0 to 2**32 - 1; anything else raises InputError."""
+    return whole_number(value, name, 0, 2**32 - 1)
+
+
 def instance_of(value: object, kind: type[_K], name: str) -> _K:
     """Return ``value`` if it has the type ``kind``; otherwise raise InputError."""
     if not isinstance(value, kind):
         raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")
     return value
+
+
+def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
+    """Decorator that checks a function's arguments against its annotations; InputError names the one that does not fit.
+
+    Arrays are left to the function, and so are the values of literals, which have better messages there, and the arguments
+    named in ``but``.
+    """
+
+    def decorate(function: Callable[_P, _K]) -> Callable[_P, _K]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _K:
+            kinds = _annotations(function)
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name in kinds and name not in but:
+                    require_type(value, kinds[name], name)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def typed_fields(instance: Any) -> None:
+    """Check a dataclass's fields against their annotations, likewise; call it in ``__post_init__``."""
+    for field in fields(instance):
+        require_type(getattr(instance, field.name), _annotations(type(instance)).get(field.name, Any), field.name)
+
+
+def require_type(value: object, kind: Any, name: str) -> None:
+    """Raise InputError unless a value has an annotation's type."""
+    if not _is(value, kind):
+        wanted = kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind))
+        raise InputError(f"{name} must be {wanted}, got {type(value).__name__} ({value!r:.80}).")
+
+
+@cache
+def _annotations(owner: Any) -> dict[str, Any]:
+    """Annotations of a function or dataclass, without those that only a type checker can resolve."""
+    found: dict[str, Any] = {}
+    for part in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+        names = vars(inspect.getmodule(part))
+        for name, text in getattr(part, "__annotations__", {}).items():
+            try:
+                found[name] = eval(text, names) if isinstance(text, str) else text  # this package's own source
+            except NameError:
+                continue
+    return found
+
+
+def _is(value: object, kind: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is(value, one) for one in args)
+    if origin is Literal:
+        return any(type(value) is type(one) or isinstance(value, type(one)) for one in args)
+    if kind is None:
+        return value is None
+    if kind is float:
+        scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+        return isinstance(scalar, Real) and not isinstance(scalar, bool | np.bool_)
+    if kind is int:
+        return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if origin is not None:
+        return origin is np.ndarray or (isinstance(value, origin) and _elements_are(value, origin, args))
+    return kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or isinstance(value, kind)
+
+
+def _elements_are(value: Any, origin: Any, args: tuple[Any, ...]) -> bool:
+    if issubclass(origin, Mapping):
+        return all(_is(key, args[0]) and _is(one, args[1]) for key, one in value.items())
+    if issubclass(origin, tuple) and args[-1] is not ...:
+        return len(value) == len(args) and all(map(_is, value, args))
+    if issubclass(origin, Callable):
+        return True
+    return not isinstance(value, str) and all(_is(one, args[0]) for one in value)

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -141,6 +141,7 @@ def _with_environment(command: Any) -> Any:
     return replace(command, **{name: value for name, value in named.items() if value and getattr(command, name) is None})
 
 
+@dataclass
 class _Nothing:
     """Show this help."""
 

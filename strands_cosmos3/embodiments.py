@@ -18,12 +18,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import instance_of, whole_number
-from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, UnknownNameError
+from strands_cosmos3.checks import finite_array, instance_of, positive, typed, typed_fields, whole_number
+from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
+_MAX_ROWS = 100_000
 POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
 """Columns of a pose delta: translation [m], then the first two columns of the rotation matrix (rot6d)."""
 
@@ -36,26 +37,34 @@ class GripperConvention:
         open_value: Value of the open gripper.
         closed_value: Value of the closed gripper.
         unit: Unit of the value, e.g. ``"fraction"``, ``"m"``, ``"ctrl"``.
+
+    Raises:
+        InputError: The two values are equal, or not finite numbers.
     """
 
     open_value: float
     closed_value: float
     unit: str = "fraction"
 
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        if not np.isfinite(self.open_value - self.closed_value) or self.open_value == self.closed_value:
+            raise InputError(
+                f"open_value {self.open_value!r} and closed_value {self.closed_value!r} must be finite and differ."
+            )
+
     def to_fraction(self, value: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the open fraction of a gripper value, clipped to [0, 1], with the shape of ``value``.
 
         Raises:
-            NonFiniteError: The value holds NaN or infinity.
+            InputError, NonFiniteError: The value is not numeric, or holds NaN or infinity.
         """
-        if not np.isfinite(value).all():
-            raise NonFiniteError(f"a gripper value must be finite, got {value}.")
-        fraction = (np.asarray(value, dtype=np.float64) - self.closed_value) / (self.open_value - self.closed_value)
+        fraction = (finite_array(value, "a gripper value", None) - self.closed_value) / (self.open_value - self.closed_value)
         return np.clip(fraction, 0.0, 1.0)
 
     def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the gripper value of an open fraction, with the shape of ``fraction``."""
-        return self.closed_value + np.asarray(fraction, dtype=np.float64) * (self.open_value - self.closed_value)
+        """Return the gripper value of an open fraction, with the shape of ``fraction``. Errors as :meth:`to_fraction`."""
+        return self.closed_value + finite_array(fraction, "an open fraction", None) * (self.open_value - self.closed_value)
 
 
 MODEL_GRIPPER = GripperConvention(open_value=1.0, closed_value=0.0)
@@ -93,8 +102,9 @@ class ActionSpace:
         return len(self.columns)
 
     def row_times_s(self, n_rows: int, fps: float) -> NDArray[np.float64]:
-        """Return when each row is due, in seconds after the observation: [n_rows]."""
-        return (np.arange(n_rows) + self.row_lead) / fps
+        """Return when each row is due, in seconds after the observation: [n_rows]; InputError for another count or rate."""
+        rows = np.arange(whole_number(n_rows, "n_rows", 1, _MAX_ROWS))
+        return (rows + self.row_lead) / positive(fps, "fps")
 
 
 JOINT_POS = ActionSpace(
@@ -170,7 +180,7 @@ class Sampling:
         guidance_interval: Bounds (lo, hi) of the timesteps with guidance, lo < t < hi; None means all timesteps.
 
     Raises:
-        InputError: ``num_steps`` is below 1.
+        InputError: ``num_steps`` is below 1, or a field has another type.
     """
 
     num_steps: int | None = None
@@ -179,9 +189,11 @@ class Sampling:
     guidance_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        typed_fields(self)
         if self.num_steps is not None and self.num_steps < 1:
             raise InputError(f"num_steps must be at least 1, got {self.num_steps}.")
 
+    @typed()
     def over(self, preset: Sampling) -> Sampling:
         """Return the preset, overridden by the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(Sampling)}
@@ -247,6 +259,7 @@ class Embodiment:
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
 
+    @typed()
     def action_space(self, name: str | None = None) -> ActionSpace:
         """Return an action space by name; None returns the default.
 

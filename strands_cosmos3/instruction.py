@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from strands_cosmos3.checks import instance_of
 from strands_cosmos3.errors import InputError
 
 COLOURS = ("red", "green", "blue")
@@ -60,9 +61,9 @@ def parse_instruction(text: str) -> Goal:
     """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below.
 
     Raises:
-        InputError: No known verb or colour, or a stack that names only one cube.
+        InputError: Not a string, no known verb or colour, or a stack that names only one cube.
     """
-    words = text.lower()
+    words = instance_of(text, str, "an instruction").lower()
     verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
     if verb is None or not colours:

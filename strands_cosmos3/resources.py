@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import Cosmos3Error, ResourceNotFoundError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
 
 _PACKAGE = Path(__file__).resolve().parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)  # in a wheel, in a checkout
@@ -59,10 +59,28 @@ def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any
     return value
 
 
+def require_creatable(path: Path, name: str) -> None:
+    """Make a file's folder and try to write beside the file; raise ConfigError if it could not be written later."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        hidden = _hidden(path)
+        hidden.touch()
+        hidden.unlink()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name} {str(path)!r} cannot be written ({why}); choose another place.") from None
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a hidden file beside ``path``, flush it to disk, and rename it to ``path``. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    hidden = _hidden(path)
     try:
         write(hidden)
         with hidden.open("rb") as file:

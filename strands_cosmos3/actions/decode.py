@@ -20,7 +20,7 @@ from strands_cosmos3.actions.kernels import assemble, invert, nearest_rotation, 
 from strands_cosmos3.actions.normalization import ActionStats, Method, require_in_range
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array, instance_of
+from strands_cosmos3.checks import F64, finite_array, instance_of, typed
 from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
@@ -149,6 +149,7 @@ def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTra
     return PoseTrajectory(moved, trajectory.t_s, name, anchor, trajectory.gripper)
 
 
+@typed()
 def encode_chunk(
     T_base_cosmos: Any,
     gripper: Any,

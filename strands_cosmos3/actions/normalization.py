@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from strands_cosmos3.actions.arrays import trailing
-from strands_cosmos3.checks import F64, finite_array, instance_of
+from strands_cosmos3.checks import F64, finite_array, instance_of, typed
 from strands_cosmos3.errors import ActionOutOfRangeError, StatisticsError, UnknownNameError
 from strands_cosmos3.types import WILD_Z
 
@@ -97,6 +97,7 @@ class ActionStats:
         """Number of columns."""
         return len(self.columns)
 
+    @typed()
     def first(self, width: int) -> ActionStats:
         """Return the statistics of the first ``width`` columns: one arm of a file that describes two.
 

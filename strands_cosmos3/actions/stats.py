@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from strands_cosmos3.actions.normalization import FIGURES, ActionStats, Affine, Method
-from strands_cosmos3.checks import F64, finite_array, instance_of
+from strands_cosmos3.checks import F64, finite_array, instance_of, typed
 from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
 from strands_cosmos3.errors import ActionSpaceError, ResourceNotFoundError, StatisticsError
 from strands_cosmos3.resources import resource
@@ -81,6 +81,7 @@ def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | No
     return stats
 
 
+@typed()
 def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
     """Normalise [..., D] actions: ``q01`` [D] maps to -1, ``q99`` [D] to 1; ``clip`` clamps, as in DROID's training data.
 
@@ -112,6 +113,7 @@ def denormalize_chunk(
     return _chunk_map(rows.shape[1], embodiment, stats, method).inverse(rows)
 
 
+@typed()
 def normalize_chunk(
     action: Any,
     embodiment: Embodiment | str,

@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from strands_cosmos3.checks import seed_number
 from strands_cosmos3.commands.files import require_writable, versions, write_json
 from strands_cosmos3.errors import ConfigError
 
@@ -55,6 +56,7 @@ class Bench:
             raise ConfigError("--chunks and --episodes must be at least 1.")
         if self.repeats < 1 or self.steps < 1 or self.exchanges < 1:
             raise ConfigError("--repeats, --steps and --exchanges must be at least 1.")
+        seed_number(self.seed, "--seed")
         require_writable(self.json, (".json",), "--json")
         console = Console()
         with console.status("starting") as status:

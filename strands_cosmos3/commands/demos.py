@@ -13,9 +13,11 @@ from typing import ClassVar
 
 from rich.console import Console
 
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import seed_number, whole_number
+from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.commands.train import progress_bar
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.views import TIERS
 
 _BATCH = 20
 _OPTIONS = ("perturbed", "distractors", "visual_randomization", "tier")
@@ -55,11 +57,17 @@ class Demos:
 
         whole_number(self.episodes, "--episodes", 1)
         whole_number(self.workers, "--workers", 1)
+        seed_number(self.seed, "--seed")
+        require_writable_folder(self.out, "--out")
         if self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
         for name in ("perturbed", "distractors"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
+        if not 0 <= self.visual_randomization <= 10:
+            raise ConfigError(f"--visual-randomization must be in 0..10, got {self.visual_randomization}.")
+        if self.tier not in TIERS:
+            raise ConfigError(f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}.")
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
         keep_settings(parts / "options.json", {name: getattr(self, name) for name in ("seed", *_OPTIONS)})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import require_creatable, write_json, write_whole
 
 _REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch", "ray")
 
@@ -18,12 +17,19 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
         return
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{option} {str(path)!r} must end in {' or '.join(suffixes)}.")
+    require_creatable(path, option)
+
+
+def require_writable_folder(path: Path | None, option: str) -> None:
+    """Create an output folder's parent. Raises ConfigError if the folder, or a file in it, cannot be written."""
+    if path is None:
+        return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        require_creatable(path / "part" if path.is_dir() else path, option)
+        if path.is_file():
+            raise NotADirectoryError(None, "it is a file")
     except OSError as error:
-        raise ConfigError(f"{option} {str(path)!r}: its folder cannot be created ({error.strerror}).") from None
-    if not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise ConfigError(f"{option} {str(path)!r} cannot be written; choose another place.")
+        raise ConfigError(f"{option} {str(path)!r} cannot be a folder ({error.strerror}); choose another place.") from None
 
 
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
@@ -42,4 +48,4 @@ def versions() -> dict[str, str]:
     return found
 
 
-__all__ = ["numbered", "require_writable", "versions", "write_json", "write_whole"]
+__all__ = ["numbered", "require_writable", "require_writable_folder", "versions", "write_json", "write_whole"]

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from strands_cosmos3.checks import seed_number
 from strands_cosmos3.commands.files import require_writable, write_json
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling
@@ -142,6 +143,11 @@ class Infer:
         return 0
 
     def _check(self) -> None:
+        seed_number(self.seed, "--seed")
+        ParallelConfig(self.tp, self.cfg, self.vae_split)
+        _indexes(self.condition_frames)
+        if absent := [str(path) for path in (*self.image, self.video) if path is not None and not path.is_file()]:
+            raise ResourceNotFoundError(f"no picture or video at {', '.join(map(repr, absent))}.")
         if bool(self.image) == (self.video is not None):
             raise ConfigError("give either --image or --video.")
         if len(self.image) not in (0, 1, 3):

@@ -16,7 +16,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from strands_cosmos3.backends.options import MODEL_BACKENDS, require_backend
-from strands_cosmos3.commands.files import numbered, require_writable, versions, write_json, write_whole
+from strands_cosmos3.checks import positive, seed_number
+from strands_cosmos3.commands.files import (
+    numbered,
+    require_writable,
+    require_writable_folder,
+    versions,
+    write_json,
+    write_whole,
+)
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -218,6 +226,9 @@ class Rollout:
         self._check_options()
 
     def _check_options(self) -> None:
+        seed_number(self.seed, "--seed")
+        seed_number(self.seed + max(self.episodes, 1) - 1, "--seed of the last episode")
+        positive(self.duration, "--duration")
         if self.backend == "replay" and self.trajectory is None:
             raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
         parallel = {name: None if degree == 1 else degree for name, degree in (("tp", self.tp), ("cfg", self.cfg))}
@@ -241,6 +252,7 @@ class Rollout:
         require_writable(self.json, (".json",), "--json")
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
         require_writable(self.npz, (".npz",), "--npz")
+        require_writable_folder(self.dataset, "--dataset")
 
     @property
     def _model_options(self) -> dict[str, Any]:

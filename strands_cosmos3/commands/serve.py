@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
+from strands_cosmos3.checks import seed_number
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -85,6 +86,7 @@ class Serve:
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
+        seed_number(self.seed, "--seed")
         config = ServerConfig(
             self.host,
             self.port,

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import positive, seed_number, whole_number
+from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 
 _STAGES = ("vae", "vae_clips", "policy", "joint")
@@ -96,6 +97,11 @@ class Train:
         for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps"):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
+        for name in ("hidden", "layers", "vae_clip_steps", "lora_rank"):
+            whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
+        seed_number(self.seed, "--seed")
+        positive(self.lr, "--lr")
+        require_writable_folder(self.out, "--out")
         console = Console()
         try:
             checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)

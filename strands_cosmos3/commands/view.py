@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from strands_cosmos3.checks import whole_number
 from strands_cosmos3.commands.rollout import Listeners, Rollout
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.types import Outcome
@@ -75,6 +76,7 @@ class View(Rollout):
     def _check(self) -> None:
         if self.episodes < 0:
             raise ConfigError(f"--episodes must be 0 (until Ctrl-C) or more, got {self.episodes}.")
+        whole_number(self.page_port, "--page-port", 0, 65535)
         self._check_options()
 
     def _seeds(self) -> Iterable[int]:

@@ -24,6 +24,7 @@ from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError,
 from strands_cosmos3.robots.panda import HandLimits, JointLimits
 from strands_cosmos3.types import JointTrajectory
 
+_MOST_STEPS = 1_000_000
 _LIMIT_SLACK_RAD = 1e-6
 _RATE_SLACK = 1.001
 _ROUNDING_RAD = 1e-14
@@ -234,6 +235,7 @@ class Executor:
 
     def steps_to_row(self, row: int) -> int:
         """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0 if it has already."""
+        row = whole_number(row, "row", -1)
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
     def takeover(self, steps: int = 0) -> Takeover:
@@ -300,10 +302,10 @@ class Executor:
         """Return the reference for the next ``n_steps`` physics steps.
 
         Raises:
-            InputError: ``n_steps`` is not a whole number of at least 1.
+            InputError: ``n_steps`` is not a whole number from 1 to a million.
             ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and the executor brakes (FAULT).
         """
-        n_steps = whole_number(n_steps, "n_steps", 1)
+        n_steps = whole_number(n_steps, "n_steps", 1, _MOST_STEPS)
         block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)
         try:
             self._guard(block)

@@ -372,7 +372,7 @@ def _at_bound(angles: F64, lower: F64, upper: F64) -> bool:
 
 
 def _method(name: Method) -> Method:
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise UnknownNameError("IK method", name, METHODS)
     return name
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.robots.panda import JointLimits
 
 RANGE_TOLERANCE_RAD = 2e-7  # a stop may turn this far beyond a joint's end, where the acceleration has yet to fade
@@ -35,7 +35,8 @@ class JointState:
     @classmethod
     def at_rest(cls, q_rad: F64) -> JointState:
         """Return the state of rest at angles [n]."""
-        return cls(np.array(q_rad, dtype=np.float64), np.zeros(len(q_rad)), np.zeros(len(q_rad)))
+        q = finite_array(q_rad, "q_rad", (None,))
+        return cls(q.copy(), np.zeros(len(q)), np.zeros(len(q)))
 
     @property
     def rests(self) -> bool:

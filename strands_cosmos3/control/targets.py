@@ -10,7 +10,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import decode_chunk, decode_joint_chunk, to_frame
 from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError
@@ -19,12 +19,14 @@ from strands_cosmos3.types import OFF_POSE_M, ActionChunk, ErrorSummary, JointTr
 MAX_STRETCH = 4.0  # multiple of the joints' speed limit that ``solve_chunk`` allows in one row
 
 
+@typed()
 def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) -> F64:
     """Return [4, 4] ``T_ee_cosmos``: the frame of the model's deltas, in the driven frame; FrameError if not attached to it."""
     tool = embodiment.tool_frame
     return bridge.frame_in_ee(tool.parent, qpos) @ tool.T_parent_cosmos
 
 
+@typed()
 def solve_chunk(
     chunk: ActionChunk, bridge: MinkIKBridge, q_anchor: F64, stats: ActionStats | None = None, t_capture_s: float = 0.0
 ) -> JointTrajectory:

@@ -161,7 +161,7 @@ def resolve_mapping(
 
 def _keys_of(robot: str | None, state_keys: Sequence[str] | None) -> dict[str, str]:
     """Canonical name -> the robot's key."""
-    if robot is not None and robot not in _ROBOTS:
+    if robot is not None and (not isinstance(robot, str) or robot not in _ROBOTS):
         raise ConfigError(f"robot {robot!r} has no built-in mapping; valid: {', '.join(_ROBOTS)}, or None with state keys.")
     if state_keys is not None:
         _require_keys(state_keys)
@@ -237,7 +237,7 @@ def _gripper(given: str | GripperConvention | None, key: str) -> GripperConventi
         return PANDA_FINGER if key in _PANDA_FINGERS else MODEL_GRIPPER
     if isinstance(given, GripperConvention):
         return given
-    if given not in GRIPPER_UNITS:
+    if not isinstance(given, str) or given not in GRIPPER_UNITS:
         raise UnknownNameError("gripper unit", given, GRIPPER_UNITS)
     return GRIPPER_UNITS[given]
 

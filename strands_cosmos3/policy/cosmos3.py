@@ -16,10 +16,10 @@ import numpy as np
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.checks import F64, whole_number
+from strands_cosmos3.checks import F64, finite_array, instance_of, seed_number, typed, whole_number
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError, ObservationError
+from strands_cosmos3.errors import ConfigError, ObservationError
 from strands_cosmos3.observe.cameras import ONE_VIEW
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
 from strands_cosmos3.policy.arm import PolicyArm
@@ -97,6 +97,7 @@ class Cosmos3Policy(Policy):
     default_backend: ClassVar[str | None] = None
     """Backend when no option names one: the bundled policy (None), or ``service`` for policies that a host makes by name."""
 
+    @typed("backend")
     def __init__(
         self,
         embodiment: str | Embodiment = "droid",
@@ -147,7 +148,7 @@ class Cosmos3Policy(Policy):
         self._mapped = (observation_mapping, action_mapping, self.embodiment.rig, observed_gripper, commanded_gripper)
         self._mapping = resolve_mapping(robot, None, *self._mapped)
         self._gripper_is_given = commanded_gripper is not None
-        self._first_seed = 0 if seed is None else int(seed)
+        self._first_seed = 0 if seed is None else seed_number(seed)
         self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
         self._closed = False
         self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead)
@@ -255,7 +256,9 @@ class Cosmos3Policy(Policy):
 
     def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
         """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
-        self._mapping = self._keep_unit(resolve_mapping(self.robot, robot_state_keys, *self._mapped))
+        self._mapping = self._keep_unit(
+            resolve_mapping(self.robot, instance_of(robot_state_keys, Sequence, "state keys"), *self._mapped)
+        )
         self.robot_state_keys = list(robot_state_keys)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
@@ -286,7 +289,7 @@ class Cosmos3Policy(Policy):
         """Start a new episode: the next call draws with ``seed`` (or the constructor's)."""
         with self._planning:
             if seed is not None:
-                self._first_seed = int(seed)
+                self._first_seed = seed_number(seed)
             self._start_over()
             self.backend.reset(seed)
 
@@ -416,6 +419,7 @@ class Cosmos3Policy(Policy):
         Raises:
             ConfigError: The backend takes no action prefix, or none that long.
         """
+        action_prefix = None if action_prefix is None else finite_array(action_prefix, "action_prefix", (None, None))
         if action_prefix is not None and len(action_prefix) > self.prefix_rows:
             raise ConfigError(
                 f"an action prefix of {len(action_prefix)} rows, and backend {self.backend.name!r} in mode {str(self.mode)!r} "
@@ -427,7 +431,9 @@ class Cosmos3Policy(Policy):
             if self._arm is not None:
                 self._arm.require_known()
             observation = self._observation(observation)
-            request = self._request(observation, instruction or self.prompt, raw_actions, video, action_prefix)
+            request = self._request(
+                observation, instance_of(instruction, str, "instruction") or self.prompt, raw_actions, video, action_prefix
+            )
             return self._plan(observation, request)
 
     def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:
@@ -461,9 +467,7 @@ class Cosmos3Policy(Policy):
         self._first_call_s = first_s
         return observation
 
-    def _request(self, observation: Observation, instruction: Any, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
-        if not isinstance(instruction, str):
-            raise InputError(f"an instruction is a string, got {type(instruction).__name__}.")
+    def _request(self, observation: Observation, instruction: str, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
         return Request(
             embodiment=self.embodiment,
             action_space=self.action_space,
@@ -474,7 +478,7 @@ class Cosmos3Policy(Policy):
             T_base_cosmos=None if self._arm is None else self._arm.T_base_cosmos(observation, self.embodiment),
             T_base_anchor=None if self._arm is None else self._arm.T_base_anchor(observation, self.embodiment),
             composite=self._composite(observation),
-            seed=self._first_seed + self._calls,
+            seed=(self._first_seed + self._calls) % 2**32,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
             images=observation.images if self.backend.takes_views else {},

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from strands_cosmos3.checks import typed
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy.contract import Policy
 from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
 from strands_cosmos3.policy.preflight import require_options
 
 
+@typed()
 def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     """Make a policy by name, as strands-robots does: ``create_policy("cosmos3", embodiment="droid", backend="scripted")``.
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from strands_cosmos3.backends import BACKENDS, needs_pictures, needs_privileged
+from strands_cosmos3.backends.base import adapted
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import require_type, whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
@@ -70,6 +71,7 @@ def check_inputs(
         ConfigError: Actions would reach no joint, or the backend needs state that another simulator does not provide.
         InputError: A value is out of range or an unknown name.
     """
+    require_type(observation_keys, Set[str], "observation_keys")
     _require_hostable(backend)
     chosen = get_embodiment(embodiment)
     chosen.action_space(action_space)
@@ -91,6 +93,8 @@ def check_inputs(
 def _require_hostable(backend: Any) -> None:
     if isinstance(backend, str) and backend not in BACKENDS:
         raise UnknownNameError("backend", backend, BACKENDS)
+    if backend is not None and not isinstance(backend, str):
+        adapted(backend)
     if needs_privileged(backend):
         raise ConfigError(
             "backend 'scripted' sees the state of this package's own simulation (strands_cosmos3.Robot), which another one "

@@ -6,16 +6,15 @@ A step's time is when its target is due: the k-th of a run of steps at ``hz`` is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strands_cosmos3.checks import F64
-from strands_cosmos3.errors import ControlError
+from strands_cosmos3.checks import F64, finite_array, positive, typed
+from strands_cosmos3.errors import ControlError, InputError
+from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
-if TYPE_CHECKING:
-    from strands_cosmos3.robots.panda import JointLimits
+_MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +42,7 @@ class StepTimeline:
         return float(np.concatenate(([0.0], self.ends_s))[max(0, len(self.ends_s) - n)]) + self.start_s
 
 
+@typed()
 def resample(
     plan: JointTrajectory, observation: Observation, hz: float, limits: JointLimits, lead_s: F64 | None = None
 ) -> tuple[JointTrajectory, F64]:
@@ -63,6 +63,7 @@ def resample(
 
     assert observation.qd_rad_s is not None  # Observation fills it
     speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)  # measured, so it may lie a little beyond
+    hz, lead_s = positive(hz, "hz"), None if lead_s is None else finite_array(lead_s, "lead_s", observation.q_rad.shape)
     start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
     try:
         motion = plan_motion(start, plan.q_rad, plan.t_s, limits, 1.0 / hz)
@@ -80,6 +81,7 @@ def resample(
     return steps, np.interp(at_s, motion.spline.t_s, motion.nominal_s)
 
 
+@typed()
 def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     """A chunk's raw rows at another rate, where they can be: joint angles are interpolated, the gripper is held.
 
@@ -91,7 +93,7 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     due_s, rows = chunk.row_times_s, chunk.action
     if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
         return rows, due_s
-    at_s = _ticks(due_s[-1], hz)
+    at_s = _ticks(due_s[-1], positive(hz, "hz"))
     joints = np.stack([np.interp(at_s, due_s, rows[:, i]) for i in range(rows.shape[1] - 1)], axis=1)
     next_row = np.minimum(np.searchsorted(due_s, at_s - 1e-9), len(rows) - 1)
     return np.column_stack((joints, rows[next_row, -1])), at_s
@@ -99,4 +101,6 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
 
 def _ticks(end_s: float, hz: float) -> F64:
     """[K] ends of the control periods until ``end_s``, at least one."""
+    if end_s * hz > _MOST_STEPS:
+        raise InputError(f"{end_s:g} s at {hz:g} Hz are more than {_MOST_STEPS} steps; give a lower rate.")
     return np.arange(1, max(1, int(np.ceil(end_s * hz - 1e-9))) + 1) / hz

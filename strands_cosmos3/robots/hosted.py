@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.embodiments import MODEL_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.panda import HAND_BODY, HOME_Q, dh_forward
@@ -18,6 +18,7 @@ _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
 _PROBES = HOME_Q + np.array([0.0, 0.3, -0.4])[:, None]
 
 
+@typed()
 def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
     """Raise a :class:`ConfigError` unless a model's arm is a Franka, the arm that inverse kinematics is solved for.
 
@@ -48,6 +49,7 @@ def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str])
             )
 
 
+@typed()
 def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> F64 | None:
     """[n] lag in s of the position servos that drive these joints one to one; None if they are driven in another way."""
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
@@ -59,6 +61,7 @@ def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) 
     return servo_lead_s(model, actuators, model.jnt_dofadr[ids].astype(np.intp))
 
 
+@typed()
 def driven_gripper(model: mujoco.MjModel, namespace: str, key: str) -> GripperConvention | None:
     """Return the unit in which strands-robots' MuJoCo engine reads a number under ``key``; None for the joint's own unit.
 

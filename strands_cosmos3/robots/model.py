@@ -9,7 +9,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
@@ -55,6 +55,7 @@ def _menagerie_path() -> Path:
         ) from error
 
 
+@typed()
 def model_path(spec: str | Path | None = None) -> Path:
     """Return the path of an arm's model file.
 
@@ -78,6 +79,7 @@ def model_path(spec: str | Path | None = None) -> Path:
     return path
 
 
+@typed()
 def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjModel:
     """Load and compile an arm's model; ``spec`` is as in :func:`model_path`, or a model, which is returned unchanged.
 
@@ -94,6 +96,7 @@ def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjMode
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
 
 
+@typed()
 def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
     """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``.
 

@@ -155,7 +155,7 @@ class JointLimits:
 
         An :class:`InputError` says that the factor lies outside (0, 1].
         """
-        if not 0.0 < factor <= 1.0:
+        if not positive(factor, "a derating factor") <= 1.0:
             raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
         hand = self.hand and replace(
             self.hand, velocity=self.hand.velocity * factor, acceleration=self.hand.acceleration * factor
@@ -194,9 +194,12 @@ def dh_forward(q_rad: Any) -> F64:
     Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics, modified convention).
 
     Raises:
-        ShapeError: The last axis is not 7.
+        InputError, ShapeError: They are not numbers; the last axis is not 7.
     """
-    q = np.asarray(q_rad, dtype=np.float64)
+    try:
+        q = np.asarray(q_rad, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"q_rad must be an array of real numbers, got {type(q_rad).__name__} ({error}).") from None
     if q.ndim == 0 or q.shape[-1] != 7:
         raise ShapeError(f"q_rad must have shape [..., 7], got {list(q.shape)}.")
     T = np.broadcast_to(np.eye(4), (*q.shape[:-1], 4, 4))

@@ -126,7 +126,7 @@ class JointServo:
         """
         _require_rows(q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
-        mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
+        mujoco.mj_mulM(self.model, instance_of(data, mujoco.MjData, "data"), self._torque, self._acceleration)
         dof = self.dof_address
         torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)

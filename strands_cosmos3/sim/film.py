@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.record import VideoWriter, compose_film
@@ -50,6 +51,7 @@ class VideoRecorder:
         audience: Also receives plans and predictions.
     """
 
+    @typed()
     def __init__(
         self,
         scene: Scene,
@@ -63,7 +65,7 @@ class VideoRecorder:
         if layout not in LAYOUTS:
             raise UnknownNameError("film layout", layout, LAYOUTS)
         self.scene, self.caption, self.layout = scene, caption, layout
-        self._tick_s = 1.0 / control_frequency
+        self._tick_s = 1.0 / positive(control_frequency, "control frequency")
         self._fps = min(LAYOUTS[layout], control_frequency)
         self._quality = quality
         self._audience = audience

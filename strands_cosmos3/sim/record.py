@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from strands_cosmos3.checks import image_array, positive
+from strands_cosmos3.checks import image_array, positive, typed
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, ShapeError
+from strands_cosmos3.resources import require_creatable
 
 Frame = NDArray[np.uint8]
 _SUFFIXES = (".mp4", ".mkv", ".mov")
@@ -38,6 +39,7 @@ class VideoWriter:
         MissingDependencyError: PyAV is not installed.
     """
 
+    @typed()
     def __init__(self, path: str | Path, fps: float, crf: int = 20):
         self.path = Path(path).expanduser()
         if self.path.suffix.lower() not in _SUFFIXES:
@@ -45,11 +47,11 @@ class VideoWriter:
         if not 0 <= crf <= 51:
             raise ConfigError(f"crf must be 0 (lossless) to 51 (worst), got {crf!r}.")
         self._rate = Fraction(positive(fps, "fps")).limit_denominator(1000)
+        require_creatable(self.path, "the film")
         try:
             import av
         except ImportError as error:
             raise MissingDependencyError("films need PyAV: pip install 'strands-cosmos3[sim]'.") from error
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._hidden = self.path.with_name(f".{self.path.stem}.{os.getpid()}.{id(self):x}{self.path.suffix}")
         self._crf = crf
         self._av: Any = av
@@ -116,6 +118,7 @@ class VideoWriter:
             self.discard()
 
 
+@typed()
 def compose_film(
     beauty: Frame,
     views: Mapping[str, Frame],

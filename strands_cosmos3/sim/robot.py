@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strands_cosmos3.checks import positive
+from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
@@ -36,6 +36,7 @@ class Robot(SimulatedArm):
     ``"franka"`` is the same arm as ``"panda"``. Other arguments and errors: :class:`SimulatedArm`.
     """
 
+    @typed()
     def __init__(
         self,
         name: str = "panda",
@@ -53,6 +54,7 @@ class Robot(SimulatedArm):
         twin = SimulatedArm(control, self.scene, plant=self.plant)
         return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping)
 
+    @typed("policy")
     def run_policy(
         self,
         robot_name: str = "panda",
@@ -104,6 +106,9 @@ class Robot(SimulatedArm):
             ConfigError, UnknownNameError, InputError: Bad arguments; nothing moved and no file was made.
         """
         _known_robot(robot_name)
+        _require_members(policy, "policy", "get_actions_sync", "reset")
+        _require_members(recorder, "recorder", "recording")
+        _require_members(audience, "audience", "show_plan", "show_prediction")
         instruction, judge = self._judge(task, instruction)
         physics_steps_per_tick(control_frequency)
         if realtime and latency:
@@ -140,9 +145,15 @@ class Robot(SimulatedArm):
 
 
 def _known_robot(name: str) -> str:
-    if name not in ROBOTS:
+    if not isinstance(name, str) or name not in ROBOTS:
         raise UnknownNameError("robot", name, ROBOTS)
     return name
+
+
+def _require_members(value: object, name: str, *members: str) -> None:
+    """Check an object that other packages may make."""
+    if missing := [member for member in members if value is not None and not callable(getattr(value, member, None))]:
+        raise InputError(f"{name} must have {', '.join(missing)}(), got {type(value).__name__}.")
 
 
 __all__ = ["ALL_ERRORS", "ROBOTS", "Compensation", "ControlConfig", "PlantErrors", "Robot"]

@@ -6,15 +6,16 @@ are in metres, angles in radians. A :class:`Scene` is a model and the indices in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, require_type, typed
 from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON
-from strands_cosmos3.errors import ConfigError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.panda import (
     ARM_ACTUATORS,
     ARM_JOINTS,
@@ -48,6 +49,7 @@ class Layout:
     yaw_rad: F64  # [n] rotation about z
 
     def __post_init__(self) -> None:
+        require_type(self.names, Sequence[str], "names")
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "xy_m", finite_array(self.xy_m, "xy_m", (len(self.names), 2)))
         object.__setattr__(self, "yaw_rad", finite_array(self.yaw_rad, "yaw_rad", (len(self.names),)))
@@ -60,13 +62,14 @@ class Scene:
         model: 600 Hz, ``implicitfast``.
         view_names: The observation cameras, in the order of the DROID rig.
         arm_qpos, arm_dof: [7] addresses of the arm's joints in ``qpos`` and ``qvel``.
-        finger_qpos, finger_dof: [2] the fingers'.
+        finger_qpos, finger_dof: [2] the fingers'; finger_joints: Indices of their joints.
         arm_actuators: [7] indices into ``ctrl``; gripper_actuator: the tendon's.
         hand_body, tcp_site: Indices of the hand's body and of the tool centre point.
         cube_qpos, cube_dof, cube_body: By cube: address of its 7 ``qpos`` entries (x y z, quaternion wxyz), of its 6
             ``qvel`` entries, index of its body.
     """
 
+    @typed()
     def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None):
         """Compile the scene; ConfigError if two cubes share a name.
 
@@ -83,6 +86,7 @@ class Scene:
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
         self.finger_qpos = np.array([model.joint(name).qposadr[0] for name in FINGER_JOINTS])
         self.finger_dof = np.array([model.joint(name).dofadr[0] for name in FINGER_JOINTS])
+        self.finger_joints = tuple(int(model.joint(name).id) for name in FINGER_JOINTS)
         self.arm_actuators = np.array([model.actuator(name).id for name in ARM_ACTUATORS])
         self.gripper_actuator = int(model.actuator(GRIPPER_ACTUATOR).id)
         self.hand_body = int(model.body(HAND_BODY).id)
@@ -91,6 +95,7 @@ class Scene:
         self.cube_dof = {name: int(model.joint(name).dofadr[0]) for name in self.cubes}
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
 
+    @typed()
     def sample_layout(self, rng: np.random.Generator) -> Layout:
         """Return a layout uniform in the spawn region, at any yaw, ``SEPARATION_M`` apart; ConfigError if it cannot fit."""
         placed: list[F64] = []
@@ -102,6 +107,7 @@ class Scene:
                 return Layout(tuple(self.cubes), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed)))
         raise ConfigError(f"{len(self.cubes)} cubes do not fit {SEPARATION_M} m apart into the spawn region.")
 
+    @typed()
     def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
         """Place the arm and the cubes, at rest, with the servos commanded to hold.
 
@@ -128,6 +134,7 @@ class Scene:
             data.qpos[at + 3 : at + 7] = np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)
         mujoco.mj_forward(self.model, data)
 
+    @typed()
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
         """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last step; UnknownNameError if there is none."""
         index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
@@ -140,10 +147,7 @@ class Scene:
 
     def in_bin(self, position_m: F64) -> bool:
         """Return whether a world position [3] lies inside the bin's walls and below their rim."""
-        position = np.asarray(position_m, dtype=np.float64)
-        if position.shape != (3,):
-            raise ShapeError(f"position_m must have shape [3], got {list(position.shape)}.")
-        return self.bin.contains(position)
+        return self.bin.contains(finite_array(position_m, "position_m", (3,)))
 
 
 __all__ = ["BIN", "DEFAULT_CUBES", "SEPARATION_M", "SPAWN_X_M", "SPAWN_Y_M", "VIEWS", "Bin", "Cube", "Layout", "Scene"]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, positive
+from strands_cosmos3.checks import F64, positive, typed_fields
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
 from strands_cosmos3.robots.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
 
@@ -38,6 +38,7 @@ class Cube:
     mass_kg: float = 0.060
 
     def __post_init__(self) -> None:
+        typed_fields(self)
         positive(self.edge_m, "edge_m")
         positive(self.mass_kg, "mass_kg")
 
@@ -51,10 +52,14 @@ class Bin:
     height_m: float = 0.07  # of the rim over the table
     wall_m: float = 0.006  # thickness of walls and floor
 
+    def surrounds(self, position_m: F64) -> bool:
+        """Whether a world position [3] lies inside the walls or above that space."""
+        inside = np.abs(position_m[:2] - np.array(self.center_m)) < np.array(self.inner_m) / 2
+        return bool(inside.all() and position_m[2] > 0.0)
+
     def contains(self, position_m: F64) -> bool:
         """Whether a world position [3] lies inside the walls and below the rim."""
-        inside = np.abs(position_m[:2] - np.array(self.center_m)) < np.array(self.inner_m) / 2
-        return bool(inside.all() and 0.0 < position_m[2] < self.height_m)
+        return self.surrounds(position_m) and bool(position_m[2] < self.height_m)
 
 
 @dataclass(frozen=True)

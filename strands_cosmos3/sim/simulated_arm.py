@@ -11,7 +11,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, instance_of, seed_number, typed
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
@@ -35,7 +35,7 @@ class ControlConfig:
 
     def joint_limits(self) -> JointLimits:
         """Return the limits in force; UnknownNameError if there is no such table."""
-        if self.limits not in LIMITS:
+        if not isinstance(self.limits, str) or self.limits not in LIMITS:
             raise UnknownNameError("limits", self.limits, LIMITS)
         table, arm = LIMITS[self.limits], LIMITS["fer"]
         ranges = {"q_min": np.maximum(table.q_min, arm.q_min), "q_max": np.minimum(table.q_max, arm.q_max)}
@@ -59,6 +59,7 @@ class SimulatedArm:
         ConfigError, EnvironmentalError: The model cannot be used, or not be fetched.
     """
 
+    @typed()
     def __init__(
         self,
         control: ControlConfig | None = None,
@@ -90,9 +91,10 @@ class SimulatedArm:
         """Called after every physics step with the references at its end: angles [7] and open fraction."""
         self.reset(0)
 
+    @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
         """Place the arm at rest (at ``q_rad`` [7], by default at home) and the cubes (at ``layout``, by default random)."""
-        layout = self.scene.sample_layout(np.random.default_rng(seed)) if layout is None else layout
+        layout = self.scene.sample_layout(np.random.default_rng(seed_number(seed))) if layout is None else layout
         start = HOME_Q if q_rad is None else q_rad
         self.executor = Executor(self.limits, self.dt_s, start)
         self._loop_counters = {}
@@ -121,6 +123,7 @@ class SimulatedArm:
             q_rad += self.plant.noise_rad(self._seed, round(self.data.time / self.dt_s), len(q_rad))
         return q_rad
 
+    @typed()
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
         data, scene = self.data, self.scene
@@ -131,6 +134,7 @@ class SimulatedArm:
         flat |= {f"{name}.vel": float(value) for name, value in zip(names, qd, strict=True)}
         return flat | dict(images or {})
 
+    @typed()
     def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
         """Typed observation, with the simulator's ground truth as ``privileged``."""
         q, qd, gripper = self.joint_state()

@@ -4,12 +4,18 @@ The instruction selects the cube: "pick up the blue cube" succeeds only with the
 break for ``hold_s``.
 
 ===== ====================================================================================================
-reach the tool centre point within 30 mm of the cube's centre
-pick  the cube's centre at least 100 mm above where it lay, both fingers touching it
-place the cube inside the bin's walls, slower than 10 mm/s, touched by no finger
-stack the cube's centre within 15 mm (sideways) of the other's and one edge above it within 5 mm, slower than
-      10 mm/s, touched by no finger
+reach the cube lies at rest where it lay before the hand came (within 20 mm), and the tool centre point is within 30 mm
+      of its centre
+pick  two fingers took the cube from where it lay, and hold it at least 100 mm higher; nothing else touches it
+place two fingers took the cube from outside the bin and released it above or in the bin, no faster than 0.3 m/s; it lies
+      inside the bin's walls, slower than 10 mm/s, and no part of the robot touches it
+stack two fingers took the cube from elsewhere and released it within 20 mm (sideways) of the other, no faster than 0.3 m/s;
+      it lies on the other, their centres within 15 mm (sideways) and one edge (+-5 mm) apart in height; both are slower than
+      10 mm/s, the other lies on something, and no part of the robot touches either
 ===== ====================================================================================================
+
+Two fingers hold a cube while both press on it from opposite sides. A cube that moves further than its speed explains was
+moved by hand: its history starts again.
 """
 
 from __future__ import annotations
@@ -21,17 +27,32 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
+from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.instruction import Goal
+from strands_cosmos3.sim.handling import REACH_M, REST_M_S, CubeHistory, CubeState, cube_state, touched_only_by
 from strands_cosmos3.sim.scene import Scene
 
-REACH_M = 0.030
 LIFT_M = 0.100
-REST_M_S = 0.010
+DISTURBED_M = 0.020
+RELEASE_M_S = 0.3
+RELEASE_ASIDE_M = 0.020
 STACK_ASIDE_M = 0.015
 STACK_HEIGHT_M = 0.005
 
-Condition = Callable[[Scene, mujoco.MjData, Goal], bool]
+
+@dataclass(frozen=True)
+class Situation:
+    """What a condition judges: the scene now, and the history of the goal's cube."""
+
+    scene: Scene
+    goal: Goal
+    data: mujoco.MjData
+    now: CubeState
+    history: CubeHistory
+
+
+Condition = Callable[[Situation], bool]
 
 
 @dataclass(frozen=True)
@@ -44,48 +65,51 @@ class Task:
     holds: Condition  # whether the condition holds now
 
 
-def _reach(scene: Scene, data: mujoco.MjData, goal: Goal) -> bool:
-    return bool(np.linalg.norm(data.site_xpos[scene.tcp_site] - _centre(scene, data, goal.cube)) < REACH_M)
-
-
-def _pick(scene: Scene, data: mujoco.MjData, goal: Goal) -> bool:
-    lifted = _centre(scene, data, goal.cube)[2] - scene.cubes[goal.cube].edge_m / 2
-    return bool(lifted >= LIFT_M and fingers_touching(scene, data, goal.cube) == 2)
-
-
-def _place(scene: Scene, data: mujoco.MjData, goal: Goal) -> bool:
-    inside = scene.in_bin(_centre(scene, data, goal.cube))
-    return inside and _left_at_rest(scene, data, goal.cube)
-
-
-def _stack(scene: Scene, data: mujoco.MjData, goal: Goal) -> bool:
-    if goal.onto is None:
+def _reach(at: Situation) -> bool:
+    lay, now = at.history.alone_m, at.now
+    if lay is None or not now.supported or now.speed_m_s >= REST_M_S or _apart(now.position_m, lay) >= DISTURBED_M:
         return False
-    off = _centre(scene, data, goal.cube) - _centre(scene, data, goal.onto)
-    edge = (scene.cubes[goal.cube].edge_m + scene.cubes[goal.onto].edge_m) / 2
-    on_top = np.linalg.norm(off[:2]) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M
-    return bool(on_top) and _left_at_rest(scene, data, goal.cube)
+    return _apart(at.data.site_xpos[at.scene.tcp_site], now.position_m) < REACH_M
 
 
-def _left_at_rest(scene: Scene, data: mujoco.MjData, cube: str) -> bool:
-    at = scene.cube_dof[cube]
-    return bool(np.linalg.norm(data.qvel[at : at + 3]) < REST_M_S) and fingers_touching(scene, data, cube) == 0
+def _pick(at: Situation) -> bool:
+    taken, fingers = at.history.taken_m, at.scene.model.jnt_bodyid[list(at.scene.finger_joints)].tolist()
+    if taken is None or not (at.history.held and at.now.gripped and touched_only_by(at.now, fingers)):
+        return False
+    return bool(at.now.position_m[2] - taken[2] >= LIFT_M)
 
 
-def _centre(scene: Scene, data: mujoco.MjData, cube: str) -> np.ndarray:
-    return data.xpos[scene.cube_body[cube]]
+def _place(at: Situation) -> bool:
+    box, released = at.scene.bin, at.history.released
+    if released is None or at.history.taken_m is None or not _left_at_rest(at.now):
+        return False
+    brought = box.surrounds(released.position_m) and not box.surrounds(at.history.taken_m)
+    return brought and released.speed_m_s < RELEASE_M_S and box.contains(at.now.position_m)
 
 
-def fingers_touching(scene: Scene, data: mujoco.MjData, cube: str) -> int:
-    """Return the number of fingers (0, 1 or 2) in contact with a cube."""
-    model = scene.model
-    fingers = {int(model.body(name).id) for name in ("left_finger", "right_finger")}
-    touching = set()
-    for contact in data.contact[: data.ncon]:
-        bodies = {int(model.geom_bodyid[contact.geom1]), int(model.geom_bodyid[contact.geom2])}
-        if scene.cube_body[cube] in bodies:
-            touching |= bodies & fingers
-    return len(touching)
+def _stack(at: Situation) -> bool:
+    released, onto = at.history.released, at.goal.onto
+    if onto is None or released is None or at.history.taken_m is None or not _left_at_rest(at.now):
+        return False
+    base = cube_state(at.scene, at.data, onto)
+    edge = (at.scene.cubes[at.goal.cube].edge_m + at.scene.cubes[onto].edge_m) / 2
+    off, taken, let_go = (p - base.position_m for p in (at.now.position_m, at.history.taken_m, released.position_m))
+    on_top = _aside(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M and at.scene.cube_body[onto] in at.now.force_n
+    brought = _aside(let_go) < RELEASE_ASIDE_M and not (_aside(taken) < edge and taken[2] > edge / 2)
+    return on_top and brought and released.speed_m_s < RELEASE_M_S and _left_at_rest(base)
+
+
+def _left_at_rest(cube: CubeState) -> bool:
+    return cube.supported and cube.speed_m_s < REST_M_S and not cube.robot_touches
+
+
+def _apart(a: F64, b: F64) -> float:
+    return float(np.linalg.norm(a - b))
+
+
+def _aside(offset: F64) -> float:
+    """Horizontal length of an offset [3]."""
+    return float(np.linalg.norm(offset[:2]))
 
 
 TASKS: Mapping[str, Task] = MappingProxyType(
@@ -101,7 +125,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 
 def get_task(name: str) -> Task:
     """Return the task of that name; UnknownNameError lists the tasks."""
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise UnknownNameError("task", name, TASKS)
     return TASKS[name]
 
@@ -109,15 +133,24 @@ def get_task(name: str) -> Task:
 class Judge:
     """Judges one episode of a task; ``goal`` is the parsed instruction, with the cube to judge."""
 
+    @typed()
     def __init__(self, task: Task, scene: Scene, goal: Goal):
         self.task, self._scene, self._goal = task, scene, goal
+        self._history = CubeHistory()
         self._since_s: float | None = None
 
     def succeeded(self, data: mujoco.MjData) -> bool:
-        """Return whether the condition has held for long enough; call it at every tick."""
-        if not self.task.holds(self._scene, data, self._goal):
+        """Return whether the condition has held for long enough; call it at every tick.
+
+        A clock that goes back starts a new episode.
+        """
+        now = cube_state(self._scene, data, self._goal.cube)
+        if self._history.now is not None and now.time_s < self._history.now.time_s:
+            self._history, self._since_s = CubeHistory(), None
+        self._history.update(now, data.site_xpos[self._scene.tcp_site])
+        if not self.task.holds(Situation(self._scene, self._goal, data, now, self._history)):
             self._since_s = None
             return False
         if self._since_s is None:
-            self._since_s = float(data.time)
-        return data.time - self._since_s >= self.task.hold_s - 1e-9
+            self._since_s = now.time_s
+        return now.time_s - self._since_s >= self.task.hold_s - 1e-9

@@ -1,0 +1,146 @@
+"""Ways to bring a cube to its goal without the arm's doing, in the real simulation."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.policy import Policy
+from strands_cosmos3.robots.panda import HOME_Q
+from strands_cosmos3.sim.tasks import LIFT_M, REACH_M, REST_M_S, STACK_ASIDE_M, STACK_HEIGHT_M
+
+GRAVITY = 9.81
+
+
+class Motion(Policy):
+    """Follows ``at(time_s) -> (angles [7], open fraction)`` by joint targets."""
+
+    provider_name, requires_images, hz = "motion", False, 50.0
+
+    def __init__(self, at=lambda _: (HOME_Q, 1.0)):
+        self.at, self.steps, self.keys = at, 0, []
+
+    def set_robot_state_keys(self, robot_state_keys):
+        self.keys = robot_state_keys
+
+    def set_control_frequency(self, hz):
+        self.hz = hz
+
+    async def get_actions(self, observation_dict, instruction, **kwargs):
+        times = (self.steps + np.arange(1, 6)) / self.hz
+        self.steps += 5
+        rows = [np.r_[q, 0.04 * opening] for q, opening in map(self.at, times)]
+        return [dict(zip(self.keys, map(float, row), strict=True)) for row in rows]
+
+
+class Hand:
+    """Moves a cube in the simulation; use it as ``on_tick``.
+
+    Attributes:
+        looked_done_s: Longest time for which the final state alone met the task's condition of 0.1.
+    """
+
+    def __init__(self, task, cube="cube_red", onto="cube_blue"):
+        self.task, self.cube, self.onto = task, cube, onto
+        self.looked_done_s, self._since_s = 0.0, None
+
+    def act(self, robot):
+        """What it does in a tick."""
+
+    def __call__(self, robot):
+        self.act(robot)
+        now_s = robot.now_s()
+        if not looks_done(robot, self.task, self.cube, self.onto):
+            self._since_s = None
+            return
+        self._since_s = now_s if self._since_s is None else self._since_s
+        self.looked_done_s = max(self.looked_done_s, now_s - self._since_s)
+
+    def put(self, robot, xyz, R=None):
+        """Put the cube somewhere, at rest."""
+        at, dof, quat = robot.scene.cube_qpos[self.cube], robot.scene.cube_dof[self.cube], np.array([1.0, 0, 0, 0])
+        if R is not None:
+            mujoco.mju_mat2Quat(quat, np.ravel(R))
+        robot.data.qpos[at : at + 7] = [*xyz, *quat]
+        robot.data.qvel[dof : dof + 6] = 0.0
+
+    def where(self, robot, name=None):
+        return robot.data.xpos[robot.scene.cube_body[name or self.cube]].copy()
+
+    def fling(self, robot, velocity):
+        dof = robot.scene.cube_dof[self.cube]
+        robot.data.qvel[dof : dof + 6] = [*velocity, 0, 0, 0]
+
+
+class Teleport(Hand):
+    """Puts the cube at ``place(robot)`` once, or at every tick."""
+
+    def __init__(self, task, place, at_s=0.3, until_s=0.32):
+        super().__init__(task)
+        self.place, self.at_s, self.until_s = place, at_s, until_s
+
+    def act(self, robot):
+        if self.at_s <= robot.now_s() < self.until_s:
+            self.put(robot, self.place(robot), robot.data.site_xmat[robot.scene.tcp_site] if self.task == "pick" else None)
+
+
+class Throw(Hand):
+    """Gives the cube a velocity, with which it arrives after ``flight_s`` at ``place(robot)`` (a point for its centre)."""
+
+    def __init__(self, task, place, flight_s, at_s=0.3):
+        super().__init__(task)
+        self.place, self.flight_s, self.at_s, self.thrown = place, flight_s, at_s, False
+
+    def act(self, robot):
+        if not self.thrown and robot.now_s() >= self.at_s:
+            self.thrown = True
+            way = self.place(robot) - self.where(robot)
+            self.fling(robot, way / self.flight_s + np.array([0, 0, GRAVITY * self.flight_s / 2]))
+
+
+class Carry(Hand):
+    """Carries the cube along ``places(robot)``, weightless, with a velocity that fits its motion; then lets go."""
+
+    def __init__(self, task, places, speed=0.25, stay_s=0.0):
+        super().__init__(task)
+        self.places, self.speed, self.left, self.stay_s, self.arrived_s = places, speed, None, stay_s, None
+
+    def act(self, robot):
+        if self.left is None:
+            self.left = list(self.places(robot))
+        body = robot.scene.cube_body[self.cube]
+        if self.left and np.linalg.norm(self.left[0] - self.where(robot)) < 0.003:
+            self.left.pop(0)
+        if not self.left:
+            self.arrived_s = robot.now_s() if self.arrived_s is None else self.arrived_s
+            staying = robot.now_s() < self.arrived_s + self.stay_s
+            robot.data.xfrc_applied[body, 2] *= staying
+            if staying:
+                self.fling(robot, np.zeros(3))
+            return
+        robot.data.xfrc_applied[body, 2] = GRAVITY * robot.scene.cubes[self.cube].mass_kg
+        way = self.left[0] - self.where(robot)
+        self.fling(robot, way * min(50.0 / 2, self.speed / np.linalg.norm(way)))
+
+
+def touching(robot, cube):
+    """Names of the bodies that touch a cube."""
+    model, body = robot.scene.model, robot.scene.cube_body[cube]
+    pairs = [{int(model.geom_bodyid[c.geom1]), int(model.geom_bodyid[c.geom2])} for c in robot.data.contact]
+    return {model.body(other).name for pair in pairs if body in pair for other in pair - {body}}
+
+
+def looks_done(robot, task, cube, onto):
+    """The tasks' conditions of release 0.1: the final state, and fingers only."""
+    scene, data = robot.scene, robot.data
+    at, dof = data.xpos[scene.cube_body[cube]], scene.cube_dof[cube]
+    fingers = touching(robot, cube) & {"left_finger", "right_finger"}
+    left = not fingers and np.linalg.norm(data.qvel[dof : dof + 3]) < REST_M_S
+    if task == "reach":
+        return np.linalg.norm(data.site_xpos[scene.tcp_site] - at) < REACH_M
+    if task == "pick":
+        return at[2] - 0.02 >= LIFT_M and len(fingers) == 2
+    if task == "place":
+        return scene.in_bin(at) and left
+    off = at - data.xpos[scene.cube_body[onto]]
+    return np.linalg.norm(off[:2]) < STACK_ASIDE_M and abs(off[2] - 0.04) < STACK_HEIGHT_M and left

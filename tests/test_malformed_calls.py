@@ -1,0 +1,373 @@
+"""Malformed calls of the public functions and flags: an error of this package each, and no other."""
+
+from __future__ import annotations
+
+import itertools
+
+import mujoco
+import numpy as np
+import pytest
+
+from helpers.malformed import Call
+from strands_cosmos3 import embodiments
+from strands_cosmos3.actions import decode, normalization, rotations, stats
+from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.control.executor import Executor
+from strands_cosmos3.control.ik import MinkIKBridge
+from strands_cosmos3.control.loop import LoopConfig
+from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk, tool_frame_in_ee
+from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
+from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.policy import Cosmos3Policy, create_policy
+from strands_cosmos3.policy.resample import resample, resample_rows
+from strands_cosmos3.robots import hosted, model, panda, servo
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
+from strands_cosmos3.sim.dataset import rollout_spec
+from strands_cosmos3.sim.episode import physics_steps_per_tick
+from strands_cosmos3.sim.film import VideoRecorder
+from strands_cosmos3.sim.plant import PlantErrors
+from strands_cosmos3.sim.record import VideoWriter, compose_film
+from strands_cosmos3.sim.render import Polyline, Quality, Renderer, choose_gl
+from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
+from strands_cosmos3.sim.tasks import TASKS, Judge, get_task
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, PoseTrajectory
+
+DROID = get_embodiment("droid")
+MODEL = model.load_panda()
+BRIDGE = MinkIKBridge(MODEL)
+FULL = np.r_[HOME_Q, 0.04, 0.04]
+EYES = np.tile(np.eye(4), (3, 1, 1))
+POSES = np.tile(BRIDGE.ee_pose(FULL), (3, 1, 1))
+STAY = np.array([-0.0110, 0.0762, 0.0231, 1, 0.0007, 0.0016, -0.0005, 1, -0.0448, 0])
+ROWS = np.tile(STAY, (4, 1))
+TIMES = np.arange(1, 5) / 15
+
+
+class Stays(Backend):
+    """Holds the pose."""
+
+    name, requires_images = "stays", False
+
+    def infer(self, request):
+        return ActionChunk(np.tile(STAY, (request.n_rows, 1)), request.action_space, request.embodiment)
+
+
+STATS = stats.load_action_stats("droid")
+CHUNK = ActionChunk(ROWS, DROID.action_space(), DROID)
+JOINTS = ActionChunk(np.tile(np.r_[HOME_Q, 1.0], (4, 1)), DROID.action_space("joint_pos"), DROID)
+PLAN = JointTrajectory(np.tile(HOME_Q, (4, 1)), TIMES, np.ones(4))
+SEEN = Observation(HOME_Q, 1.0)
+FLAT = {**{name: float(q) for name, q in zip(ARM_JOINTS, HOME_Q, strict=True)}, "finger_joint1": 0.04, "finger_joint2": 0.04}
+SCENE = Scene()
+DATA = mujoco.MjData(SCENE.model)
+LAYOUT = SCENE.sample_layout(np.random.default_rng(0))
+ROBOT = Robot(scene=SCENE)
+POLICY = Cosmos3Policy(robot="panda", backend=Stays())
+PICTURE = np.zeros((8, 8, 3), np.uint8)
+LIMITS = {name: getattr(FER, name) for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")}
+SCRIPTED = {"embodiment": "droid", "backend": "scripted"}
+
+
+def executor(**given):
+    return Executor(**{"limits": FER, "dt_s": 1 / 600, "q_rad": HOME_Q, "gripper": 1.0, **given})
+
+
+ACTIONS = [
+    Call(rotations.rot6d_to_matrix, {"rot6d": STAY[3:9]}),
+    Call(rotations.matrix_to_rot6d, {"R": np.eye(3)}),
+    Call(rotations.quaternion_to_matrix, {"xyzw": np.array([0, 0, 0, 1.0])}),
+    Call(rotations.matrix_to_quaternion, {"R": np.eye(3)}),
+    Call(rotations.euler_xyz_to_matrix, {"angles_rad": np.array([0.1, 0.2, 0.3])}),
+    Call(rotations.so3_exp, {"w": np.array([0.1, 0.2, 0.3])}),
+    Call(rotations.so3_log, {"R": np.eye(3)}),
+    Call(rotations.geodesic_angle, {"R_a": np.eye(3), "R_b": np.eye(3)}),
+    Call(rotations.se3, {"R": np.eye(3), "p": np.zeros(3)}),
+    Call(rotations.se3_inverse, {"T": np.eye(4)}),
+    Call(rotations.se3_between, {"T_a": np.eye(4), "T_b": EYES}),
+    Call(rotations.interpolate_poses, {"T": EYES, "t_s": np.array([0.1, 0.2, 0.3]), "at_s": np.array([0.15, 0.2])}),
+    Call(stats.load_action_stats, {"source": "droid", "domain": None}),
+    Call(stats.stats_for, {"embodiment": "droid", "stats": STATS}),
+    Call(stats.normalize_quantile, {"a": ROWS, "q01": STATS.q01, "q99": STATS.q99, "clip": True}),
+    Call(stats.denormalize_quantile, {"z": ROWS, "q01": STATS.q01, "q99": STATS.q99}),
+    Call(stats.denormalize_chunk, {"action": ROWS, "embodiment": "droid", "stats": STATS, "method": "quantile"}),
+    Call(stats.normalize_chunk, {"action": ROWS, "embodiment": "droid", "stats": None, "method": "quantile", "clip": True}),
+    Call(STATS.first, {"width": 9}),
+    Call(STATS.normalizer, {"method": "quantile"}),
+    Call(
+        normalization.ActionStats,
+        {"domain": STATS.domain, "columns": STATS.columns, "q01": STATS.q01, "q99": STATS.q99},
+    ),
+    Call(decode.decode_pose_delta, {"rows": ROWS[:, :9]}),
+    Call(decode.encode_pose_delta, {"T": EYES}),
+    Call(decode.decode_pose_trajectory, {"deltas": ROWS[:, :9], "T_0": np.eye(4), "convention": "framewise"}),
+    Call(decode.encode_pose_trajectory, {"T": EYES, "convention": "anchored"}),
+    Call(decode.decode_chunk, {"chunk": CHUNK, "T_base_anchor_cosmos": np.eye(4), "stats": None, "method": "quantile"}),
+    Call(decode.decode_joint_chunk, {"chunk": JOINTS}),
+    Call(
+        decode.to_frame,
+        {
+            "trajectory": PoseTrajectory(EYES, np.array([0.1, 0.2, 0.3]), "cosmos", np.eye(4)),
+            "T_cosmos_ee": np.eye(4),
+            "name": "hand",
+        },
+    ),
+    Call(
+        decode.encode_chunk,
+        {
+            "T_base_cosmos": EYES,
+            "gripper": np.ones(2),
+            "embodiment": "droid",
+            "stats": None,
+            "method": "quantile",
+            "clip": True,
+        },
+    ),
+]
+ROBOTS = [
+    Call(model.model_path, {"spec": "panda"}),
+    Call(model.load_model, {"spec": None}),
+    Call(model.load_spec, {"spec": None}),
+    Call(panda.dh_forward, {"q_rad": HOME_Q}),
+    Call(JointLimits, LIMITS),
+    Call(FER.derated, {"factor": 0.5}),
+    Call(panda.CartesianLimits, {"velocity": 1.7, "jerk": 6500.0}),
+    Call(servo.JointServo, {"model": MODEL}),
+    Call(servo.JointServo(MODEL).velocity_feed_forward, {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7)}),
+    Call(servo.JointServo(MODEL).no_feed_forward, {"q_rad": HOME_Q}),
+    Call(
+        servo.JointServo(MODEL).computed_torque,
+        {"data": mujoco.MjData(MODEL), "q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)},
+    ),
+    Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
+    Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
+    Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
+]
+CONTROL = [
+    Call(
+        MinkIKBridge,
+        {
+            "ee_frame_name": "hand",
+            "ee_frame_type": "body",
+            "limits": FER,
+            "method": "auto",
+            "avoid_collisions": (),
+            "min_distance_m": 0.01,
+            "model": MODEL,
+        },
+    ),
+    Call(BRIDGE.ee_pose, {"qpos": FULL}),
+    Call(BRIDGE.configuration, {"value": FULL, "name": "q"}),
+    Call(BRIDGE.frame_in_ee, {"body_name": "hand", "qpos": FULL}),
+    Call(BRIDGE.solve, {"T_world_ee": POSES, "q_init": FULL, "dt_s": 0.1, "method": "auto"}),
+    Call(tool_frame_in_ee, {"embodiment": DROID, "bridge": BRIDGE, "qpos": FULL}),
+    Call(solve_chunk, {"chunk": CHUNK, "bridge": BRIDGE, "q_measured": FULL, "stats": None, "t_capture_s": 0.0}),
+    Call(
+        decode_cosmos_chunk_to_targets,
+        {
+            "raw_chunk": ROWS,
+            "embodiment": "droid",
+            "bridge": BRIDGE,
+            "q_init": FULL,
+            "stats": None,
+            "action_space": "midtrain",
+            "fps": 15.0,
+        },
+    ),
+    Call(Executor, {"limits": FER, "dt_s": 1 / 600, "q_rad": HOME_Q, "gripper": 1.0}),
+    Call(lambda **given: executor().accept(**given), {"trajectory": PLAN}, name="Executor.accept"),
+    Call(lambda **given: executor().advance(**given), {"n_steps": 12}, name="Executor.advance"),
+    Call(lambda **given: executor().steps_to_row(**given), {"row": 0}, name="Executor.steps_to_row"),
+    Call(LoopConfig, {"hz": 50.0, "replan_rows": 8, "latency_s": 0.0, "patience_s": 1.0}),
+    Call(JointState.at_rest, {"q_rad": HOME_Q}),
+    Call(JointState, {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)}),
+]
+POLICIES = [
+    Call(create_policy, {"provider": "cosmos3", "robot": "panda"}, {"backend": "scripted"}),
+    Call(
+        Cosmos3Policy,
+        {
+            "embodiment": "droid",
+            "robot": "panda",
+            "mode": "policy",
+            "action_space": "midtrain",
+            "observation_mapping": None,
+            "action_mapping": None,
+            "prompt": "",
+            "seed": 0,
+            "actions_per_step": 8,
+            "chunk_rows": 16,
+            "arm_model": None,
+            "limits": FER,
+            "transport": "raw",
+            "cameras": None,
+            "observed_gripper": "fraction",
+            "commanded_gripper": "fraction",
+            "servo_lead": True,
+            "decode_video": False,
+        },
+        {"backend": "scripted"},
+    ),
+    Call(
+        Cosmos3Policy,
+        {
+            "backend": "scripted",
+            "model": None,
+            "num_steps": None,
+            "guidance_scale": None,
+            "guidance_interval": None,
+            "device": None,
+            "dtype": None,
+            "policy_frames": None,
+            "host": None,
+            "port": None,
+            "api_key": None,
+            "client": None,
+            "dialect": None,
+            "parallel": None,
+        },
+        {"robot": "panda"},
+        name="Cosmos3Policy of a backend",
+    ),
+    Call(
+        Cosmos3Policy.preflight,
+        {"observation_keys": set(FLAT), "embodiment": "droid", "robot": "panda", "backend": "replay", "mode": "policy"},
+    ),
+    Call(POLICY.set_robot_state_keys, {"robot_state_keys": [*ARM_JOINTS, "finger_joint1"]}),
+    Call(POLICY.set_sim_context, {"model": MODEL, "namespace": ""}),
+    Call(POLICY.set_control_frequency, {"hz": 50.0}),
+    Call(POLICY.set_rtc_observed_delay, {"steps": 1}),
+    Call(POLICY.reset, {"seed": 0}),
+    Call(POLICY.plan, {"observation": FLAT, "instruction": "pick up the red cube", "raw_actions": None, "video": None}),
+    Call(POLICY.plan, {"observation": SEEN, "instruction": "pick up the red cube", "action_prefix": None}),
+    Call(POLICY.get_actions_sync, {"observation_dict": FLAT, "instruction": "pick up the red cube"}),
+    Call(resample, {"plan": PLAN, "observation": SEEN, "hz": 50.0, "limits": FER, "lead_s": np.zeros(7)}),
+    Call(resample_rows, {"chunk": JOINTS, "hz": 50.0}),
+]
+SIM = [
+    Call(Cube, {"name": "cube_red", "rgb": (1.0, 0.0, 0.0), "edge_m": 0.04, "mass_kg": 0.06}),
+    Call(Scene, {"cubes": DEFAULT_CUBES, "arm": None}),
+    Call(Layout, {"names": tuple(SCENE.cubes), "xy_m": LAYOUT.xy_m, "yaw_rad": LAYOUT.yaw_rad}),
+    Call(SCENE.sample_layout, {"rng": np.random.default_rng(0)}),
+    Call(SCENE.reset, {"data": DATA, "layout": LAYOUT, "q_arm_rad": HOME_Q, "gripper_open": True}),
+    Call(SCENE.T_world_body, {"data": DATA, "name": "hand"}),
+    Call(SCENE.in_bin, {"position_m": np.zeros(3)}),
+    Call(get_task, {"name": "pick"}),
+    Call(Judge, {"task": TASKS["pick"], "scene": SCENE, "goal": parse_instruction("pick up the red cube")}),
+    Call(ControlConfig, {"limits": "fer", "derating": 1.0, "feed_forward": "velocity"}),
+    Call(
+        lambda **given: ControlConfig(**given).joint_limits(),
+        {"limits": "fer", "derating": 1.0},
+        name="ControlConfig.joint_limits",
+    ),
+    Call(Robot, {"name": "panda", "control": ControlConfig(), "scene": SCENE, "arm_model": None, "plant": None}),
+    Call(ROBOT.reset, {"seed": 0, "q_rad": HOME_Q, "layout": LAYOUT}),
+    Call(ROBOT.observe, {"images": None}),
+    Call(ROBOT.observation, {"images": {"wrist": PICTURE}}),
+    Call(
+        ROBOT.run_policy,
+        {
+            "robot_name": "panda",
+            "instruction": "pick up the red cube",
+            "policy_provider": "cosmos3",
+            "policy_config": SCRIPTED,
+            "control_frequency": 50.0,
+            "video": None,
+            "film_layout": "full",
+            "policy": None,
+            "task": "pick",
+            "seed": 0,
+            "layout": LAYOUT,
+            "latency": 0.0,
+            "realtime": False,
+            "progress": None,
+            "on_tick": None,
+            "recorder": None,
+            "audience": None,
+        },
+        {"duration": 0.06},
+    ),
+    Call(ROBOT.run_policy, {"duration": 0.06}, {"policy_config": SCRIPTED, "task": "pick", "on_tick": lambda _: True}),
+    Call(PlantErrors, {"link_mass_scale": 1.0, "payload_kg": 0.0, "joint_friction_nm": 0.0, "actuation_delay_s": 0.0}),
+    Call(PlantErrors, {"sensor_noise_rad": 0.0, "seed": 0}),
+    Call(PlantErrors().apply, {"model": MODEL}),
+    Call(physics_steps_per_tick, {"control_frequency": 50.0}),
+    Call(rollout_spec, {"embodiment": "droid"}),
+    Call(
+        VideoRecorder,
+        {"scene": SCENE, "path": None, "control_frequency": 50.0, "caption": "", "layout": "full", "quality": Quality()},
+    ),
+    Call(VideoWriter, {"path": "film.mp4", "fps": 15.0, "crf": 20}),
+    Call(
+        compose_film,
+        {"beauty": PICTURE, "views": {"wrist": PICTURE}, "predicted": PICTURE, "caption": "x", "observed": PICTURE},
+    ),
+    Call(choose_gl, {"wanted": "egl"}),
+    Call(Polyline, {"points_m": np.zeros((2, 3)), "rgba": (1.0, 1.0, 1.0, 1.0), "radius_m": 0.002}),
+    Call(Renderer, {"model": MODEL, "height": 0, "width": 0, "gl": "nothing"}),
+]
+DATA_ONLY = [
+    Call(parse_instruction, {"text": "stack the red cube on the blue cube"}),
+    Call(get_embodiment, {"name": "droid"}),
+    Call(raw_embodiment, {"domain_id": 8, "width": 10}),
+    Call(DROID.action_space, {"name": "midtrain"}),
+    Call(DROID.preset, {"action_space": "midtrain"}),
+    Call(DROID.chunk_rows, {"action_space": "midtrain"}),
+    Call(DROID.action_space().row_times_s, {"n_rows": 4, "fps": 15.0}),
+    Call(embodiments.GripperConvention, {"open_value": 1.0, "closed_value": 0.0, "unit": "fraction"}),
+    Call(embodiments.MODEL_GRIPPER.to_fraction, {"value": 0.5}),
+    Call(embodiments.MODEL_GRIPPER.from_fraction, {"fraction": 0.5}),
+    Call(
+        embodiments.Sampling, {"num_steps": 4, "guidance_scale": 1.0, "flow_shift": 5.0, "guidance_interval": (960.0, 1001.0)}
+    ),
+    Call(embodiments.Sampling().over, {"preset": embodiments.POLICY_PRESET}),
+]
+CALLS = {"actions": ACTIONS, "robots": ROBOTS, "control": CONTROL, "policy": POLICIES, "sim": SIM, "data": DATA_ONLY}
+
+
+def untyped(call, rng):
+    """Run a malformed call; return what it raised that is not of this package, or None."""
+    label, arguments = call.spoiled(rng)
+    try:
+        call.function(**arguments)
+    except Cosmos3Error as error:
+        return None if str(error) else f"{label}: no message"
+    except Exception as error:
+        return f"{label}: {type(error).__name__}: {error!s:.120}"
+    return None
+
+
+def run(calls, n):
+    rngs = map(np.random.default_rng, itertools.count())
+    return [
+        found
+        for call, rng in zip(itertools.islice(itertools.cycle(calls), n), rngs, strict=False)
+        if (found := untyped(call, rng))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_calls_are_good_before_they_are_spoiled():
+    for call in itertools.chain(*CALLS.values()):
+        if call.function not in (Renderer,):
+            call.function(**call.good, **call.fixed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("package", CALLS)
+def test_malformed_calls(package):
+    assert not run(CALLS[package], 4 * len(CALLS[package]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("package", CALLS)
+def test_two_thousand_malformed_calls(package):
+    n = -(-2000 * len(CALLS[package]) // sum(map(len, CALLS.values())))
+    assert not run(CALLS[package], n)
