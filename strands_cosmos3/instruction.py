@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from strands_cosmos3.checks import instance_of
 from strands_cosmos3.errors import InputError
 
 COLOURS = ("red", "green", "blue")
@@ -63,7 +62,9 @@ def parse_instruction(text: str) -> Goal:
     Raises:
         InputError: Not a string, no known verb or colour, or a stack that names only one cube.
     """
-    words = instance_of(text, str, "an instruction").lower()
+    if not isinstance(text, str):
+        raise InputError(f"an instruction must be a string, got {type(text).__name__}.")
+    words = text.lower()
     verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
     if verb is None or not colours:

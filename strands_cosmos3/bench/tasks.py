@@ -10,12 +10,13 @@ import numpy as np
 from strands_cosmos3.instruction import COLOURS, TEMPLATES
 
 
-def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Count successes by task. The colours change with the seed; success is judged on the cube that is named."""
+def run(episodes: int, seed: int, progress: Callable[[str], None], plant_errors: bool = False) -> dict[str, Any]:
+    """Count successes by task, with all plant errors if asked for. The colours change with the seed."""
+    from strands_cosmos3.sim.plant import ALL_ERRORS
     from strands_cosmos3.sim.robot import Robot
 
-    robot = Robot("panda")
-    out: dict[str, Any] = {"backend": "scripted", "episodes": episodes, "seed": seed}
+    robot = Robot("panda", plant=ALL_ERRORS if plant_errors else None)
+    out: dict[str, Any] = {"backend": "scripted", "episodes": episodes, "seed": seed, "plant_errors": plant_errors}
     for verb, template in TEMPLATES.items():
         task, rollouts = str(verb), []
         for i in range(seed, seed + episodes):

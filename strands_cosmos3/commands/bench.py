@@ -35,6 +35,8 @@ class Bench:
     """Random chunks (ik, tracking, robustness, loop)."""
     episodes: int | None = None
     """Episodes (sim: 5, tasks: 100 for each task)."""
+    plant_errors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
     exchanges: int = 200
     """Round trips of each kind (service)."""
     seed: int = 0
@@ -105,7 +107,7 @@ class Bench:
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 
-            return tasks.run(self.episodes or 100, self.seed, progress)
+            return tasks.run(self.episodes or 100, self.seed, progress, self.plant_errors)
         if self.what == "engine":
             from strands_cosmos3.bench import engine
 

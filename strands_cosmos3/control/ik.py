@@ -371,7 +371,7 @@ def _at_bound(angles: F64, lower: F64, upper: F64) -> bool:
     return bool(((angles <= lower + 1e-9) | (angles >= upper - 1e-9)).any())
 
 
-def _method(name: Method) -> Method:
+def _method(name: object) -> Method:
     if not isinstance(name, str) or name not in METHODS:
         raise UnknownNameError("IK method", name, METHODS)
     return name

@@ -16,7 +16,7 @@ import numpy as np
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.checks import F64, finite_array, instance_of, seed_number, typed, whole_number
+from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_number
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ConfigError, ObservationError
@@ -254,11 +254,10 @@ class Cosmos3Policy(Policy):
         require_options(policy_config, inspect.signature(cls).parameters)
         check_inputs(observation_keys, **policy_config)
 
-    def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
+    @typed()
+    def set_robot_state_keys(self, robot_state_keys: Sequence[str]) -> None:
         """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
-        self._mapping = self._keep_unit(
-            resolve_mapping(self.robot, instance_of(robot_state_keys, Sequence, "state keys"), *self._mapped)
-        )
+        self._mapping = self._keep_unit(resolve_mapping(self.robot, robot_state_keys, *self._mapped))
         self.robot_state_keys = list(robot_state_keys)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
@@ -333,10 +332,8 @@ class Cosmos3Policy(Policy):
 
         Args:
             observation_dict: Joint angles, gripper and views by the robot's own names.
-            instruction: The task in words.
             raw_actions: [rows, D] known actions in the model's scale, for forward dynamics.
             video: [F, H, W, 3] uint8 composed frames, or the path of a video, for inverse dynamics.
-            kwargs: Ignored, as strands-robots' contract wants it.
 
         Raises:
             ObservationError: A state key or camera is missing; the message lists what there is.
@@ -394,6 +391,7 @@ class Cosmos3Policy(Policy):
         """Break off an inference under way in another thread, where the backend can; that call raises."""
         self.backend.cancel()
 
+    @typed("observation")
     def plan(
         self,
         observation: Observation | Mapping[str, Any],
@@ -410,7 +408,6 @@ class Cosmos3Policy(Policy):
         observation is the wall-clock time since the episode's first call.
 
         Args:
-            observation: What the robot senses.
             instruction, raw_actions, video: As :meth:`get_actions_sync`'s.
             action_prefix: [rows, D] rows that the arm executes during this inference, counted from the observation, in the
                 model's scale (rows of the last ``last_rollout["action"]``), at most :attr:`prefix_rows`. The chunk begins
@@ -431,14 +428,14 @@ class Cosmos3Policy(Policy):
             if self._arm is not None:
                 self._arm.require_known()
             observation = self._observation(observation)
-            request = self._request(
-                observation, instance_of(instruction, str, "instruction") or self.prompt, raw_actions, video, action_prefix
-            )
+            request = self._request(observation, instruction or self.prompt, raw_actions, video, action_prefix)
             return self._plan(observation, request)
 
     def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:
         started = time.perf_counter()
-        chunk = self.backend.infer(request)
+        chunk: Any = self.backend.infer(request)
+        if not isinstance(chunk, ActionChunk):
+            raise ConfigError(f"backend {self.backend.name!r} must return an ActionChunk, got {type(chunk).__name__}.")
         inferred = time.perf_counter()
         self._calls += 1
         plan: JointTrajectory | ActionChunk = chunk

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from strands_cosmos3.backends.replay import Recording
-from strands_cosmos3.checks import positive, typed
+from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick, with_old_names
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
@@ -24,7 +24,6 @@ _MAX_STOP_S = 3.0
 _MAX_WAIT_S = 10.0  # for an inference under way when the episode ends
 
 
-@typed()
 def physics_steps_per_tick(control_frequency: float) -> int:
     """Return the number of physics steps between two control ticks; ConfigError if it is not whole."""
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")

@@ -54,7 +54,7 @@ class Robot(SimulatedArm):
         twin = SimulatedArm(control, self.scene, plant=self.plant)
         return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping)
 
-    @typed("policy")
+    @typed("policy", "duration", "control_frequency")
     def run_policy(
         self,
         robot_name: str = "panda",

@@ -13,12 +13,12 @@ GRAVITY = 9.81
 
 
 class Motion(Policy):
-    """Follows ``at(time_s) -> (angles [7], open fraction)`` by joint targets."""
+    """Follows ``at(time_s) -> (angles [7], open fraction)`` on a robot's clock, by joint targets."""
 
     provider_name, requires_images, hz = "motion", False, 50.0
 
-    def __init__(self, at=lambda _: (HOME_Q, 1.0)):
-        self.at, self.steps, self.keys = at, 0, []
+    def __init__(self, robot, at=lambda _: (HOME_Q, 1.0)):
+        self.robot, self.at, self.keys = robot, at, []
 
     def set_robot_state_keys(self, robot_state_keys):
         self.keys = robot_state_keys
@@ -27,8 +27,7 @@ class Motion(Policy):
         self.hz = hz
 
     async def get_actions(self, observation_dict, instruction, **kwargs):
-        times = (self.steps + np.arange(1, 6)) / self.hz
-        self.steps += 5
+        times = self.robot.now_s() + np.arange(1, 11) / self.hz
         rows = [np.r_[q, 0.04 * opening] for q, opening in map(self.at, times)]
         return [dict(zip(self.keys, map(float, row), strict=True)) for row in rows]
 

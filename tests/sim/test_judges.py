@@ -48,15 +48,15 @@ def fails(robot, task, hand, policy, duration=2.5, layout=UNDER_HAND):
     assert rollout.outcome is Outcome.TIMEOUT, rollout.fault
 
 
-def closes_at(time_s):
-    return Motion(lambda t: (HOME_Q, float(t < time_s)))
+def closes_at(robot, time_s):
+    return Motion(robot, lambda t: (HOME_Q, float(t < time_s)))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_teleported_cube(robot, task):
     """Into the bin, onto the other cube, into the closing fingers, to the hand; the arm stays at home."""
     hand = Teleport(task, GOALS[task], until_s={"reach": 2.0, "pick": 0.9}.get(task, 0.32))
-    fails(robot, task, hand, closes_at(0.4 if task == "pick" else 9.0))
+    fails(robot, task, hand, closes_at(robot, 0.4 if task == "pick" else 9.0))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -69,9 +69,9 @@ def test_a_cube_carried_by_someone_else(robot, task):
         return [hand.where(robot) + over, goal + over, goal] if task in ("place", "stack") else [goal]
 
     hand = Carry(task, places, stay_s={"reach": 2.0, "pick": 0.8}.get(task, 0.0))
-    fails(robot, task, hand, closes_at(1.8 if task == "pick" else 9.0), duration=4.0)
+    fails(robot, task, hand, closes_at(robot, 1.8 if task == "pick" else 9.0), duration=4.0)
 
 
 @pytest.mark.parametrize(("task", "flight_s"), [("place", 0.5), ("stack", 0.6)])
 def test_a_cube_thrown_by_someone_else(robot, task, flight_s):
-    fails(robot, task, Throw(task, GOALS[task], flight_s), Motion())
+    fails(robot, task, Throw(task, GOALS[task], flight_s), Motion(robot))

@@ -153,9 +153,7 @@ def test_place_and_stack_need_the_robot_gone(name, data):
     aim = parse_instruction(task.instruction)
     now = cube_state(SCENE, data, "cube_red")
     for touches in (False, True):
-        at = Situation(
-            SCENE, parse_instruction(task.instruction), data, replace(now, robot_touches=touches), CubeHistory(**past)
-        )
+        at = Situation(SCENE, aim, data, replace(now, robot_touches=touches), CubeHistory(**past))
         assert task.holds(at) is not touches
 
 
