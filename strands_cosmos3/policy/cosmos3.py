@@ -213,8 +213,7 @@ class Cosmos3Policy(Policy):
     def execution_horizon(self) -> int:
         """Steps to execute before the next call: ``actions_per_step``, the checkpoint's own, or the whole chunk.
 
-        Until the first call that is what a chunk takes at the control frequency; after it, what the last call answered,
-        for the joints' limits may have asked for more time.
+        Until the first call that is what a chunk takes at the control frequency; after it, what the last call answered.
         """
         if self.actions_per_step is not None:
             return self.actions_per_step
