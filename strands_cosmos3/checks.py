@@ -20,6 +20,7 @@ from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
 F64 = NDArray[np.float64]
 _K = TypeVar("_K")
 _P = ParamSpec("_P")
+_NOUNS = {str: "a string", int: "a whole number", float: "a number", bool: "True or False"}
 _SO3_TOLERANCE = 1e-6
 MAX_IMAGE_SIDE = 4096
 
@@ -193,7 +194,7 @@ def typed_fields(instance: Any) -> None:
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
     if not _is(value, kind):
-        wanted = kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind))
+        wanted = _NOUNS.get(kind) or (kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind)))
         raise InputError(f"{name} must be {wanted}, got {type(value).__name__} ({value!r:.80}).")
 
 

@@ -163,7 +163,7 @@ CONTROL = [
     Call(BRIDGE.frame_in_ee, {"body_name": "hand", "qpos": FULL}),
     Call(BRIDGE.solve, {"T_world_ee": POSES, "q_init": FULL, "dt_s": 0.1, "method": "auto"}),
     Call(tool_frame_in_ee, {"embodiment": DROID, "bridge": BRIDGE, "qpos": FULL}),
-    Call(solve_chunk, {"chunk": CHUNK, "bridge": BRIDGE, "q_measured": FULL, "stats": None, "t_capture_s": 0.0}),
+    Call(solve_chunk, {"chunk": CHUNK, "bridge": BRIDGE, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0}),
     Call(
         decode_cosmos_chunk_to_targets,
         {

@@ -97,7 +97,7 @@ class Cosmos3Policy(Policy):
     default_backend: ClassVar[str | None] = None
     """Backend when no option names one: the bundled policy (None), or ``service`` for policies that a host makes by name."""
 
-    @typed("backend")
+    @typed("backend", "cameras")
     def __init__(
         self,
         embodiment: str | Embodiment = "droid",
