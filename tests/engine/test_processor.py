@@ -11,6 +11,7 @@ from helpers.cosmos3_oracle import engine, pipeline
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER, Sampling
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
     ActionSpaceError,
@@ -162,6 +163,36 @@ def test_any_prompt_that_the_stock_pipeline_accepts(plain, checkpoints, prompt):
     ids, negative = type(pipe).tokenize_prompt(pipe, prompt, prompt, use_system_prompt=False, **about)
     assert made.text_ids[0].tolist() == list(ids)
     assert made.neg_text_ids[0].tolist() == list(negative)
+
+
+def test_longer_actions_are_cut_at_the_end(plain):
+    rows = np.arange(400.0).reshape(40, 10) / 400
+    made = plain.preprocess(call(picture(), mode="forward_dynamics", action=rows)).cond_action[0]
+    np.testing.assert_allclose(made[:, :10], rows[:16], rtol=1e-6)
+
+
+def test_a_caption_counts_the_given_frame_and_names_a_rigs_layout_only(make):
+    """14 rows at 15 Hz are a clip of one second; LIBERO's views are joined otherwise than DROID's."""
+    made = make(action_chunk_size=14).preprocess(call(picture()))
+    assert '"duration": "1s"' in made.prompt
+    assert "The top row is" in made.prompt
+    libero = make(domain_name="libero").preprocess(call(picture()))
+    assert "concatenated views" in libero.prompt
+    assert "The top row is" not in libero.prompt
+
+
+def test_a_policys_clip_may_be_shorter(make):
+    processor = make(policy_frames=1)
+    assert processor.preprocess(call(picture())).video_shape[0] == 1
+    known = {"mode": "forward_dynamics", "action": [[0.0] * 10]}
+    assert processor.preprocess(call(picture(), **known)).video_shape[0] == 17
+
+
+def test_a_poses_state_row_is_scaled(make):
+    scale = StateRow(tuple(np.linspace(-0.5, 0.4, 10)), tuple(np.linspace(0.5, 2, 10)))
+    state = np.linspace(0.1, 1, 10)
+    made = make(state_row=scale).preprocess(call(picture(), state=state))
+    np.testing.assert_allclose(made.action_prefix[0, :10], (state - scale.mean) / scale.std, rtol=1e-6)
 
 
 def test_a_caption_counts_as_it_stands(make):

@@ -126,6 +126,24 @@ def test_canvas_as_diffusers_pads_it(hw):
     assert np.abs(canvas.frames[0] - expected).max() < 2e-4  # torch computes positions in float32
 
 
+def test_the_nearest_aspect_is_by_height_over_width():
+    """As diffusers and cosmos-framework measure it; by width over height 207 x 300 would be nearer to 256 x 320."""
+    assert canvas_hw(207, 300, 256) == (192, 320)
+
+
+def test_padding_as_wide_as_the_content_repeats_the_edge():
+    given = picture(64, 32)
+    canvas = to_canvas(given[None], (64, 64))
+    assert np.array_equal(canvas.frames[0, :, 32:], np.repeat(canvas.frames[0, :, 31:32], 32, axis=1))
+
+
+def test_letterbox_centres_wide_pictures_too():
+    made = letterbox(np.full((100, 400, 3), 200, np.uint8), (360, 640))
+    assert (made[100:260] == 200).all()
+    assert not made[:100].any()
+    assert not made[260:].any()
+
+
 def test_floats_and_bytes_agree():
     given = picture(64, 64)
     assert np.array_equal(
