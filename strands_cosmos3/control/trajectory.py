@@ -205,7 +205,7 @@ def _blend(share: F64) -> F64:
     """
     after = 1.0 - np.cumsum(share)
     of_velocity, of_angle = share * (after + share / 2), share * (after**2 / 2 + after * share / 2 + share**2 / 6)
-    return np.linalg.solve(np.stack((share, of_velocity, of_angle)), [-1.0, -1.0, -0.5])
+    return np.linalg.solve(np.stack((share, of_velocity, of_angle)), np.array([-1.0, -1.0, -0.5])).astype(np.float64)
 
 
 def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
