@@ -190,7 +190,7 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "default" in printed or command == "doctor"
-    needed = {"bench": 1, "infer": 1, "demos": 1, "train": 1}  # which bench; which checkpoint; where to
+    needed = {"bench": 1, "demos": 1, "train": 1}  # which bench; where to
     assert printed.count("(required)") == needed.get(command, 0)
 
 

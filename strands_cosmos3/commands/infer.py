@@ -146,8 +146,6 @@ class Infer:
         seed_number(self.seed, "--seed")
         ParallelConfig(self.tp, self.cfg, self.vae_split)
         _indexes(self.condition_frames)
-        if absent := [str(path) for path in (*self.image, self.video) if path is not None and not path.is_file()]:
-            raise ResourceNotFoundError(f"no picture or video at {', '.join(map(repr, absent))}.")
         if bool(self.image) == (self.video is not None):
             raise ConfigError("give either --image or --video.")
         if len(self.image) not in (0, 1, 3):
@@ -160,6 +158,8 @@ class Infer:
             raise ConfigError("--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'.")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
+        if absent := [str(path) for path in (*self.image, self.video) if path is not None and not path.is_file()]:
+            raise ResourceNotFoundError(f"no picture or video at {', '.join(map(repr, absent))}.")
 
     def _processor(self, engine: Any) -> Any:
         from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor

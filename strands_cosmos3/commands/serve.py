@@ -104,8 +104,16 @@ class Serve:
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
         try:
-            about = {"warm_up_message": _warm_up_message(backend), "model_sha256": backend.model_sha256}
-            server = PolicyServer(ServedPolicy(backend, self.embodiment, space, self.seed, **about), config)
+            policy = ServedPolicy(
+                backend,
+                self.embodiment,
+                space,
+                self.seed,
+                warm_up_message=_warm_up_message(backend),
+                model_sha256=backend.model_sha256,
+                compose=backend.compose,
+            )
+            server = PolicyServer(policy, config)
             console = Console()
             server.run(ready=lambda server: console.print(self._says(name, server.port), highlight=False, soft_wrap=True))
             if server.busy_s:

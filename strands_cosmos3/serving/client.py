@@ -259,7 +259,7 @@ class PolicyClient:
         if isinstance(frame, str):
             return frame
         try:
-            return decode(frame, self.limits, writable=True)
+            return decode(frame, self.limits, writable=True, strict=True)
         except WireFormatError as error:
             raise ServiceUnreadableError(f"the answer of {self._uri} is not a message of this protocol: {error}") from None
 

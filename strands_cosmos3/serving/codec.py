@@ -89,17 +89,19 @@ class UnsupportedArray:
         return f"arrays of dtype {self.dtype!r} are not supported; allowed: {_DTYPE_NAMES}."
 
 
-def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS, writable: bool = False) -> Any:
+def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS, *, writable: bool = False, strict: bool = False) -> Any:
     """Decode a frame; anything invalid raises WireFormatError.
 
     Arrays are read-only and may share the frame's memory, unless ``writable`` asks for copies. Those of an unsupported dtype
-    become :class:`UnsupportedArray`, because keys that nobody reads must not make a message invalid.
+    become :class:`UnsupportedArray`, because keys that nobody reads must not make a request invalid; ``strict`` refuses them.
     """
     if len(frame) > limits.max_bytes:
         raise WireFormatError(f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed.")
     _walk(frame, limits)
     try:
-        return msgpack.unpackb(frame, raw=False, strict_map_key=True, object_hook=lambda value: _from_wire(value, writable))
+        return msgpack.unpackb(
+            frame, raw=False, strict_map_key=True, object_hook=lambda value: _from_wire(value, writable, strict)
+        )
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # UnicodeDecodeError is a ValueError
         if isinstance(error, WireFormatError):
             raise
@@ -128,14 +130,17 @@ def _allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return little
 
 
-def _from_wire(value: dict[Any, Any], writable: bool) -> Any:
+def _from_wire(value: dict[Any, Any], writable: bool, strict: bool) -> Any:
     if _ARRAY not in value and _SCALAR not in value:
         return value
     name = value.get(b"dtype")
     if not isinstance(name, str):
         raise WireFormatError(f"an array's dtype must be text, got {type(name).__name__}; allowed: {_DTYPE_NAMES}.")
     if name not in _DTYPES:
-        return UnsupportedArray(name[:40])
+        found = UnsupportedArray(name[:40])
+        if strict:
+            raise WireFormatError(str(found))
+        return found
     return _array(value, _DTYPES[name], writable) if _ARRAY in value else _scalar(value, _DTYPES[name])
 
 

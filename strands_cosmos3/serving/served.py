@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.checks import instance_of
-from strands_cosmos3.embodiments import CameraRig, Embodiment, get_embodiment
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, NonFiniteError, WireFormatError
+from strands_cosmos3.observe.views import compose
 from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
 from strands_cosmos3.types import ActionChunk, Request
@@ -33,7 +33,6 @@ class Inference(Protocol):
     def needs_privileged(self) -> bool: ...
     @property
     def requires_images(self) -> bool: ...
-    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]: ...
     def infer(self, request: Request) -> ActionChunk: ...
     def reset(self, seed: int | None = None) -> None: ...
 
@@ -70,6 +69,7 @@ class ServedPolicy:
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
         model_sha256: Digest of the checkpoint, for the metrics.
+        compose: How a rig's views become the backend's picture: a :class:`Backend`'s ``compose``.
 
     Raises:
         ConfigError: The backend cannot be served.
@@ -83,6 +83,7 @@ class ServedPolicy:
     limits: Limits = DEFAULT_LIMITS
     warm_up_message: Mapping[str, Any] | None = None
     model_sha256: str | None = None
+    compose: wire.Compose = compose
     _embodiment: Embodiment = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -144,7 +145,7 @@ class ServedPolicy:
             self._embodiment,
             self._space,
             images=self.backend.requires_images,
-            compose=lambda views, rig: self.backend.compose(views, rig),
+            compose=self.compose,
             seed=self.seed + session.calls,
             t_motion_s=now - session.started_s,
         )

@@ -206,8 +206,9 @@ class PolicyServer:
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({warm, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        if warm.done() and isinstance(error := warm.exception(), Cosmos3Error):
-            raise BackendError(f"the warm-up of the backend failed, so it is not served: {error}") from error
+        if warm.done() and (error := warm.exception()) is not None:
+            said = str(error) if isinstance(error, Cosmos3Error) else repr(error)
+            raise BackendError(f"the warm-up of the backend failed, so it is not served: {said}") from error
         logger.info("warmed up in %.2f s", time.monotonic() - started)
 
     async def _listen(self) -> Server:

@@ -256,6 +256,7 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         ActionSpaceError: The chunk has another action space than the request.
         BackendError: A row does not fit float32.
     """
+    _require_sendable(chunk.action)
     meaning = chunk.action_space.meaning
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
         wanted, got = request.action_space.name, chunk.action_space.name
@@ -269,9 +270,13 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         columns = np.concatenate([T[:, :3, 3], matrix_to_quaternion(T[:, :3, :3])], axis=1)
         gripper = np.zeros(len(T)) if poses.gripper is None else poses.gripper
     rows = np.concatenate([columns, WIRE_GRIPPER.from_fraction(gripper)[:, None]], axis=1)
-    if not (np.abs(rows) < np.finfo(np.float32).max).all():
-        raise BackendError("the backend returned a row that does not fit float32; it is not sent.")
+    _require_sendable(rows)
     return rows.astype(np.float32)
+
+
+def _require_sendable(rows: F64) -> None:
+    if not (np.abs(rows) < np.finfo(np.float32).max).all():  # NaN fails, too
+        raise BackendError("the backend returned a row that does not fit float32; it is not sent.")
 
 
 def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
@@ -295,8 +300,6 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
             raise ServiceUnreadableError(f"the reply belongs to request {short(echoed)}, not to {request_id}.")
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
-    if isinstance(rows, UnsupportedArray):
-        raise ServiceUnreadableError(f"the reply's rows cannot be read: {rows}")
     if not isinstance(rows, np.ndarray):
         keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
         have = ", ".join(str(key)[:40] for key in keys) or "no keys"

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from strands_cosmos3.errors import Cosmos3Error
-
 
 class Worker:
-    """A daemon thread with a queue of jobs, which may raise a Cosmos3Error and nothing else. Cancelled jobs are skipped.
+    """A daemon thread with a queue of jobs. Cancelled jobs are skipped.
 
     As a daemon, it does not keep the process alive if an inference never returns.
 
@@ -45,7 +43,7 @@ class Worker:
                 self.busy_since = time.monotonic()
                 try:
                     future.set_result(job())
-                except Cosmos3Error as error:
+                except Exception as error:  # whoever waits for the job must be told
                     future.set_exception(error)
                 finally:
                     self.busy_since = None

@@ -113,6 +113,8 @@ def test_an_array_of_another_dtype_is_never_built(dtype):
     scalar = msgpack.packb({"a": {b"__npgeneric__": True, b"dtype": dtype, b"data": 1}})
     for frame in (array(dtype), scalar):
         assert decode(frame) == {"a": UnsupportedArray(dtype[:40])}
+        with pytest.raises(WireFormatError, match="are not supported"):
+            decode(frame, strict=True)
     assert "uint8" in str(UnsupportedArray(dtype))
 
 
