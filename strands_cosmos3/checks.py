@@ -227,6 +227,8 @@ def _is(value: object, kind: Any) -> bool:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is bool:
         return isinstance(value, bool | np.bool_)
+    if origin is not None and not isinstance(origin, type):  # an alias: numpy's NDArray on Python 3.12
+        return True
     if origin is not None:
         return origin is np.ndarray or (isinstance(value, origin) and _elements_are(value, origin, args))
     return kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or isinstance(value, kind)
