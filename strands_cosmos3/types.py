@@ -420,7 +420,7 @@ class Rollout:
 
     Args:
         seed: Seed of the scene and of the policy.
-        task, instruction: Name of the task, or None; what the policy was told.
+        task, instruction: Name of the task, or None; the instruction of the policy.
         outcome: How it ended; ``success`` follows from it.
         ik: IK residual against the commanded poses, over every executed row.
         path: Deviation of the commanded from the intended path, at every physics step.
