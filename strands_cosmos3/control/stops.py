@@ -113,15 +113,17 @@ def _strain_bound(q: F64, v: F64, a: F64, limits: JointLimits, stop_s: float) ->
     """[M] upper bound of the share that a stop over ``stop_s`` uses where this is below one, else inf; cheap.
 
     With r_i the length of the arm beyond joint i, the hand's speed is at most ``sum r_i |v_i|``, and its acceleration at most
-    ``sum r_i |a_i| + 2 (sum |v_i|) (sum r_i |v_i|)``.
+    ``sum r_i |a_i| + 2 (sum |v_i|) (sum r_i |v_i|)``. Where a joint may leave its range it is inf as well.
     """
     assert limits.hand is not None
     reach, speed = limits.hand.chain.reach_m, fastest(v, a, limits)
-    slowing = np.maximum(_decelerations(q, v, a, np.array(stop_s), limits), np.abs(a))
+    deceleration = _decelerations(q, v, a, np.array(stop_s), limits)
+    travel = speed * (np.abs(a) + deceleration) / limits.jerk + speed * speed / (2 * deceleration)
+    slowing = np.maximum(deceleration, np.abs(a))
     hand = speed @ reach
     strain = np.maximum(hand / limits.hand.velocity, (slowing @ reach + 2 * speed.sum(1) * hand) / limits.hand.acceleration)
-    hard = (slowing >= limits.acceleration).any(axis=1)  # a joint near its end may leave its range
-    return np.where((strain > 0.95) | hard, np.inf, strain)
+    leaves = (slowing >= limits.acceleration) | (q + travel > limits.q_max) | (q - travel < limits.q_min)
+    return np.where((strain > 0.95) | leaves.any(axis=1), np.inf, strain)
 
 
 def fastest(v: F64, a: F64, limits: JointLimits) -> F64:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_cosmos3.control.stops import stop_strain
 from strands_cosmos3.control.trajectory import JointState, braking_position, plan_motion, plan_stop
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.robots.panda import FER, FR3, HOME_Q
@@ -189,3 +190,23 @@ def test_from_rest_every_chunk_can_be_followed(seed):
     assert (np.abs(v) <= FER.velocity * 1.002).all()
     assert (np.abs(a) <= FER.acceleration * 1.002).all()
     assert ((at >= FER.q_min - 1e-6) & (at <= FER.q_max + 1e-6)).all()
+
+
+def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
+    """Near a joint's end there is no room for a gentle stop; a hard one may accelerate the hand too much."""
+    rng, limits, judged = np.random.default_rng(7), FR3, 0
+    for _ in range(200):
+        q = rng.uniform(limits.q_min, limits.q_max)
+        v = rng.uniform(-0.3, 0.3, 7)
+        joint, room = rng.integers(7), 10 ** rng.uniform(-5, -2)
+        speed = np.sqrt(2 * room * limits.acceleration[joint]) * rng.uniform(0.7, 1.0)
+        q[joint], v[joint] = limits.q_max[joint] - room, speed
+        if stop_strain(q[None], v[None], np.zeros((1, 7)), limits, 0.97)[0] > 0.97:
+            continue
+        stop = plan_stop(JointState(q, v, np.zeros(7)), limits)
+        angles, *rates = stop.sample(np.linspace(0, stop.end_s, 500))
+        _, speed, acceleration = limits.hand.chain.motion(angles, *rates)
+        assert np.linalg.norm(acceleration, axis=1).max() <= limits.hand.acceleration
+        assert (angles <= np.maximum(limits.q_max, braking_position(q, v, np.zeros(7), limits)) + 1e-9).all()
+        judged += 1
+    assert judged > 50
