@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,7 @@ class DistributedBackend(EngineBackend):
 
     If a rank dies or hangs, every process is ended within seconds and the call raises a ``RanksError``; the next call starts
     new processes. ``options.parallel`` gives their number; ``action_space`` is for a checkpoint that does not state it.
+    ``replica`` is (number, count) where several such backends share this machine's cores and GPUs; see :func:`replicas`.
 
     Raises:
         ConfigError: The degrees do not fit the transformer or the available GPUs. Nothing was started.
@@ -31,6 +34,7 @@ class DistributedBackend(EngineBackend):
         options: InferenceOptions | None = None,
         action_space: str | None = None,
         timeouts: RankTimeouts | None = None,
+        replica: tuple[int, int] = (0, 1),
     ):
         options = options or InferenceOptions()
         parallel = options.parallel or ParallelConfig()
@@ -38,10 +42,34 @@ class DistributedBackend(EngineBackend):
         if ":" in str(device):
             raise ConfigError(f"device {options.device!r} is one GPU; ranks take one each: use device='cuda', or 'cpu'.")
         _check_gpus(device.type, parallel)
+        number, count = replica
+        threads = max(1, len(os.sched_getaffinity(0)) // (parallel.world_size * count))
         name: Literal["float32", "bfloat16"] = "bfloat16" if str(dtype) == "torch.bfloat16" else "float32"
-        rank = RankOptions(device.type, name, options.decode_video, action_space)
+        first_gpu = number * parallel.world_size
+        rank = RankOptions(device.type, name, options.decode_video, action_space, threads if count > 1 else None, first_gpu)
         engine = RankGroupEngine.from_pretrained(as_path(model, "distributed"), parallel, rank, timeouts)
         super().__init__(engine, options, "distributed")
+
+
+def replicas(
+    count: int,
+    model: str | Path,
+    options: InferenceOptions | None = None,
+    action_space: str | None = None,
+    timeouts: RankTimeouts | None = None,
+) -> list[DistributedBackend]:
+    """Start ``count`` backends that answer side by side; each loads the weights. Errors: as :class:`DistributedBackend`."""
+    with ThreadPoolExecutor(count) as pool:
+        starting = [
+            pool.submit(DistributedBackend, model, options, action_space, timeouts, (number, count)) for number in range(count)
+        ]
+    for one in starting:
+        if (error := one.exception()) is not None:
+            for other in starting:
+                if other.exception() is None:
+                    other.result().close()
+            raise error
+    return [one.result() for one in starting]
 
 
 def _check_gpus(kind: str, parallel: ParallelConfig) -> None:

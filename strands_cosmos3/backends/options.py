@@ -13,7 +13,7 @@ from strands_cosmos3.parallel.config import ParallelConfig
 MODEL_BACKENDS = ("native", "distributed", "diffusers")
 OPTION_BACKENDS = {
     **dict.fromkeys(("num_steps", "guidance_scale", "device", "dtype"), MODEL_BACKENDS),
-    "policy_frames": ("native", "distributed"),
+    **dict.fromkeys(("policy_frames", "replicas"), ("native", "distributed")),
     **dict.fromkeys(("tp", "cfg", "parallel"), ("distributed",)),
     "trajectory": ("replay",),
     **dict.fromkeys(("host", "port", "api_key", "client", "dialect"), ("service",)),

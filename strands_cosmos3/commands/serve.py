@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from strands_cosmos3.checks import seed_number
+from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -18,6 +19,7 @@ from strands_cosmos3.parallel.process_exit import exit_rank
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
+    from strands_cosmos3.backends.options import InferenceOptions
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Serve:
     """For distributed: ranks that split every layer."""
     cfg: int = 1
     """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
+    replicas: int | None = None
+    """For native and distributed: processes (groups of tp x cfg) that infer side by side, each with the weights; the default
+    is 1. One that dies or hangs is replaced, and all connections stay. With 0, native infers in the server's own process."""
+    stalled_after: float = 600.0
+    """For native and distributed: seconds without progress after which such a process is replaced."""
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
     embodiment: str = "droid"
@@ -97,34 +104,38 @@ class Serve:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )
-        backend = self._backend()
-        name = backend.name
-        space = self.action_space or backend.action_space or ("midtrain" if name == "replay" else None)
+        name, backends = self._backends()
+        space = self.action_space or backends[0].action_space or ("midtrain" if name == "replay" else None)
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )
         try:
-            policy = ServedPolicy(
-                backend,
-                self.embodiment,
-                space,
-                self.seed,
-                warm_up_message=_warm_up_message(backend),
-                model_sha256=backend.model_sha256,
-                compose=backend.compose,
-            )
-            server = PolicyServer(policy, config)
+            policies = [
+                ServedPolicy(
+                    backend,
+                    self.embodiment,
+                    space,
+                    self.seed,
+                    warm_up_message=_warm_up_message(backend),
+                    model_sha256=backend.model_sha256,
+                    compose=backend.compose,
+                )
+                for backend in backends
+            ]
+            server = PolicyServer(policies, config)
             console = Console()
             server.run(ready=lambda server: console.print(self._says(name, server.port), highlight=False, soft_wrap=True))
             if server.busy_s:
                 console.print(f"stopped; an inference that still ran after {self.grace:g} s was abandoned")
                 exit_rank(0)  # its thread would be torn down by Python's shutdown, which ends in SIGABRT
         finally:
-            backend.close()
+            for backend in backends:
+                backend.close()
         console.print("stopped")
         return 0
 
-    def _backend(self) -> Backend:
+    def _backends(self) -> tuple[str, Sequence[Backend]]:
+        """The backend's name, and one backend for each replica."""
         from strands_cosmos3.backends import make_backend
         from strands_cosmos3.backends.options import InferenceOptions, require_backend
 
@@ -135,12 +146,26 @@ class Serve:
         name = self.backend or (default if self.trajectory is None else "replay")
         degrees = {} if parallel is None else {"tp": self.tp, "cfg": self.cfg}
         given = {"num_steps": self.num_steps, "guidance_scale": self.guidance_scale, "policy_frames": self.policy_frames}
-        require_backend(name, {**given, "device": self.device, "trajectory": self.trajectory, **degrees}, flags=True)
+        flags = {"device": self.device, "trajectory": self.trajectory, "replicas": self.replicas, **degrees}
+        require_backend(name, {**given, **flags}, flags=True)
         model = self.trajectory or self.model
         if model is None and name in ("native", "distributed"):
             model = embedded_checkpoint(self.embodiment)
         options = InferenceOptions(**given, device=self.device, parallel=parallel)  # pyright: ignore[reportArgumentType]
-        return make_backend(name, model, options, self.action_space)
+        count = 1 if self.replicas is None else whole_number(self.replicas, "--replicas", int(name == "distributed"), 64)
+        if count and name in ("native", "distributed") and model is not None:
+            return name, self._replicas(count, model, options)
+        return name, [make_backend(name, model, options, self.action_space)]
+
+    def _replicas(self, count: int, model: str | Path, options: InferenceOptions) -> Sequence[Backend]:
+        from strands_cosmos3.parallel.group import RankTimeouts
+
+        timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
+        try:
+            from strands_cosmos3.backends.distributed import replicas
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(f"inference needs {error.name}: pip install 'strands-cosmos3[engine]'.") from None
+        return replicas(count, model, options, self.action_space, timeouts)
 
     def _says(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -89,8 +89,8 @@ class ParallelConfig:
 class RankOptions:
     """How every rank loads and computes. All values can be written as JSON.
 
-    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number. ``action_space`` is for a checkpoint that
-    does not state its own. ``threads`` are CPU threads of each rank; None keeps torch's default.
+    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number plus ``first_gpu``. ``action_space`` is
+    for a checkpoint that does not state its own. ``threads`` are CPU threads of each rank; None keeps torch's default.
     """
 
     device: str = "cpu"
@@ -98,3 +98,4 @@ class RankOptions:
     decode_video: bool = False
     action_space: str | None = None
     threads: int | None = None
+    first_gpu: int = 0

@@ -63,6 +63,11 @@ class RankHandle(ABC):
             RankLostError, RankSilentError: The rank ended or stopped.
         """
 
+    @property
+    def lost(self) -> bool:
+        """Whether the rank is known to be gone."""
+        return False
+
     @abstractmethod
     def kill(self) -> None:
         """End the rank at once, even if it is stopped or hangs, and wait until it is gone. Idempotent."""
@@ -96,7 +101,12 @@ class RankGroup:
         self._end = ExitStack()
 
     def start(self) -> None:
-        """Start the ranks, if they are not running, and wait until all have loaded. After any error every rank was ended."""
+        """Start the ranks, if they are not running, and wait until all have loaded. After any error every rank was ended.
+
+        If one was lost while nothing was asked of it, all are started again.
+        """
+        if any(handle.lost for handle in self.handles):
+            self.kill()
         if self.handles:
             return
         self.starts += 1

@@ -56,7 +56,7 @@ class Rank:
             torch.set_num_threads(options.threads)
         device = torch.device(options.device)
         if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", rank % max(torch.cuda.device_count(), 1))
+            device = torch.device("cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1))
         if parallel.world_size > 1:
             connect(device, parallel.timeout_s, init_method, rank, parallel.world_size)
         self._rank = rank

@@ -115,6 +115,11 @@ class RankProcess(RankHandle):
         except (RankLostError, RankSilentError, subprocess.TimeoutExpired):
             self.kill()
 
+    @property
+    def lost(self) -> bool:
+        """See :attr:`RankHandle.lost`."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """See :meth:`RankHandle.kill`."""
         if self._process.poll() is None:

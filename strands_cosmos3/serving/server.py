@@ -1,4 +1,4 @@
-"""The policy server: WebSockets on an event loop, inference on one worker thread."""
+"""The policy server: WebSockets on an event loop, inference on worker threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, ServedPolicy, Session
-from strands_cosmos3.serving.worker import Worker
+from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -114,15 +114,21 @@ class PolicyServer:
 
     ``run()`` blocks and handles SIGTERM and Ctrl-C. As a context manager, the server runs on its own thread.
 
+    Args:
+        policy: The policy, or replicas of it with a backend each, which answer requests at the same time.
+        config: Options.
+
     Attributes:
         port: The port that the server listens on.
         metrics: Its counters.
     """
 
-    def __init__(self, policy: ServedPolicy, config: ServerConfig | None = None):
-        self.policy = policy
+    def __init__(self, policy: ServedPolicy | Sequence[ServedPolicy], config: ServerConfig | None = None):
+        self._policies = (policy,) if isinstance(policy, ServedPolicy) else tuple(policy)
+        if not self._policies:
+            raise ConfigError("a server needs a policy, or several replicas of one; got an empty list.")
         self.config = config or ServerConfig()
-        self.metrics = Metrics(policy.about)
+        self.metrics = Metrics(self._policies[0].about | {"replicas": str(len(self._policies))})
         self.port = self.config.port
         self._tokens = self.config.tokens
         self._tls = self.config.tls()
@@ -131,7 +137,7 @@ class PolicyServer:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._thread: threading.Thread | None = None
-        self._worker: Worker
+        self._workers: Workers[ServedPolicy]
 
     def run(self, ready: Callable[[PolicyServer], None] | None = None) -> None:
         """Warm up, listen and serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
@@ -145,9 +151,13 @@ class PolicyServer:
 
     @property
     def busy_s(self) -> float:
-        """How long the running inference has taken so far; 0 if there is none. After ``run()``, it was abandoned."""
-        since = self._worker.busy_since
-        return 0.0 if since is None else time.monotonic() - since
+        """How long the oldest running inference has taken so far; 0 if there is none. After ``run()``, it was abandoned."""
+        return max(self._busy_s(), default=0.0)
+
+    def _busy_s(self) -> list[float]:
+        """Ages of the running inferences."""
+        now = time.monotonic()
+        return [now - since for since in self._workers.busy_since if since is not None]
 
     def stop(self) -> None:
         """Stop the server, from any thread, after the running inference."""
@@ -185,7 +195,7 @@ class PolicyServer:
         if signals:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._signalled)
-        self._worker = Worker("inference")
+        self._workers = Workers("inference", self._policies, ServedPolicy.warm_up)
         try:
             await self._warm_up()
             if self._stop.is_set():
@@ -197,12 +207,12 @@ class PolicyServer:
             await self._stop.wait()
             await self._drain(server)
         finally:
-            self._worker.close(timeout_s=0.1)
+            self._workers.close(timeout_s=0.1)
 
     async def _warm_up(self) -> None:
-        """Run one inference on the worker before listening."""
+        """Let every worker run one inference before listening."""
         started = time.monotonic()
-        warm = asyncio.wrap_future(self._worker.submit(self.policy.warm_up))
+        warm = asyncio.gather(*map(asyncio.wrap_future, self._workers.started))
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({warm, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -221,7 +231,7 @@ class PolicyServer:
                 ssl=self._tls,
                 origins=[None],  # refuses browsers, which send one: a web page must not move a robot
                 compression=None,
-                max_size=self.policy.limits.max_bytes,
+                max_size=self._policies[0].limits.max_bytes,
                 max_queue=_FRAMES_WAITING,
                 ping_interval=_PING_S,
                 ping_timeout=_PONG_S,
@@ -277,7 +287,9 @@ class PolicyServer:
         """Why a new request would not be answered in time, or empty."""
         if self._stop.is_set():
             return "stopping"
-        return f"the running inference has taken {busy:.0f} s" if (busy := self.busy_s) > self.config.queue_s else ""
+        if len(busy_s := self._busy_s()) < len(self._policies) or min(busy_s) <= self.config.queue_s:
+            return ""
+        return f"the running inference has taken {min(busy_s):.0f} s"
 
     def _evict_idle(self) -> bool:
         """Close the connection that has been idle for longest, if that is long enough; return whether there was one."""
@@ -314,7 +326,7 @@ class PolicyServer:
         """Answer one request; return whether the connection stays open."""
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
-        job = self._worker.submit(self._job(frame, session))
+        job = self._workers.submit(self._name_of(client), self._job(frame, session))
         try:
             answer = await self._ask(client, job)
             self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
@@ -332,15 +344,21 @@ class PolicyServer:
             await client.close(code, "see the preceding text frame")
         return answer.outcome not in ("error", "late")
 
-    def _job(self, frame: bytes | str, session: Session) -> Callable[[], Answer]:
+    def _name_of(self, client: ServerConnection) -> str:
+        """Whose turn it is in the queue: the token's owner, else the client's address."""
+        assert client.request is not None
+        owner = None if self._tokens is None else self._tokens.client_of(client.request.headers)
+        return owner or str(client.remote_address[0])
+
+    def _job(self, frame: bytes | str, session: Session) -> Callable[[ServedPolicy], Answer]:
         arrived = time.monotonic()
 
-        def job() -> Answer:
+        def job(policy: ServedPolicy) -> Answer:
             waited_s, limit_s = time.monotonic() - arrived, self.config.queue_s
             if waited_s > limit_s:
                 said = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
                 return Answer(f"BackendError: {said}", "late", waited_s=waited_s)
-            return replace(self.policy.answer(frame, session), waited_s=waited_s)
+            return replace(policy.answer(frame, session), waited_s=waited_s)
 
         return job
 

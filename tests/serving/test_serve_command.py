@@ -82,7 +82,7 @@ def infer_forever(request):
         threading.Event().wait()
 
 backends.make_backend = lambda *_: Stuck(infer_forever)
-sys.exit(cli.main(["serve", "--port", "0", "--grace", "0.3"]))
+sys.exit(cli.main(["serve", "--replicas", "0", "--port", "0", "--grace", "0.3"]))
 """
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import closing
+
 import numpy as np
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
-from helpers.serving import DROID
+from helpers.serving import DROID, observation, until
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -13,11 +19,13 @@ pytest.importorskip("diffusers")
 from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, so3_exp  # noqa: E402
 from strands_cosmos3.backends import make_backend  # noqa: E402
+from strands_cosmos3.backends.distributed import replicas  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
 from strands_cosmos3.backends.service import ServiceBackend  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.observe.views import compose  # noqa: E402
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient  # noqa: E402
+from strands_cosmos3.serving.codec import decode, encode  # noqa: E402
 from strands_cosmos3.types import Request  # noqa: E402
 
 QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
@@ -44,3 +52,27 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
         np.testing.assert_allclose(quaternion_to_matrix(there.action[:, 3:7]), poses.T_base_frame[:, :3, :3], atol=1e-5)
         np.testing.assert_allclose(there.action[:, 7], poses.gripper, atol=1e-5)
     native.close()
+
+
+def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp_path):
+    (backend,) = replicas(1, write_checkpoint(tmp_path / "tiny", action_space="joint_pos"), QUICK)
+    server = serve(backend)
+    address = f"ws://127.0.0.1:{server.port}"
+    message = encode(observation(**{name: np.zeros((90, 160, 3), np.uint8) for name in DROID.rig.wire_names}))
+    with closing(backend), connect(address) as unlucky, connect(address) as other:
+        assert decode(unlucky.recv(timeout=10)) == decode(other.recv(timeout=10)) == {}
+        pid = backend.engine.ranks.handles[0].pid
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
+        unlucky.send(message)
+        until(lambda: server.busy_s > 1.5)
+        os.kill(pid, signal.SIGKILL)
+        assert unlucky.recv(timeout=20).startswith("RankLostError: rank 0")
+        with pytest.raises(ConnectionClosed):
+            unlucky.recv(timeout=5)
+        for _ in range(2):  # by a new process; the second time it died while nothing was asked of it
+            other.send(message)
+            assert decode(other.recv(timeout=60))["action"].shape == (32, 8)
+            pid = backend.engine.ranks.handles[0].pid
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: backend.engine.ranks.handles[0].lost)
+    assert backend.engine.ranks.starts == 3

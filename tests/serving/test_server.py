@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgpack
@@ -329,12 +329,61 @@ def test_a_request_that_waited_too_long_is_not_inferred_for(serve):
     until(lambda: get(server.port, "/readyz")[0] == 200)
 
 
+def test_clients_take_turns_however_many_connections_one_of_them_has(serve):
+    """`fleet` asks on four connections before `single` asks once, and is served once before it."""
+    gate, served = threading.Event(), list[str]()
+
+    def before(request):
+        if request.instruction != "warm up":
+            served.append(request.instruction)
+            gate.wait(20)
+
+    server = serve(Echo(before), token={"fleet": "fleet" + TOKEN, "single": "single" + TOKEN})
+    keys = [("fleet", n) for n in range(4)] + [("single", 0)]
+    with ExitStack() as stack:
+        for waiting, (owner, n) in enumerate(keys, 1):
+            client = stack.enter_context(dial(server.port, additional_headers={"Authorization": f"Api-Key {owner}{TOKEN}"}))
+            client.send(encode(observation(prompt=f"{owner} {n}")))
+            until(lambda waiting=waiting: server.metrics.in_flight == waiting)
+        gate.set()
+        until(lambda: len(served) == 5)
+    assert served == ["fleet 0", "fleet 1", "single 0", "fleet 2", "fleet 3"]
+
+
+def test_replicas_answer_side_by_side_each_with_a_backend_of_its_own():
+    both = threading.Barrier(2, timeout=10)
+    backends = [Echo(lambda request: request.instruction != "warm up" and both.wait()) for _ in range(2)]
+    server = PolicyServer([ServedPolicy(backend, "droid", "joint_pos") for backend in backends], ServerConfig(port=0))
+    with server, dial(server.port) as one, dial(server.port) as other:
+        for client in (one, other):
+            client.send(encode(observation()))
+        for client in (one, other):
+            assert "action" in decode(client.recv(timeout=10))
+        assert 'replicas="2"' in get(server.port, "/metrics")[1]
+    assert [len(backend.requests) for backend in backends] == [2, 2]  # a warm-up and one of the requests each
+
+
+def test_a_server_is_ready_while_one_replica_is_free():
+    gate = threading.Event()
+    backends = [Echo(lambda request: request.instruction != "warm up" and gate.wait(20)) for _ in range(2)]
+    policies = [ServedPolicy(backend, "droid", "joint_pos") for backend in backends]
+    server = PolicyServer(policies, ServerConfig(port=0, queue_s=0.05))
+    with server, dial(server.port) as one, dial(server.port) as other:
+        one.send(encode(observation()))
+        until(lambda: server.busy_s > 0.1)
+        assert get(server.port, "/readyz")[0] == 200
+        other.send(encode(observation()))
+        until(lambda: get(server.port, "/readyz")[0] == 503)
+        gate.set()
+        until(lambda: get(server.port, "/readyz")[0] == 200)
+
+
 def test_an_abandoned_inference_counts_as_in_flight_until_it_ends(serve):
     gate = threading.Event()
     server = serve(Echo(lambda request: request.instruction != "warm up" and gate.wait(20)))
     with dial(server.port) as client:
         client.send(encode(observation()))
-        until(lambda: server.metrics.in_flight == 1)
+        until(lambda: server.busy_s > 0)
     until(lambda: server.metrics.requests["abandoned"] == 1)
     assert server.metrics.in_flight == 1
     busy = next(
