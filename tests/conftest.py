@@ -1,5 +1,6 @@
 """One thread for each process, and which tests share a worker of ``pytest -n``."""
 
+import gc
 import os
 from pathlib import PurePosixPath
 
@@ -7,6 +8,7 @@ import pytest
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 os.environ.update(dict.fromkeys(THREADS, "1"))  # before numpy or torch is imported; processes that tests start inherit it
+gc.disable()  # while modules are imported: a collection would walk all of torch, and free nothing
 
 TESTS = PurePosixPath("tests")
 GROUPS = {
@@ -39,6 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long groups first: the workers then end at about the same time."""
     order = {group: place for place, group in enumerate(GROUPS)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Whatever is imported stays: from here on, a garbage collection walks only what tests make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
