@@ -1,14 +1,15 @@
 """Cosmos 3 inference from request to action: encode, prefill, denoise, decode.
 
-Shape suffixes: B guidance branches, N generation tokens, V vision tokens, T action rows (a state row included), P numbers in a
-vision token, A action width, D hidden, d head width; C F H W latent channels, frames, height, width.
+Shape suffixes: R requests, B branches of guidance of all requests, N generation tokens, V vision tokens, T action rows (a state
+row included), P numbers in a vision token, A action width, D hidden, d head width; C F H W latent channels, frames, height and
+width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,27 @@ import torch
 from strands_cosmos3.embodiments import NUM_DOMAINS
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.denoising import (
+    Pass,
+    Sample,
+    advance,
+    combine,
+    first_frames,
+    guides,
+    hull,
+    passes_of_steps,
+    require_alike,
+    starting_samples,
+)
 from strands_cosmos3.engine.graphs import VelocityRunner
-from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae
+from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.preflight import preflight
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise, token_ids, widened
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
     TEMPORAL_COMPRESSION,
     SequenceLayout,
     generation_positions,
-    patchify,
     rope_tables,
     text_positions,
     unpatchify,
@@ -43,40 +55,6 @@ if TYPE_CHECKING:
 
 OnStep = Callable[[int, int], None]
 _TEXT_CACHE_BYTES = 512 << 20
-
-
-@dataclass(frozen=True)
-class _Branches:
-    """Prompts of a pass, the conditional one first, and cosine and sine [B, N, d] of the positions that follow them."""
-
-    texts: tuple[TextKV, ...]
-    rope: Rope
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """What this rank computes: its own branches at steps with guidance, the conditional one at steps without."""
-
-    guided: tuple[bool, ...]  # one a step
-    with_guidance: _Branches | None
-    without: _Branches | None
-
-    def at(self, step: int) -> _Branches:
-        branches = self.with_guidance if self.guided[step] else self.without
-        assert branches is not None
-        return branches
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """The starting sample: given values where something is given, noise elsewhere."""
-
-    layout: SequenceLayout
-    vision_VP: torch.Tensor
-    action_TA: torch.Tensor
-    vision_free: torch.Tensor  # [V, P], 1 where the sampler writes
-    action_free: torch.Tensor  # [T, A]
-    noisy_N1: torch.Tensor  # 1 where the time embedding is added
 
 
 class Cosmos3Engine:
@@ -111,6 +89,7 @@ class Cosmos3Engine:
         self.text_cache = TextCache(text_cache_bytes, self._prefill)
         self._offload_text = offload_text
         self._heads: dict[int, ActionHead] = {}
+        self._side_by_side: dict[tuple[int, ...], ActionHead] = {}
         self._runner = VelocityRunner(transformer, cuda_graphs and device.type == "cuda")
         self._closed = False
 
@@ -211,6 +190,7 @@ class Cosmos3Engine:
         self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
+        self._side_by_side.clear()
         self._runner.clear()
         self.transformer.to("meta")  # frees the parameters' memory
         torch.nn.Module.to(self.vae.model, "meta")
@@ -230,9 +210,8 @@ class Cosmos3Engine:
             self._heads[domain] = self.checkpoint.load_action_head(domain, self.device, self.dtype)
         return self._heads[domain]
 
-    @torch.inference_mode()
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
-        """Run one inference.
+        """Run one inference: :meth:`step_batch` of one request.
 
         Args:
             on_step: Called after each denoising step with (steps done, total steps).
@@ -247,25 +226,53 @@ class Cosmos3Engine:
             ActionSpaceError: The request asks for another action space than the checkpoint's.
             InputError: A shape does not fit the checkpoint, or state and action space contradict each other.
         """
+        return self.step_batch((request,), on_step)[0]
+
+    @torch.inference_mode()
+    def step_batch(self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None) -> list[dict[str, Any]]:
+        """Run several inferences in shared matrix products; in float32 each result equals :meth:`step`'s to 1e-5.
+
+        Requests share the latent grid, the number of action rows and the noise levels. Prompts, pictures, states, seeds, modes,
+        guidance, domains and rates are each request's own. Equal prompts are read once and the same tensor of pixels is encoded
+        once, so that candidates made with ``dataclasses.replace(request, seed=...)`` share all but the denoising.
+
+        Nothing is padded: prompts of equal length share an attention call, others have one each.
+
+        Returns:
+            The results in the order of the requests, as :meth:`step`'s; each ``timing`` is that of the whole batch.
+
+        Raises:
+            ShapeError, InputError: Shapes or noise levels differ; or as :meth:`step`.
+        """
         if self._closed:
             raise ConfigError("this engine was closed; load it again with Cosmos3Engine.from_pretrained.")
+        if not requests:
+            raise InputError("a batch needs at least one request.")
         clock = Stopwatch(self.device)
-        space = self._action_space(request)
-        request = replace(request, return_video=request.return_video or self.decodes_video)
+        spaces = [self._action_space(request) for request in requests]
+        requests = [replace(r, return_video=r.return_video or self.decodes_video) for r in requests]
+        layouts = [self._layout(request, space) for request, space in zip(requests, spaces, strict=True)]
+        schedule = self._shared_schedule(requests, layouts)
         with clock.part("encode"):
-            layout = self._layout(request, space)
-            clean = self._encode(request, layout)
+            clean = self._encode(requests, layouts)
         with clock.part("text"):
-            schedule = self.checkpoint.scheduler.schedule(
-                request.num_inference_steps, request.flow_shift, request.use_karras_sigmas
-            )
-            passes = self._passes(request, layout, schedule)
+            passes = self._passes(requests, layouts, schedule)
         with clock.part("denoise"):
-            sample = self._sample(request, layout, clean)
-            vision_VP, action_TA = self._denoise(request, schedule, sample, passes, on_step)
-        result = self._video(vision_VP, layout, clock) if request.return_video else {}
-        result["action"] = action_TA[-request.action_chunk :, : request.raw_action_dim][None].float().cpu()
-        return {**result, "seed": request.seed, "action_space": space, "timing": clock.milliseconds()}
+            sample = starting_samples(requests, layouts, clean, self.config, self.device, self.dtype)
+            vision_RVP, action_RTA = self._denoise(requests, layouts, schedule, sample, passes, on_step)
+        results = []
+        for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
+            result = self._video(vision_RVP[i], layout, clock) if request.return_video else {}
+            result["action"] = action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
+            results.append({**result, "seed": request.seed, "action_space": spaces[i]})
+        timing = clock.milliseconds()
+        return [{**result, "timing": dict(timing)} for result in results]
+
+    def _shared_schedule(self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]) -> Schedule:
+        make = self.checkpoint.scheduler.schedule
+        schedules = [make(r.num_inference_steps, r.flow_shift, r.use_karras_sigmas) for r in requests]
+        require_alike(layouts, schedules)
+        return schedules[0]
 
     def _video(self, vision_VP: torch.Tensor, layout: SequenceLayout, clock: Stopwatch) -> dict[str, Any]:
         video = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
@@ -321,40 +328,67 @@ class Cosmos3Engine:
             action_offset=(0 if state_rows else 1) - request.history_rows,
         )
 
-    def _encode(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor:
-        """Latents [C, F, H, W] with the given frames in place and zeros elsewhere."""
-        frames, height, width = layout.latent_shape
-        wanted = max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1
-        pixels = request.cond_video_pixels
-        if pixels.shape[2] < wanted:
-            pixels = torch.cat([pixels, pixels[:, :, -1:].expand(-1, -1, wanted - pixels.shape[2], -1, -1)], dim=2)
-        latents = self.vae.encode(pixels[:, :, :wanted].to(self.device))[0]
-        if latents.shape[2] < height or latents.shape[3] < width:
-            raise ShapeError(
-                f"video_shape {layout.latent_shape} is larger than the canvas's latents {list(latents.shape[1:])}."
-            )
-        clean = torch.zeros(latents.shape[0], frames, height, width, device=self.device)
-        for i in layout.clean_frames:
-            clean[:, i] = latents[:, i, :height, :width]
-        return clean
+    def _encode(self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]) -> list[torch.Tensor]:
+        """For each request latents [C, F, H, W] with the given frames in place and zeros elsewhere."""
+        wanted = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
+        keys = [(id(request.cond_video_pixels), count) for request, count in zip(requests, wanted, strict=True)]
+        clips = {key: first_frames(r.cond_video_pixels, key[1]) for key, r in zip(keys, requests, strict=True)}
+        latents = dict(zip(clips, self._latents(list(clips.values())), strict=True))
+        made = []
+        for key, layout in zip(keys, layouts, strict=True):
+            given, (frames, height, width) = latents[key], layout.latent_shape
+            if given.shape[2] < height or given.shape[3] < width:
+                shape = list(given.shape[1:])
+                raise ShapeError(f"video_shape {layout.latent_shape} is larger than the canvas's latents {shape}.")
+            clean = torch.zeros(given.shape[0], frames, height, width, device=self.device)
+            for i in layout.clean_frames:
+                clean[:, i] = given[:, i, :height, :width]
+            made.append(clean)
+        return made
 
-    def _passes(self, request: Cosmos3ActionRequest, layout: SequenceLayout, schedule: Schedule) -> _Passes:
-        vocab = self.config.vocab_size
-        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", vocab)]
+    def _latents(self, clips: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """[C, F, H, W] of each clip [1, 3, frames, height, width]; clips of one shape are encoded together."""
+        made: dict[int, torch.Tensor] = {}
+        for shape in dict.fromkeys(clip.shape for clip in clips):
+            which = [i for i, clip in enumerate(clips) if clip.shape == shape]
+            latents = self.vae.encode(torch.cat([clips[i] for i in which]).to(self.device))
+            made |= dict(zip(which, latents, strict=True))
+        return [made[i] for i in range(len(clips))]
+
+    def _passes(
+        self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout], schedule: Schedule
+    ) -> list[tuple[Pass, ...]]:
+        """The passes of each step, with this rank's own branches where there is guidance."""
+        prompts = [self._prompts(request) for request in requests]
+        texts: dict[tuple[int, ...], TextKV] = {}
+        tables: dict[tuple[SequenceLayout, int], Rope] = {}
+
+        def branch(member: int, which: int) -> tuple[TextKV, Rope]:
+            ids, layout = prompts[member][which], layouts[member]
+            text = texts[ids] = texts.get(ids) or self.text_cache.get(ids)
+            if (layout, text.tokens) not in tables:
+                tables[layout, text.tokens] = self._rope(generation_positions(layout, self.config, text.tokens))
+            return text, tables[layout, text.tokens]
+
+        def make(members: tuple[int, ...], guided: bool) -> Pass:
+            own = self.parallel_context.branches if guided else (0,)
+            read, ropes = zip(*(branch(member, which) for which in own for member in members), strict=True)
+            cos, sin = (torch.stack(table) for table in zip(*ropes, strict=True))
+            return Pass(members, guided, read, (cos, sin))
+
+        guided = [
+            [len(ids) == 2 and guides(request.guidance_interval, t) for t in schedule.timesteps]
+            for request, ids in zip(requests, prompts, strict=True)
+        ]
+        return passes_of_steps(guided, make)
+
+    def _prompts(self, request: Cosmos3ActionRequest) -> list[tuple[int, ...]]:
+        """Ids of the conditional prompt and, with guidance, of the unconditional one."""
+        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
         if request.guidance_scale != 1:
             assert request.neg_text_ids is not None  # the request checked it
-            prompts.append(token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", vocab))
-        guides = [len(prompts) == 2 and _guides(request.guidance_interval, t) for t in schedule.timesteps]
-        own = self.parallel_context.branches if any(guides) else ()
-        needed = sorted({*own, *(() if all(guides) else (0,))})
-        texts = {i: self.text_cache.get(prompts[i]) for i in needed}
-        tables = {i: self._rope(generation_positions(layout, self.config, texts[i].tokens)) for i in needed}
-
-        def branches(which: Sequence[int]) -> _Branches:
-            cos, sin = (torch.stack(table) for table in zip(*(tables[i] for i in which), strict=True))
-            return _Branches(tuple(texts[i] for i in which), (cos, sin))
-
-        return _Passes(tuple(guides), branches(own) if own else None, branches((0,)) if 0 in needed else None)
+            prompts.append(token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size))
+        return prompts
 
     def _rope(self, positions: torch.Tensor) -> Rope:
         return rope_tables(positions, self.config, self.device, self.dtype)
@@ -366,85 +400,58 @@ class Cosmos3Engine:
             tower.to("cpu")
         return text
 
-    def _sample(self, request: Cosmos3ActionRequest, layout: SequenceLayout, clean: torch.Tensor) -> _Sample:
-        patch, shape, V = layout.patch, (self.config.latent_channel, *layout.latent_shape), layout.vision_tokens
-        per_frame = V // layout.latent_shape[0]
-        vision_free, noisy = torch.ones(shape), torch.ones(layout.tokens, 1)
-        for i in layout.clean_frames:
-            vision_free[:, i] = 0
-            noisy[i * per_frame : (i + 1) * per_frame] = 0
-        noisy[V : V + layout.clean_rows] = 0
-        vision_free = patchify(vision_free, patch).to(self.device)  # padding of an odd edge is not free either
-        noise = starting_noise(request.video_noise, request.seed, shape, "video_noise").to(self.device)
-        action_free = torch.zeros(layout.action_rows, self.config.action_dim)
-        action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        action_free = action_free.to(self.device)
-        row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise")
-        given = torch.zeros_like(action_free)
-        if (known := self._known_rows(request, layout)) is not None:
-            given[: len(known), : known.shape[1]] = known
-        return _Sample(
-            layout,
-            torch.where(vision_free > 0, patchify(noise, patch), patchify(clean, patch)),
-            torch.where(action_free > 0, row_noise.to(self.device), given),
-            vision_free,
-            action_free,
-            noisy.to(self.device, self.dtype),
-        )
-
-    def _known_rows(self, request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
-        """Given action rows from the first on; in forward dynamics history and state row, if any, and then the whole chunk."""
-        prefix, actions = request.action_prefix, request.cond_action
-        if actions is None:
-            return None if prefix is None else prefix.to(self.device, torch.float32)
-        missing = max(request.action_chunk - len(actions), 0)
-        actions = torch.cat([actions, actions[-1:].expand(missing, -1)])[: request.action_chunk]
-        before = layout.action_rows - request.action_chunk  # history and state
-        if before and prefix is not None:
-            actions = torch.cat([widened(prefix[:before], actions.shape[1]), actions])
-        return actions.to(self.device, torch.float32)
+    def _heads_of(self, domains: tuple[int, ...]) -> ActionHead:
+        """The action head of a domain that all requests share, or their heads side by side, [R, ...]."""
+        if len(set(domains)) == 1:
+            return self.action_head(domains[0])
+        if domains not in self._side_by_side:
+            heads = [vars(self.action_head(domain)) for domain in domains]
+            self._side_by_side[domains] = ActionHead(**{name: torch.stack([head[name] for head in heads]) for name in heads[0]})
+        return self._side_by_side[domains]
 
     def _denoise(
-        self, request: Cosmos3ActionRequest, schedule: Schedule, sample: _Sample, passes: _Passes, on_step: OnStep | None
+        self,
+        requests: Sequence[Cosmos3ActionRequest],
+        layouts: Sequence[SequenceLayout],
+        schedule: Schedule,
+        sample: Sample,
+        passes: Sequence[tuple[Pass, ...]],
+        on_step: OnStep | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps = unipc_coefficients(schedule)
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         times = self.transformer.time_embedder(timesteps).to(self.dtype)  # [steps, D]: one row a step, not one a token
-        head = self.action_head(request.domain_id)
-        vision, action = UniPC(sample.vision_VP, steps), UniPC(sample.action_TA, steps)
-        layout, count = sample.layout, len(steps)
-        action_group = layout.noisy_action
-        rows = slice(action_group.start - layout.vision_tokens, layout.action_rows)
-        for i in range(count):
-            vision_group = layout.noisy_vision if request.return_video or i + 1 < count else slice(0, 0)
-            now, groups = passes.at(i), (vision_group, action_group)
-            velocities = self._runner(
-                vision.sample, action.sample, times[i], sample.noisy_N1, now.rope, now.texts, head, *groups
-            )
-            if passes.guided[i]:
-                velocities = self.parallel_context.exchange(velocities)
-            of_vision, of_action = (_combine(v_B, request.guidance_scale) for v_B in velocities)
-            if vision_group.stop > vision_group.start:
-                _advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_VP)
-            if action_group.stop > action_group.start:
-                _advance(action, of_action, rows, sample.action_free, sample.action_TA)
+        scales = torch.tensor([request.guidance_scale for request in requests], device=self.device)[:, None, None]
+        domains = [request.domain_id for request in requests]
+        vision, action = UniPC(sample.vision_RVP, steps), UniPC(sample.action_RTA, steps)
+        every_group, V = hull([layout.noisy_vision for layout in layouts]), layouts[0].vision_tokens
+        action_group = hull([layout.noisy_action for layout in layouts])
+        rows = slice(action_group.start - V, action_group.stop - V)
+        wants_video = any(request.return_video for request in requests)
+        for i, at_step in enumerate(passes):
+            vision_group = every_group if wants_video or i + 1 < len(passes) else slice(0, 0)
+            made = []
+            for each in at_step:
+                held = vision.sample, action.sample, sample.noisy_RN1
+                v, a, noisy = held if len(each.members) == len(requests) else (t[list(each.members)] for t in held)
+                head = self._heads_of(tuple(domains[m] for m in each.members))
+                made.append(self._runner(v, a, times[i], noisy, each.rope, each.texts, head, vision_group, action_group))
+            of_vision, of_action = self._combined(at_step, made, scales)
+            advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_RVP)
+            advance(action, of_action, rows, sample.action_free, sample.action_RTA)
             if on_step is not None:
-                on_step(i + 1, count)
+                on_step(i + 1, len(passes))
         return vision.sample, action.sample
 
-
-def _advance(state: UniPC, velocity: torch.Tensor, rows: slice, free: torch.Tensor, given: torch.Tensor) -> None:
-    """One sampler step with the velocity of some tokens; given values are restored."""
-    whole = torch.zeros_like(state.sample)
-    whole[rows] = velocity
-    state.sample = torch.where(free > 0, state.step(whole * free), given)
-
-
-def _combine(velocity_B: torch.Tensor, scale: float) -> torch.Tensor:
-    """Guidance ``u + g (c - u)`` of velocities [B, ...], float32; the conditional velocity if it is the only one."""
-    conditional, *rest = velocity_B.float()
-    return rest[0] + scale * (conditional - rest[0]) if rest else conditional
-
-
-def _guides(interval: tuple[float, float] | None, timestep: int) -> bool:
-    return interval is None or interval[0] < timestep < interval[1]
+    def _combined(
+        self, passes: Sequence[Pass], velocities: Sequence[Velocities], scales_R11: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Velocities of vision tokens and of action rows [R, ...], float32, after guidance, in the order of the requests."""
+        parts = []
+        for each, of_branches in zip(passes, velocities, strict=True):
+            of_branches = self.parallel_context.exchange(of_branches) if each.guided else of_branches
+            parts.append([combine(v_B, each.guided, scales_R11[list(each.members)]) for v_B in of_branches])
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.tensor([member for each in passes for member in each.members]).argsort()
+        return [torch.cat(modality)[order] for modality in zip(*parts, strict=True)]

@@ -73,12 +73,23 @@ class TextKV:
 
 @dataclass(frozen=True)
 class ActionHead:
-    """Projections of one domain: into the model [A, D] and [D], out of it [D, A] and [A]."""
+    """Projections of one domain: into the model [A, D] and [D], out of it [D, A] and [A]; a leading R for several requests'."""
 
     w_in: torch.Tensor
     b_in: torch.Tensor
     w_out: torch.Tensor
     b_out: torch.Tensor
+
+    def read(self, action_TA: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, D] of action rows; a leading R is allowed."""
+        return action_TA @ self.w_in + (self.b_in if self.b_in.ndim == 1 else self.b_in[:, None])
+
+    def write(self, action_BTD: torch.Tensor) -> torch.Tensor:
+        """Velocities [B, T, A] of final hidden states, for whole rounds of the R requests."""
+        if self.b_out.ndim == 1:
+            return action_BTD @ self.w_out + self.b_out
+        by_request = action_BTD.unflatten(0, (-1, len(self.b_out)))
+        return (by_request @ self.w_out + self.b_out[:, None]).flatten(0, 1)
 
 
 class RmsNorm(nn.Module):
@@ -279,12 +290,12 @@ class Cosmos3Transformer(nn.Module):
     ) -> torch.Tensor:
         """Hidden states [N, D] before the first layer; arguments as in :meth:`velocity`. A leading B is allowed."""
         vision_VD = self.proj_in(vision_VP.to(self.dtype))
-        action_TD = action_TA.to(self.dtype) @ head.w_in + head.b_in + self.action_modality_embed
+        action_TD = head.read(action_TA.to(self.dtype)) + self.action_modality_embed
         return torch.cat([vision_VD, action_TD], dim=-2) + noisy_N1 * time_D
 
     def project(self, vision_ND: torch.Tensor, action_ND: torch.Tensor, head: ActionHead) -> tuple[torch.Tensor, torch.Tensor]:
         """Velocities of vision tokens and of action rows from their final hidden states."""
-        return self.proj_out(vision_ND), action_ND @ head.w_out + head.b_out
+        return self.proj_out(vision_ND), head.write(action_ND)
 
     def velocity(
         self,
@@ -306,8 +317,11 @@ class Cosmos3Transformer(nn.Module):
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
             texts: The B prompts.
+
+        A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one branch after the other's.
         """
-        x_BND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head).expand(len(texts), -1, -1)
+        x_RND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head)
+        x_BND = x_RND.expand(len(texts) // math.prod(x_RND.shape[:-2]), *x_RND.shape).flatten(0, -3)
         attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]
         of_vision, of_action = self.generation(x_BND, rope, attentions, (vision_group, action_group))
         return self.project(of_vision, of_action, head)
@@ -321,12 +335,26 @@ def grouped_attention(q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Ten
 
 
 def _over_prompts(prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor) -> Attend:
-    """Attention of each guidance branch over its own prompt and the shared tokens; prompts differ in length."""
-    memory = [
-        (torch.cat([prompt[0], k], dim=1), torch.cat([prompt[1], v], dim=1))
-        for prompt, k, v in zip(prompts, keys_BkNd, values_BkNd, strict=True)
-    ]
-    return lambda queries: torch.stack([grouped_attention(q, k, v) for q, (k, v) in zip(queries, memory, strict=True)])
+    """Attention of each branch over its own prompt and its own tokens; branches with prompts of one length share a call."""
+    by_length: dict[int, list[int]] = {}
+    for i, (keys, _) in enumerate(prompts):
+        by_length.setdefault(keys.shape[-2], []).append(i)
+    groups = [which if len(which) < len(prompts) else slice(None) for which in by_length.values()]
+    memory = []
+    for which, group in zip(by_length.values(), groups, strict=True):
+        read = [torch.stack(tensors) for tensors in zip(*(prompts[i] for i in which), strict=True)]
+        memory.append([torch.cat([p, x[group]], dim=-2) for p, x in zip(read, (keys_BkNd, values_BkNd), strict=True)])
+
+    def attend(queries_BhNd: torch.Tensor) -> torch.Tensor:
+        made = [grouped_attention(queries_BhNd[group], k, v) for group, (k, v) in zip(groups, memory, strict=True)]
+        if len(made) == 1:
+            return made[0]
+        out = torch.empty_like(queries_BhNd)
+        for group, attended in zip(groups, made, strict=True):
+            out[group] = attended
+        return out
+
+    return attend
 
 
 def _part(rope: Rope, group: slice) -> Rope:

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from helpers.cosmos3_oracle import PROMPT_IDS, Case, difference, engine, request
+from strands_cosmos3.engine import denoising, sampler, sequence, transformer, vae, wan
 from strands_cosmos3.engine import engine as engine_module
-from strands_cosmos3.engine import sampler, sequence, transformer, vae, wan
 
 TOLERANCE = 5e-5
 MUTATIONS = {}
@@ -53,7 +53,7 @@ def no_time_on_actions(patch, _):
 
     def velocity(self, v, a, t, noisy, *rest):
         noisy = noisy.clone()
-        noisy[len(v) :] = 0
+        noisy[..., v.shape[-2] :, :] = 0
         return original(self, v, a, t, noisy, *rest)
 
     patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
@@ -284,9 +284,12 @@ def rotated_the_other_way(patch, _):
 
 @mutation()
 def query_groups_interleaved(patch, _):
-    original = transformer.grouped_attention
-    order = torch.tensor([0, 2, 1, 3])
-    patch.setattr(transformer, "grouped_attention", lambda q, k, v, causal=False: original(q[order], k, v, causal)[order])
+    original, order = transformer.grouped_attention, torch.tensor([0, 2, 1, 3])
+
+    def attention(q, k, v, causal=False):
+        return original(q[..., order, :, :], k, v, causal)[..., order, :, :]
+
+    patch.setattr(transformer, "grouped_attention", attention)
 
 
 def _positions(patch, change):
@@ -301,7 +304,9 @@ def _positions(patch, change):
 
 
 def _replace(patch, name, function):
-    patch.setattr(engine_module, name, function)
+    for module in (engine_module, denoising):
+        if hasattr(module, name):
+            patch.setattr(module, name, function)
 
 
 def _scale(patch, norm, factor):

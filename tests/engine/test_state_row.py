@@ -117,7 +117,7 @@ def _with_time_on_the_state(patch):
 
     def velocity(self, vision, actions, time, noisy, *rest):
         noisy = noisy.clone()
-        noisy[len(vision)] = 1
+        noisy[..., vision.shape[-2], :] = 1
         return original(self, vision, actions, time, noisy, *rest)
 
     patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)

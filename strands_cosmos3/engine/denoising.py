@@ -1,0 +1,161 @@
+"""What the sampling loop holds for several requests at once: their starting samples, and the passes of each step.
+
+Shape suffixes: R requests, B branches (all conditional prompts, then all unconditional ones), N generation tokens, V vision
+tokens, T action rows, P numbers in a vision token, A action width, d head width; C F H W latent channels, frames, height and
+width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise, widened
+from strands_cosmos3.engine.sampler import Schedule, UniPC
+from strands_cosmos3.engine.sequence import SequenceLayout, patchify
+from strands_cosmos3.engine.transformer import Rope, TextKV
+from strands_cosmos3.errors import InputError, ShapeError
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Requests that share a forward pass, the prompts of its B branches, and cosine and sine [B, N, d] of what follows them."""
+
+    members: tuple[int, ...]
+    guided: bool
+    texts: tuple[TextKV, ...]
+    rope: Rope
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Starting samples: given values where something is given, noise elsewhere."""
+
+    vision_RVP: torch.Tensor
+    action_RTA: torch.Tensor
+    vision_free: torch.Tensor  # [R, V, P], 1 where the sampler writes
+    action_free: torch.Tensor  # [R, T, A]
+    noisy_RN1: torch.Tensor  # 1 where the time embedding is added
+
+
+def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedule]) -> None:
+    """Refuse requests that cannot share a pass.
+
+    Raises:
+        ShapeError: Their latent grids or their numbers of action rows differ.
+        InputError: Their noise levels differ, by steps, shift or kind of schedule.
+    """
+    first, schedule = layouts[0], schedules[0]
+    for i, (layout, other) in enumerate(zip(layouts, schedules, strict=True)):
+        if (layout.latent_shape, layout.action_rows) != (first.latent_shape, first.action_rows):
+            raise ShapeError(
+                f"request {i} has latents {layout.latent_shape} and {layout.action_rows} action rows, request 0 has "
+                f"{first.latent_shape} and {first.action_rows}; a batch needs equal shapes: call step_batch for each shape."
+            )
+        if other != schedule:
+            raise InputError(
+                f"request {i} has {len(other.timesteps)} steps from sigma {other.sigmas[0]:.4g}, request 0 has "
+                f"{len(schedule.timesteps)} from {schedule.sigmas[0]:.4g}; a batch needs the same num_inference_steps, "
+                "flow_shift and use_karras_sigmas: call step_batch for each."
+            )
+
+
+def passes_of_steps(guides: Sequence[Sequence[bool]], make: Callable[[tuple[int, ...], bool], Pass]) -> list[tuple[Pass, ...]]:
+    """The passes of each step: one of the requests with guidance there, one of those without.
+
+    ``guides`` says for each request at which steps it has guidance; ``make`` is called once for each distinct pass.
+    """
+    made: dict[tuple[tuple[int, ...], bool], Pass] = {}
+    steps = []
+    for flags in zip(*guides, strict=True):
+        keys = [(tuple(i for i, flag in enumerate(flags) if flag is guided), guided) for guided in (True, False)]
+        keys = [key for key in keys if key[0]]
+        made |= {key: make(*key) for key in keys if key not in made}
+        steps.append(tuple(made[key] for key in keys))
+    return steps
+
+
+def starting_samples(
+    requests: Sequence[Cosmos3ActionRequest],
+    layouts: Sequence[SequenceLayout],
+    clean_RCFHW: Sequence[torch.Tensor],
+    config: TransformerConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Sample:
+    """The starting samples of requests with equal shapes; ``dtype`` is that of hidden states."""
+    each = []
+    for request, layout, clean in zip(requests, layouts, clean_RCFHW, strict=True):
+        vision_free, noisy = _free_vision(layout, config)
+        action_free = torch.zeros(layout.action_rows, config.action_dim)
+        action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
+        noise = starting_noise(request.video_noise, request.seed, tuple(clean.shape), "video_noise")
+        row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise")
+        given = torch.zeros_like(action_free)
+        if (known := _known_rows(request, layout)) is not None:
+            given[: len(known), : known.shape[1]] = known
+        vision_free, noise = vision_free.to(device), patchify(noise.to(device), layout.patch)
+        vision = torch.where(vision_free > 0, noise, patchify(clean, layout.patch))
+        action = torch.where(action_free > 0, row_noise.to(given), given).to(device)
+        each.append((vision, action, vision_free, action_free.to(device), noisy.to(device, dtype)))
+    return Sample(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
+
+
+def _free_vision(layout: SequenceLayout, config: TransformerConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """[V, P] where the sampler writes latents, and [N, 1] noisy tokens; the padding of an odd edge is not free either."""
+    free, noisy = torch.ones(config.latent_channel, *layout.latent_shape), torch.ones(layout.tokens, 1)
+    per_frame = layout.vision_tokens // layout.latent_shape[0]
+    for i in layout.clean_frames:
+        free[:, i] = 0
+        noisy[i * per_frame : (i + 1) * per_frame] = 0
+    noisy[layout.vision_tokens : layout.vision_tokens + layout.clean_rows] = 0
+    return patchify(free, layout.patch), noisy
+
+
+def _known_rows(request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
+    """Given action rows from the first on; in forward dynamics history and state row, if any, and then the whole chunk."""
+    prefix, actions = request.action_prefix, request.cond_action
+    if actions is None:
+        return None if prefix is None else prefix.to("cpu", torch.float32)
+    missing = max(request.action_chunk - len(actions), 0)
+    actions = torch.cat([actions, actions[-1:].expand(missing, -1)])[: request.action_chunk]
+    before = layout.action_rows - request.action_chunk  # history and state
+    if before and prefix is not None:
+        actions = torch.cat([widened(prefix[:before], actions.shape[1]), actions])
+    return actions.to("cpu", torch.float32)
+
+
+def first_frames(clip: torch.Tensor, count: int) -> torch.Tensor:
+    """The first frames of a clip [1, 3, frames, height, width]; its last one is repeated where it is too short."""
+    missing = max(count - clip.shape[2], 0)
+    return torch.cat([clip, clip[:, :, -1:].expand(-1, -1, missing, -1, -1)], dim=2) if missing else clip[:, :, :count]
+
+
+def hull(groups: Sequence[slice]) -> slice:
+    """The smallest slice that holds all of these; empty if they are."""
+    held = [group for group in groups if group.stop > group.start]
+    return slice(min(g.start for g in held), max(g.stop for g in held)) if held else slice(0, 0)
+
+
+def advance(state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Tensor, given: torch.Tensor) -> None:
+    """One sampler step with the velocity [R, n, ...] of some tokens; given values are restored."""
+    if tokens.stop > tokens.start:
+        whole = torch.zeros_like(state.sample)
+        whole[:, tokens] = velocity
+        state.sample = torch.where(free > 0, state.step(whole * free), given)
+
+
+def combine(velocity_B: torch.Tensor, guided: bool, scale_R11: torch.Tensor) -> torch.Tensor:
+    """[R, ...] float32: guidance ``u + g (c - u)`` of conditional and unconditional velocities, or the conditional ones."""
+    if not guided:
+        return velocity_B.float()
+    conditional, unconditional = velocity_B.float().chunk(2)
+    return unconditional + scale_R11 * (conditional - unconditional)
+
+
+def guides(interval: tuple[float, float] | None, timestep: int) -> bool:
+    """Whether a step has guidance: strictly inside the interval, or always without one."""
+    return interval is None or interval[0] < timestep < interval[1]
