@@ -1,10 +1,35 @@
-"""What a check of planned rows against the arm's own links and its static surroundings found."""
+"""What planned rows must not meet beside the arm's own links, and what a check of them found."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from strands_cosmos3.checks import finite_array, positive, typed_fields
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A box that stands still, such as a table; InputError if a value is malformed or an edge is not above zero.
+
+    Args:
+        name: By which reports name it.
+        center_m: Its centre in the robot's base frame.
+        size_m: Lengths of its edges.
+        yaw_rad: Its rotation about z.
+    """
+
+    name: str
+    center_m: tuple[float, float, float]
+    size_m: tuple[float, float, float]
+    yaw_rad: float = 0.0
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        finite_array([*self.center_m, self.yaw_rad], "center_m and yaw_rad", (4,))
+        for edge_m in self.size_m:
+            positive(edge_m, "size_m")
 
 
 class CollisionOutcome(StrEnum):

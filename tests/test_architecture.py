@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "embedded": {"errors", "resources"},
     "instruction": {"errors"},
     "embodiments": {"checks", "errors"},
-    "collision": set(),
+    "collision": {"checks", "errors"},
     "types": {"checks", "collision", "embodiments", "errors"},
     "__init__": set(),
     "actions": BASE,

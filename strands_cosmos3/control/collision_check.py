@@ -50,6 +50,14 @@ class CollisionCheck:
         self._radii_m = radius[self.pairs].sum(axis=1)
         self._geoms, places = np.unique(self.pairs, return_inverse=True)
         self._first, self._second = places.reshape(-1, 2).T  # of each pair, in ``_geoms``
+        standing = (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
+        self._boxes = [(geom, *self._met_by(geom, radius)) for geom in np.flatnonzero(standing).tolist()]
+
+    def _met_by(self, geom: int, radius: F64) -> tuple[NDArray[np.intp], NDArray[np.intp], F64]:
+        """The pairs that a geometry is in, the others' places in ``_geoms``, and their radii."""
+        pairs, column = np.nonzero(self.pairs == geom)
+        others = self.pairs[pairs, 1 - column]
+        return pairs, np.searchsorted(self._geoms, others), radius[others]
 
     def _apart_at_mid_range(self, pairs: NDArray[np.intp], joints: Sequence[int]) -> NDArray[np.intp]:
         model, chain = self.model, list(joints)
@@ -68,7 +76,10 @@ class CollisionCheck:
         return self._distances(q_rad)[0]
 
     def _distances(self, q_rad: F64) -> tuple[F64, F64]:
-        """As :meth:`distances`, and [R, geometries, 3] their centres. Bounding spheres rule out most pairs."""
+        """As :meth:`distances`, and [R, geometries, 3] their centres. Bounding spheres rule out most pairs.
+
+        What stands still may be as large as a table, so that its box is taken as it is.
+        """
         centres = np.empty((len(q_rad), len(self._geoms), 3))
         for row, q in enumerate(q_rad):
             self._data.qpos[:] = q
@@ -76,6 +87,10 @@ class CollisionCheck:
             centres[row] = self._data.geom_xpos[self._geoms]
         across = centres[:, self._second] - centres[:, self._first]
         distance = np.sqrt(np.einsum("rpx,rpx->rp", across, across)) - self._radii_m
+        for geom, pairs, others, radii in self._boxes:
+            offset = (centres[:, others] - self._data.geom_xpos[geom]) @ self._data.geom_xmat[geom].reshape(3, 3)
+            beyond = np.maximum(np.abs(offset) - self.model.geom_size[geom], 0.0)
+            distance[:, pairs] = np.linalg.norm(beyond, axis=2) - radii
         near = distance < _NEAR_M
         for row in np.flatnonzero(near.any(axis=1)):
             self._data.qpos[:] = q_rad[row]

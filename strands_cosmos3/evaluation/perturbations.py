@@ -165,5 +165,5 @@ def distinct(perturbations: tuple[Perturbation, ...]) -> tuple[Perturbation, ...
     """Return the perturbations; raise a ConfigError if there is none or two have the same name."""
     names = [perturbation.name for perturbation in perturbations]
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"an evaluation needs at least one condition, each with its own name; got {names}.")
+        raise ConfigError(f"conditions {names}: an evaluation needs at least one, each with its own name.")
     return perturbations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
+from strands_cosmos3.checks import seed_number
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import Assignment, goal_instruction, make_plan
@@ -90,12 +91,13 @@ class Settings:
     clips: int = 0
 
     def __post_init__(self) -> None:
-        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+        if not self.tasks or "" in self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(TASKS)}, each once.")
         for task in self.tasks:
             get_task(task)
         distinct(self.conditions)
-        for name, least in (("seeds", 1), ("seed", 0), ("films", 0), ("clips", 0), ("workers", 1)):
+        seed_number(self.seed)
+        for name, least in (("seeds", 1), ("films", 0), ("clips", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}.")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.checks import F64
+from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError
 from strands_cosmos3.policy.resample import resample
@@ -24,21 +25,42 @@ class PolicyArm:
         arm_model: Its MuJoCo model, path or name; None is the packaged one.
         limits: Joint limits; None is the Panda's table.
         servo_lead: Whether targets for a bound simulator's position servos lead the motion by those servos' lag.
+        obstacles: What it must not meet; None is what :meth:`surround` tells, else nothing.
 
     Raises:
         ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
     """
 
-    def __init__(self, arm_model: Any = None, limits: JointLimits | None = None, servo_lead: bool = True):
-        from strands_cosmos3.control.ik import MinkIKBridge
-        from strands_cosmos3.robots.model import load_model
-
-        self._bridge = MinkIKBridge(load_model(arm_model), limits=limits)
+    def __init__(
+        self,
+        arm_model: Any = None,
+        limits: JointLimits | None = None,
+        servo_lead: bool = True,
+        obstacles: Sequence[Obstacle] | None = None,
+    ):
+        self._model, self._limits, self._takes_obstacles = arm_model, limits, obstacles is None
+        self._build(tuple(obstacles or ()))
         self._q_open = _fingers_open(self._bridge.model)
         self._servo_lead = servo_lead
         self._lead_s: F64 | None = None
         self._foreign: ConfigError | None = None
         self._begun = False
+
+    def _build(self, obstacles: tuple[Obstacle, ...]) -> None:
+        from strands_cosmos3.control.ik import MinkIKBridge
+        from strands_cosmos3.robots.model import load_model
+
+        self._obstacles = obstacles
+        self._bridge = MinkIKBridge(load_model(self._model, obstacles), limits=self._limits)
+
+    def surround(self, obstacles: Sequence[Obstacle]) -> None:
+        """Take what a robot knows of its surroundings, unless obstacles were given or the model is compiled and has its own."""
+        from strands_cosmos3.robots.model import is_compiled
+
+        if self._takes_obstacles and not is_compiled(self._model) and tuple(obstacles) != self._obstacles:
+            posture_rad = self._bridge.posture_rad
+            self._build(tuple(obstacles))
+            self._bridge.posture_rad = posture_rad
 
     def reset(self) -> None:
         """Start a new episode: its first configuration becomes the posture that redundant joints are drawn to."""

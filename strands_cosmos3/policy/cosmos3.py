@@ -17,6 +17,7 @@ from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_number
+from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ConfigError, ObservationError
@@ -69,6 +70,8 @@ class Cosmos3Policy(Policy):
             chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
         chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
         arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
+        obstacles: Boxes that its planned rows must not meet, e.g. ``[Obstacle("table", (0.4, 0, -0.02), (1.2, 1.4, 0.04))]``;
+            None is those of the simulated robot that runs the policy, and none elsewhere.
         limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
         num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
         guidance_scale: ``v = u + g (c - u)``.
@@ -132,6 +135,7 @@ class Cosmos3Policy(Policy):
         observed_gripper: str | GripperConvention | None = None,
         commanded_gripper: str | GripperConvention | None = None,
         servo_lead: bool = True,
+        obstacles: Sequence[Obstacle] | None = None,
     ):
         if transport != "raw":
             raise ConfigError(f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack).")
@@ -151,7 +155,7 @@ class Cosmos3Policy(Policy):
         self._first_seed = 0 if seed is None else seed_number(seed)
         self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
         self._closed = False
-        self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead)
+        self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles)
         options = InferenceOptions(
             device=device,
             dtype=dtype,
@@ -258,6 +262,13 @@ class Cosmos3Policy(Policy):
         """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
         self._mapping = self._keep_unit(resolve_mapping(self.robot, robot_state_keys, *self._mapped))
         self.robot_state_keys = list(robot_state_keys)
+
+    @typed()
+    def set_obstacles(self, obstacles: Sequence[Obstacle]) -> None:
+        """Name what planned rows must not meet, where the policy was given no obstacles and its arm's model is not compiled."""
+        if self._arm is not None:
+            with self._planning:
+                self._arm.surround(obstacles)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
         """Bind the simulator's arm: take its gripper's unit and its servos' lag. It must be a Franka.

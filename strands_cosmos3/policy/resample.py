@@ -65,6 +65,7 @@ def resample(
     speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)  # measured, so it may lie a little beyond
     hz, lead_s = positive(hz, "hz"), None if lead_s is None else finite_array(lead_s, "lead_s", observation.q_rad.shape)
     start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
+    _require_few(plan.t_s[-1], hz)
     try:
         motion = plan_motion(start, plan.q_rad, plan.t_s, limits, 1.0 / hz)
     except ControlError:  # the rows cannot be met from that speed; from rest they always can
@@ -101,6 +102,10 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
 
 def _ticks(end_s: float, hz: float) -> F64:
     """[K] ends of the control periods until ``end_s``, at least one."""
+    _require_few(end_s, hz)
+    return np.arange(1, max(1, int(np.ceil(end_s * hz - 1e-9))) + 1) / hz
+
+
+def _require_few(end_s: float, hz: float) -> None:
     if end_s * hz > _MOST_STEPS:
         raise InputError(f"{end_s:g} s at {hz:g} Hz are more than {_MOST_STEPS} steps; give a lower rate.")
-    return np.arange(1, max(1, int(np.ceil(end_s * hz - 1e-9))) + 1) / hz

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.checks import F64, typed
+from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
@@ -80,20 +82,34 @@ def model_path(spec: str | Path | None = None) -> Path:
 
 
 @typed()
-def load_model(spec: str | Path | mujoco.MjModel | None = None) -> mujoco.MjModel:
+def load_model(spec: str | Path | mujoco.MjModel | None = None, obstacles: Sequence[Obstacle] = ()) -> mujoco.MjModel:
     """Load and compile an arm's model; ``spec`` is as in :func:`model_path`, or a model, which is returned unchanged.
 
-    A :class:`ConfigError` says that MuJoCo cannot compile or read the file; further errors as :func:`model_path`.
+    Obstacles are added to the world. A :class:`ConfigError` says that the model is compiled already and cannot be given any,
+    or that MuJoCo cannot compile or read the file; further errors as :func:`model_path`.
     """
+    if obstacles and is_compiled(spec):
+        raise ConfigError("a compiled arm model cannot be given obstacles: add them to it, or give its .xml.")
     if isinstance(spec, mujoco.MjModel):
         return spec
     path = model_path(spec)
     try:
         if path.suffix.lower() == ".mjb":
             return mujoco.MjModel.from_binary_path(str(path))
-        return mujoco.MjModel.from_xml_path(str(path))
+        if not obstacles:
+            return mujoco.MjModel.from_xml_path(str(path))
+        arm = mujoco.MjSpec.from_file(str(path))
+        for box in obstacles:
+            size, turned = np.array(box.size_m) / 2, [np.cos(box.yaw_rad / 2), 0.0, 0.0, np.sin(box.yaw_rad / 2)]
+            arm.worldbody.add_geom(name=box.name, type=mujoco.mjtGeom.mjGEOM_BOX, size=size, pos=box.center_m, quat=turned)
+        return arm.compile()
     except (ValueError, mujoco.FatalError) as error:
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+
+
+def is_compiled(spec: object) -> bool:
+    """Whether an arm's model is compiled, in memory or as an ``.mjb`` file."""
+    return isinstance(spec, mujoco.MjModel) or (isinstance(spec, str | Path) and Path(spec).suffix.lower() == ".mjb")
 
 
 @typed()

@@ -92,19 +92,20 @@ class CubeHistory:
     lay_m: F64 | None = None  # where it last lay on something, not gripped
     alone_m: F64 | None = None  # where it last lay at rest with the hand out of reach
     taken_m: F64 | None = None  # where it lay when both fingers took it
+    base_m: F64 | None = None  # where the cube to stack it on was then
     held: bool = False  # gripped since, with short interruptions at most
     released: CubeState | None = field(default=None)  # the last moment of the latest grip
     _gripped: CubeState | None = None
 
-    def update(self, now: CubeState, tcp_m: F64) -> None:
-        """Add the present state; ``tcp_m`` is the position [3] of the tool centre point."""
+    def update(self, now: CubeState, tcp_m: F64, base_m: F64 | None = None) -> None:
+        """Add the present state; ``tcp_m`` and ``base_m`` [3] are where the tool centre point and the other cube are."""
         before, self.now = self.now, now
         if before is not None and _jumped(before, now):
-            self.lay_m = self.alone_m = self.taken_m = self.released = self._gripped = None
+            self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = self._gripped = None
             self.held = False
         if now.gripped:
             if not self.held and self.lay_m is not None and np.linalg.norm(now.position_m - self.lay_m) < NUDGE_M:
-                self.held, self.taken_m, self.released = True, self.lay_m, None
+                self.held, self.taken_m, self.base_m, self.released = True, self.lay_m, base_m, None
             self._gripped = now
         elif self.held and self._gripped is not None and now.time_s - self._gripped.time_s > _SLIP_S:
             self.held, self.released = False, self._gripped

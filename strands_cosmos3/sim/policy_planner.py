@@ -37,6 +37,7 @@ class PolicyPlanner:
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
         self._arm, self._policy, self._film = arm, policy, film
+        policy.set_obstacles(arm.scene.obstacles)
         self._action_prefix: NDArray[Any] | None = None
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:

@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, require_type, typed
+from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.panda import (
@@ -64,6 +65,7 @@ class Scene:
         arm_qpos, arm_dof: [7] addresses of the arm's joints in ``qpos`` and ``qvel``.
         finger_qpos, finger_dof: [2] the fingers'; finger_joints: Indices of their joints.
         arm_actuators: [7] indices into ``ctrl``; gripper_actuator: the tendon's.
+        obstacles: The table and the bin's walls, for the arm's controller.
         hand_body, tcp_site: Indices of the hand's body and of the tool centre point.
         cube_qpos, cube_dof, cube_body: By cube: address of its 7 ``qpos`` entries (x y z, quaternion wxyz), of its 6
             ``qvel`` entries, index of its body.
@@ -91,6 +93,7 @@ class Scene:
         self.gripper_actuator = int(model.actuator(GRIPPER_ACTUATOR).id)
         self.hand_body = int(model.body(HAND_BODY).id)
         self.tcp_site = int(model.site(TCP_SITE).id)
+        self.obstacles = _standing_boxes(model)
         self.cube_qpos = {name: int(model.joint(name).qposadr[0]) for name in self.cubes}
         self.cube_dof = {name: int(model.joint(name).dofadr[0]) for name in self.cubes}
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
@@ -148,6 +151,22 @@ class Scene:
     def in_bin(self, position_m: F64) -> bool:
         """Return whether a world position [3] lies inside the bin's walls and below their rim."""
         return self.bin.contains(finite_array(position_m, "position_m", (3,)))
+
+
+def _standing_boxes(model: mujoco.MjModel) -> tuple[Obstacle, ...]:
+    """The solid boxes of a model that neither move nor belong to the arm."""
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    arm = model.body_rootid[model.body(HAND_BODY).id]
+    standing = (model.body_weldid[model.geom_bodyid] == 0) & (model.body_rootid[model.geom_bodyid] != arm)
+    solid_box = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    found: list[Obstacle] = []
+    for geom in np.flatnonzero(standing & solid_box).tolist():
+        yaw_rad = float(np.arctan2(data.geom_xmat[geom, 3], data.geom_xmat[geom, 0]))
+        x, y, z = data.geom_xpos[geom].tolist()
+        a, b, c = (2 * model.geom_size[geom]).tolist()
+        found.append(Obstacle(model.geom(geom).name, (x, y, z), (a, b, c), yaw_rad))
+    return tuple(found)
 
 
 __all__ = ["BIN", "DEFAULT_CUBES", "SEPARATION_M", "SPAWN_X_M", "SPAWN_Y_M", "VIEWS", "Bin", "Cube", "Layout", "Scene"]

@@ -5,13 +5,15 @@ break for ``hold_s``.
 
 ===== ====================================================================================================
 reach the cube lies at rest where it lay before the hand came (within 20 mm), and the tool centre point is within 30 mm
-      of its centre
+      of its centre and of that place
 pick  two fingers took the cube from where it lay, and hold it at least 100 mm higher; nothing else touches it
-place two fingers took the cube from outside the bin and released it above or in the bin, no faster than 0.3 m/s; it lies
+place two fingers took the cube from outside the bin and released it in the bin or above, from any height but no faster
+      than 0.3 m/s, so that it may be dropped but not thrown; it lies
       inside the bin's walls, slower than 10 mm/s, and no part of the robot touches it
 stack two fingers took the cube from elsewhere and released it within 20 mm (sideways) of the other, no faster than 0.3 m/s;
       it lies on the other, their centres within 15 mm (sideways) and one edge (+-5 mm) apart in height; both are slower than
-      10 mm/s, the other lies on something, and no part of the robot touches either
+      10 mm/s, the other lies on something, within 20 mm of where it lay when the cube was taken, and no part of the robot
+      touches either
 ===== ====================================================================================================
 
 Two fingers hold a cube while both press on it from opposite sides. A cube that moves further than its speed explains was
@@ -69,7 +71,8 @@ def _reach(at: Situation) -> bool:
     lay, now = at.history.alone_m, at.now
     if lay is None or not now.supported or now.speed_m_s >= REST_M_S or _apart(now.position_m, lay) >= DISTURBED_M:
         return False
-    return _apart(at.data.site_xpos[at.scene.tcp_site], now.position_m) < REACH_M
+    tcp = at.data.site_xpos[at.scene.tcp_site]
+    return _apart(tcp, now.position_m) < REACH_M and _apart(tcp, lay) < REACH_M
 
 
 def _pick(at: Situation) -> bool:
@@ -88,15 +91,16 @@ def _place(at: Situation) -> bool:
 
 
 def _stack(at: Situation) -> bool:
-    released, onto = at.history.released, at.goal.onto
-    if onto is None or released is None or at.history.taken_m is None or not _left_at_rest(at.now):
+    released, onto, base_m = at.history.released, at.goal.onto, at.history.base_m
+    if onto is None or released is None or base_m is None or at.history.taken_m is None or not _left_at_rest(at.now):
         return False
     base = cube_state(at.scene, at.data, onto)
     edge = (at.scene.cubes[at.goal.cube].edge_m + at.scene.cubes[onto].edge_m) / 2
     off, taken, let_go = (p - base.position_m for p in (at.now.position_m, at.history.taken_m, released.position_m))
     on_top = _aside(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M and at.scene.cube_body[onto] in at.now.force_n
     brought = _aside(let_go) < RELEASE_ASIDE_M and not (_aside(taken) < edge and taken[2] > edge / 2)
-    return on_top and brought and released.speed_m_s < RELEASE_M_S and _left_at_rest(base)
+    stayed = _apart(base.position_m, base_m) < DISTURBED_M
+    return on_top and brought and stayed and released.speed_m_s < RELEASE_M_S and _left_at_rest(base)
 
 
 def _left_at_rest(cube: CubeState) -> bool:
@@ -147,7 +151,9 @@ class Judge:
         now = cube_state(self._scene, data, self._goal.cube)
         if self._history.now is not None and now.time_s < self._history.now.time_s:
             self._history, self._since_s = CubeHistory(), None
-        self._history.update(now, data.site_xpos[self._scene.tcp_site])
+        onto = self._goal.onto
+        base_m = None if onto is None else data.xpos[self._scene.cube_body[onto]].copy()
+        self._history.update(now, data.site_xpos[self._scene.tcp_site], base_m)
         if not self.task.holds(Situation(self._scene, self._goal, data, now, self._history)):
             self._since_s = None
             return False

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.panda_oracle import Q_MAX, Q_MIN, PandaOracle, between, random_chunk
 from strands_cosmos3.bench.motions import feasible_chunk
-from strands_cosmos3.collision import CollisionOutcome
+from strands_cosmos3.collision import CollisionOutcome, Obstacle
 from strands_cosmos3.control.collision_check import CLEARANCE_M
 from strands_cosmos3.control.ik import DETOUR_M, MinkIKBridge
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk
@@ -16,7 +16,7 @@ from strands_cosmos3.control.trajectory import JointState, plan_motion
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.model import load_model, load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk
 
@@ -277,6 +277,19 @@ def test_a_table_is_seen_and_a_cube_on_it_is_not(shape):
     if shape == "box":
         assert oracle.deepest_m(between(HOME_Q, solution.q_rad[:, :7])).max() == 0
         assert oracle.deepest_m(FREE.solve(T, full(HOME_Q), DT_S).q_rad).max() > 0.05
+
+
+def test_distances_to_standing_boxes_are_exact_where_near_and_bounds_elsewhere():
+    boxes = [Obstacle("table", (0.33, 0.0, -0.02), (1.3, 1.36, 0.04)), Obstacle("wall", (0.4, 0.4, 0.2), (0.6, 0.02, 0.4), 0.5)]
+    check = MinkIKBridge(load_model(None, boxes)).collisions
+    q = np.stack([full(q) for q in np.random.default_rng(0).uniform(HOME_Q - 0.7, HOME_Q + 0.7, (40, 7))])
+    found, data = check.distances(q), mujoco.MjData(check.model)
+    for row, angles in enumerate(q):
+        data.qpos[:] = angles
+        mujoco.mj_kinematics(check.model, data)
+        exact = np.array([mujoco.mj_geomDistance(check.model, data, int(a), int(b), 10.0, None) for a, b in check.pairs])
+        assert (found[row] <= exact + 1e-9).all()
+        np.testing.assert_allclose(found[row][exact < 0.03], exact[exact < 0.03], atol=1e-9)
 
 
 # Starts in a collision

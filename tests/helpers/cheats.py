@@ -5,8 +5,10 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
+from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.policy import Policy
-from strands_cosmos3.robots.panda import HOME_Q
+from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp, dh_forward
 from strands_cosmos3.sim.tasks import LIFT_M, REACH_M, REST_M_S, STACK_ASIDE_M, STACK_HEIGHT_M
 
 GRAVITY = 9.81
@@ -143,3 +145,49 @@ def looks_done(robot, task, cube, onto):
         return scene.in_bin(at) and left
     off = at - data.xpos[scene.cube_body[onto]]
     return np.linalg.norm(off[:2]) < STACK_ASIDE_M and abs(off[2] - 0.04) < STACK_HEIGHT_M and left
+
+
+class Creep(Hand):
+    """Pushes the cube at 8 mm/s, too slowly to count as moving, from ``at_s`` until it has come ``way`` [3]."""
+
+    def __init__(self, task, way, at_s):
+        super().__init__(task)
+        self.way, self.at_s, self.start = np.asarray(way), at_s, None
+
+    def act(self, robot):
+        if robot.now_s() < self.at_s:
+            return
+        self.start = self.where(robot) if self.start is None else self.start
+        if np.linalg.norm(self.where(robot) - self.start) < np.linalg.norm(self.way):
+            at = robot.scene.cube_qpos[self.cube]
+            robot.data.qpos[at : at + 3] += 0.008 / 50.0 * self.way / np.linalg.norm(self.way)
+
+
+class SlideUnder(Hand):
+    """Puts the other cube under this one, which the hand holds, and leaves it there."""
+
+    def __init__(self, task, at_s):
+        super().__init__(task)
+        self.at_s, self.done = at_s, False
+
+    def act(self, robot):
+        if not self.done and robot.now_s() >= self.at_s:
+            self.done, at = True, robot.scene.cube_qpos[self.onto]
+            robot.data.qpos[at : at + 3] = [*self.where(robot)[:2], 0.02]
+            robot.data.qpos[at + 3 : at + 7] = robot.data.qpos[robot.scene.cube_qpos[self.cube] + 3 :][:4]
+
+
+def through(points):
+    """``at`` for :class:`Motion`: turned as at home, its tool centre point is led through (time_s, xyz, open fraction)."""
+    times, places, openings = [points[0][0]], [np.asarray(points[0][1])], [points[0][2]]
+    for time_s, xyz, opening in points[1:]:
+        share = np.linspace(0, 1, 9)[1:]
+        times += list(times[-1] + share * (time_s - times[-1]))
+        places += list(places[-1] + share[:, None] * (np.asarray(xyz) - places[-1]))
+        openings += list(openings[-1] + share * (opening - openings[-1]))
+    T = np.repeat(dh_forward(HOME_Q)[None], len(places), axis=0)
+    T[:, :3, 3] = places - T_hand_tcp[2, 3] * T[0, :3, 2]
+    solution = MinkIKBridge(load_panda()).solve(T, np.r_[HOME_Q, 0.04, 0.04])
+    assert solution.converged.all()
+    q = solution.q_rad[:, :7]
+    return lambda t: (np.array([np.interp(t, times, q[:, j]) for j in range(7)]), float(np.interp(t, times, openings)))

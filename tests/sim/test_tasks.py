@@ -55,7 +55,7 @@ def holds(name, data, instruction=None, **past):
 def brought(data, release_m, speed=0.1, taken_m=(0.6, 0.1, EDGE / 2)):
     """The past of a cube that two fingers took and released."""
     released = replace(cube_state(SCENE, data, "cube_red"), position_m=np.array(release_m), speed_m_s=speed)
-    return {"taken_m": np.array(taken_m), "released": released}
+    return {"taken_m": np.array(taken_m), "released": released, "base_m": where(data, "cube_blue")}
 
 
 def tcp(data):
