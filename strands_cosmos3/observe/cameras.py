@@ -92,3 +92,14 @@ def _lacks(looked_for: list[str], views: list[str], cameras: Iterable[str]) -> O
         f"the observation lacks camera {', '.join(map(repr, looked_for))}{of}; it has: {', '.join(cameras) or 'no camera'}. "
         f"Map another name to it with observation_mapping={{{views[0]!r}: '<its camera>'}}."
     )
+
+
+def only_picture(images: Mapping[str, Any], embodiment: str) -> Any:
+    """Return the picture of an embodiment that composes no views; ObservationError if there is none, or more than one."""
+    if ONE_VIEW in images:
+        return images[ONE_VIEW]
+    if len(images) != 1:
+        raise ObservationError(
+            f"embodiment {embodiment!r} composes no views and takes one picture, got {', '.join(images) or 'none'}."
+        )
+    return next(iter(images.values()))

@@ -20,8 +20,8 @@ from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
-from strands_cosmos3.errors import ConfigError, ObservationError
-from strands_cosmos3.observe.cameras import ONE_VIEW
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.cameras import only_picture
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.contract import Policy, Step
@@ -70,8 +70,7 @@ class Cosmos3Policy(Policy):
             chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
         chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
         arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
-        obstacles: Boxes that its planned rows must not meet, e.g. ``[Obstacle("table", (0.4, 0, -0.02), (1.2, 1.4, 0.04))]``;
-            None is those of the simulated robot that runs the policy, and none elsewhere.
+        obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) that no row may meet; None is our Robot's table and bin.
         limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
         num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
         guidance_scale: ``v = u + g (c - u)``.
@@ -267,8 +266,7 @@ class Cosmos3Policy(Policy):
     def set_obstacles(self, obstacles: Sequence[Obstacle]) -> None:
         """Name what planned rows must not meet, where the policy was given no obstacles and its arm's model is not compiled."""
         if self._arm is not None:
-            with self._planning:
-                self._arm.surround(obstacles)
+            self._arm.surround(obstacles)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
         """Bind the simulator's arm: take its gripper's unit and its servos' lag. It must be a Franka.
@@ -363,9 +361,9 @@ class Cosmos3Policy(Policy):
         start_s = observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
         over = min(delay, len(steps) - 1)  # always leave a step
         most = self.actions_per_step or (None if self.replan_rows is None else self._steps_of(self.replan_rows))
-        steps = steps[over:][:most]
-        self._timeline = StepTimeline(start_s, motion_s).skip(over).first(len(steps))
-        return steps
+        kept = steps[over:][:most]
+        self._timeline = StepTimeline(start_s, motion_s).skip(over).first(len(kept))
+        return kept
 
     def _steps(self, plan: JointTrajectory | ActionChunk, observation: Observation) -> tuple[list[Step], F64]:
         """Return a plan as action dictionaries, and the motion time at the end of each [K]."""
@@ -389,8 +387,8 @@ class Cosmos3Policy(Policy):
         """Longest ``action_prefix`` that :meth:`plan` takes."""
         if not self.takes_action_prefix:
             return 0
-        longest = self._rows_asked - 1  # the answer must add a row
-        return longest if self.backend.prefix_rows is None else min(longest, self.backend.prefix_rows)
+        longest, declared = self._rows_asked - 1, self.backend.prefix_rows  # the answer must add a row
+        return longest if declared is None else min(longest, declared)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -448,9 +446,8 @@ class Cosmos3Policy(Policy):
             raise ConfigError(f"backend {self.backend.name!r} must return an ActionChunk, got {type(chunk).__name__}.")
         inferred = time.perf_counter()
         self._calls += 1
-        plan: JointTrajectory | ActionChunk = chunk
-        if self._arm is not None and self.mode is not Mode.FORWARD_DYNAMICS:
-            plan = self._arm.solve(chunk, observation)
+        arm = None if self.mode is Mode.FORWARD_DYNAMICS else self._arm
+        plan = chunk if arm is None else arm.solve(chunk, observation)
         timing = {"infer_ms": (inferred - started) * 1e3, "solve_ms": (time.perf_counter() - inferred) * 1e3}
         self.last_rollout = {
             "action": chunk.action,
@@ -500,11 +497,4 @@ class Cosmos3Policy(Policy):
             return None
         if self.embodiment.rig is not None:
             return self.backend.compose(observation.images, self.embodiment.rig)
-        if ONE_VIEW in observation.images:
-            return observation.images[ONE_VIEW]
-        if len(observation.images) != 1:
-            raise ObservationError(
-                f"embodiment {self.embodiment.name!r} composes no views and takes one picture; the observation has "
-                f"{', '.join(observation.images) or 'none'}."
-            )
-        return next(iter(observation.images.values()))
+        return only_picture(observation.images, self.embodiment.name)

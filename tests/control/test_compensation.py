@@ -85,6 +85,13 @@ def test_a_payload_weighs_as_its_height_changes():
     np.testing.assert_allclose(Payload(load_panda(), 0.7).torque(q[None])[0], 0.7 * 9.81 * gradient, atol=1e-6)
 
 
+def test_a_payload_that_falls_weighs_nothing():
+    model, q = load_panda(), HOME_Q[None]
+    payload, at_rest = Payload(model, 0.7), Payload(model, 0.7).torque(q)
+    np.testing.assert_allclose(payload.torque(q, model.opt.gravity), 0.0, atol=1e-12)
+    np.testing.assert_allclose(payload.torque(q, -model.opt.gravity), 2 * at_rest)
+
+
 def test_known_friction_is_compensated():
     plant, known = PlantErrors(joint_friction_nm=1.0), Compensation(friction_nm=1.0)
     rubbing, compensated = (brisk(robot(plant, what, "computed_torque"), 3)[0] for what in (NO_COMPENSATION, known))
@@ -116,6 +123,13 @@ def test_a_short_motion_identifies_delay_and_payload(plant):
     assert found.delay_s == pytest.approx(plant.actuation_delay_s, abs=0.002)
     assert found.payload_kg == pytest.approx(plant.payload_kg, rel=0.1)
     assert np.abs(np.array(found.friction_nm) - plant.joint_friction_nm).max() < 0.25
+
+
+def test_friction_is_identified_joint_by_joint():
+    arm, rubbing = Robot(scene=Scene()), np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0])
+    arm.model.dof_frictionloss[arm.scene.arm_dof], arm.model.dof_solimp[arm.scene.arm_dof, :2] = rubbing, 0.9999
+    found = identify(arm, arm.executor, SCENE.model, arm.servo.kp, arm.servo.damping)
+    assert np.abs(np.array(found.friction_nm) - rubbing).max() < 0.25
 
 
 def test_an_arm_as_its_model_needs_no_compensation():
