@@ -6,22 +6,21 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from helpers.rank_groups import Harness
+
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 os.environ.update(dict.fromkeys(THREADS, "1"))  # before numpy or torch is imported; processes that tests start inherit it
 gc.disable()  # while modules are imported: a collection would walk all of torch, and free nothing
 
 TESTS = PurePosixPath("tests")
 GROUPS = {
-    "processes": (
-        "parallel",
-        "evaluation",
-        "training/test_training_sharding.py",
-        "training/test_training_dynamics.py",
-    ),
+    "processes": ("parallel", "evaluation", "training/test_training_sharding.py"),
     "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
     "oracle": ("engine/test_parity.py", "engine/test_mutations.py", "engine/test_engine_step.py", "engine/test_graphs.py"),
     "training": ("training",),
     "strands-robots": ("policy/test_strands_robots.py", "test_examples.py"),
+    "embedded": ("test_embedded.py",),
+    "executor": ("control/test_executor.py",),
 }
 """Group -> files and folders whose tests share an expensive fixture or environment, or that each occupy several cores.
 
@@ -48,6 +47,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def harness():
+    """Groups of ranks; see helpers/rank_groups.py."""
+    made = Harness()
+    yield made
+    made.close()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -99,9 +99,10 @@ def storm(table, n_streams, seed):
     return given
 
 
+@pytest.mark.parametrize("streams", [1000, pytest.param(3334, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("table", TABLES)
-def test_ten_thousand_random_joint_streams(table):
-    assert storm(table, 3334, 7) >= 3334
+def test_thousands_of_random_joint_streams(table, streams):
+    assert storm(table, streams, 7) >= streams
 
 
 @pytest.mark.slow

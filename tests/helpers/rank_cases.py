@@ -1,9 +1,13 @@
 """What a rank does in a test, and the single process that it is compared with. Everything here runs in either."""
 
+import io
+from contextlib import redirect_stderr
 from functools import cache
+from pathlib import Path
 
 import torch
 
+from helpers import sharded_training
 from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
@@ -162,3 +166,16 @@ def biased(tp):
         heads = slice(mesh.tp.rank * 2 // tp, mesh.tp.rank * 2 // tp + max(2 // tp, 1))
         pairs = zip(one.layers, many.layers, strict=True)
         return max(float((a[i][heads] - b[i]).abs().max()) for a, b in pairs for i in (0, 1))
+
+
+def command(arguments):
+    """Our program's status and what it says on stderr."""
+    from strands_cosmos3.cli import main
+
+    with redirect_stderr(io.StringIO()) as cried:
+        status = main(arguments)
+    return status, cried.getvalue()
+
+
+def train(folder, until):
+    sharded_training.main(Path(folder), until)

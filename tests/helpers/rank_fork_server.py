@@ -1,17 +1,20 @@
 """Ranks for tests: one process imports torch once and forks whole groups, which stay alive from case to case.
 
+A group is joined through a store, or, without one, left as torchrun starts it: joining is then up to the case.
+
 Run as a program with the address of a ``multiprocessing.connection`` listener; see ``rank_groups.py``, which starts it.
 """
 
 import os
 import signal
+import socket
 import sys
 import traceback
 from multiprocessing.connection import Client
 
 
 def main(address: str) -> None:
-    from helpers import rank_cases  # noqa: F401 - torch, diffusers and the engine, before the first fork
+    from helpers import rank_cases, sharded_training  # noqa: F401 - torch, diffusers and the engine, before the first fork
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended ranks are nobody's to wait for
@@ -22,15 +25,20 @@ def main(address: str) -> None:
             size, store = connection.recv()
         except EOFError:
             return
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         for rank in range(size):
             if os.fork() == 0:
                 connection.close()
+                if store is None:
+                    told = {"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                    os.environ.update(told, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
                 serve(address, rank, size, store)
                 os._exit(0)
 
 
-def serve(address: str, rank: int, size: int, store: str) -> None:
-    """Join the group and run cases until the harness hangs up."""
+def serve(address: str, rank: int, size: int, store: str | None) -> None:
+    """Join the group, if it has a store, and run cases until the harness hangs up."""
     from datetime import timedelta
 
     import torch
@@ -39,7 +47,9 @@ def serve(address: str, rank: int, size: int, store: str) -> None:
     from helpers import rank_cases
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120))
+    if store is not None:
+        timeout = timedelta(seconds=120)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     with Client(address, "AF_UNIX") as connection:
         connection.send((rank, os.getpid()))
         while True:

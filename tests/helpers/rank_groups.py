@@ -35,15 +35,16 @@ class Harness:
         self._groups = {}
         self._fork_server = self._process = None
 
-    def group(self, size):
+    def group(self, size, joined=True):
+        """Ranks that have joined a process group, or, if not ``joined``, such as torchrun starts."""
         if self._fork_server is None:
             self._start()
-        if size not in self._groups:
-            self._fork_server.send((size, f"{self._folder.name}/store{size}"))
-            joined = [self._listener.accept() for _ in range(size)]
-            by_rank = {connection.recv()[0]: connection for connection in joined}
-            self._groups[size] = Ranks([by_rank[rank] for rank in range(size)])
-        return self._groups[size]
+        if (size, joined) not in self._groups:
+            self._fork_server.send((size, f"{self._folder.name}/store{size}" if joined else None))
+            accepted = [self._listener.accept() for _ in range(size)]
+            by_rank = {connection.recv()[0]: connection for connection in accepted}
+            self._groups[size, joined] = Ranks([by_rank[rank] for rank in range(size)])
+        return self._groups[size, joined]
 
     def _start(self):
         self._listener = Listener(f"{self._folder.name}/ranks", "AF_UNIX")

@@ -5,7 +5,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from helpers.rank_groups import Harness
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 
 SIZES = {
@@ -14,13 +13,6 @@ SIZES = {
     "edge": ("relu2", FactorySizes(64, 2, heads=8, kv_heads=2, head_dim=16, intermediate=160)),
 }
 """Random weights in the proportions of each variant: query heads for each key head, depth, width."""
-
-
-@pytest.fixture(scope="session")
-def harness():
-    made = Harness()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -238,10 +238,21 @@ def test_a_wrong_product_is_said_once_before_loading(capsys, tmp_path, picture):
     assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in capsys.readouterr().err
 
 
+NEEDS_FOUR = "needs 4 processes, but there are 2 processes. Start them with: torchrun --nproc-per-node=4"
+
+
+def test_a_wrong_product_is_said_by_one_rank(picture, tmp_path, harness):
+    asked = ["infer", "--tp", "4", *common("nowhere/at-all", picture, tmp_path / "o")]
+    told = harness.group(2, joined=False).run("command", arguments=asked)
+    assert all(status != 0 for status, _ in told)
+    assert [cried.count(NEEDS_FOUR) for _, cried in told] == [1, 0]
+
+
+@pytest.mark.slow
 def test_a_wrong_product_under_torchrun_is_said_by_one_rank(picture, tmp_path):
     done = torchrun(2, "--tp", "4", *common("nowhere/at-all", picture, tmp_path / "o"))
     assert done.returncode == 1
-    assert done.stderr.count("needs 4 processes, but there are 2 processes. Start them with: torchrun --nproc-per-node=4") == 1
+    assert done.stderr.count(NEEDS_FOUR) == 1
 
 
 def ranks_of(process):

@@ -15,7 +15,7 @@ import pytest
 from helpers.fault_table import HANDSHAKE, PHASES, TABLE, cells
 from helpers.faulty_server import CHUNKS, FRAMES, HTTP
 from helpers.faulty_service import ENDS_THE_SERVER, backend, held, named, patience, start
-from helpers.serving import Echo, request, until
+from helpers.serving import Echo, picture, request, until
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceClosedError, ServiceTimeoutError, ServiceUnavailableError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
@@ -53,13 +53,13 @@ def test_the_table_is_complete():
 def test_a_fault_ends_in_its_declared_error_and_leaves_nothing(shared: int, phase: str, fault: str, error: type[Exception]):
     process, port = start() if fault in ENDS_THE_SERVER else (None, shared)
     before = held()
-    service = backend(port, f"{phase}/{fault}", patience(phase, fault, error))
+    service, asked = backend(port, f"{phase}/{fault}", patience(phase, fault, error)), request(images={}, composite=picture())
     if phase == "inference" and fault in HTTP:  # it hangs up on the request; what is asked for is the answer to the next dial
         with pytest.raises(ServiceClosedError):
-            service.infer(request())
+            service.infer(asked)
     started = time.monotonic()
     with pytest.raises(error) as caught:
-        service.infer(request())
+        service.infer(asked)
     assert type(caught.value) is error
     assert time.monotonic() - started < 15  # bounded: the deadlines that pass are of one to three seconds
     assert "Traceback" not in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_fault_ends_in_its_declared_error_and_leaves_nothing(shared: int, phas
     if fault == "restart" and process is not None:
         process.wait()
         again, _ = start(port, "well")
-        assert service.infer(request()).action.shape == (4, 8)
+        assert service.infer(asked).action.shape == (4, 8)
         again.kill()
         again.communicate()
     service.close()

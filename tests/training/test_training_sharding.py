@@ -15,20 +15,25 @@ from helpers import sharded_training
 from helpers.environments import ROOT, TESTS
 
 
-def two_processes(folder: Path, until: int) -> list[float]:
+def torchrun(folder: Path, until: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "helpers.sharded_training", str(folder), str(until)]
     paths = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / f"losses-{until}.json").read_text())
 
 
-def test_two_processes_have_the_loss_and_the_weights_of_one(tmp_path):
+@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_two_processes_have_the_loss_and_the_weights_of_one(tmp_path, harness, launcher):
+    """Forked ranks have what torchrun tells its own, and import nothing."""
     sharded_training.main(tmp_path / "one", 8)
     alone = json.loads((tmp_path / "one/losses-8.json").read_text())
-    first = two_processes(tmp_path / "two", 5)
+    if launcher == "torchrun":
+        torchrun(tmp_path / "two", 5)
+    else:
+        harness.group(2, joined=False).run("train", folder=str(tmp_path / "two"), until=5)
+    first = json.loads((tmp_path / "two/losses-5.json").read_text())
     assert first == pytest.approx(alone[:5], rel=1e-4)
     sharded_training.main(tmp_path / "two", 8)  # and on with a single process
     rest = json.loads((tmp_path / "two/losses-8.json").read_text())
