@@ -79,7 +79,7 @@ class Perturbation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ConfigError(f"condition {self.name!r}: a name consists of a-z, 0-9 and . _ = + -, because it names a folder.")
+            raise ConfigError(f"conditions: {self.name!r} must consist of a-z, 0-9 and . _ = + -, because it names a folder.")
         if self.images not in IMAGES:
             raise UnknownNameError("images of a condition", self.images, IMAGES)
         if self.text not in TEXTS:
