@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -62,6 +62,10 @@ class Backend(ABC):
             BackendError: Inference failed, or the request lacks something that this backend needs.
         """
 
+    def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
+        """Return the chunk for each request. An engine computes those of equal shape in one pass. Errors: as :meth:`infer`."""
+        return [self.infer(request) for request in requests]
+
     def cancel(self) -> bool:
         """Break off an inference that runs in another thread; its call raises.
 
@@ -109,6 +113,9 @@ class AdaptedBackend(Backend):
 
     def infer(self, request: Request) -> ActionChunk:
         return self._inner.infer(request)
+
+    def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
+        return getattr(self._inner, "infer_batch", super().infer_batch)(requests)
 
     def cancel(self) -> bool:
         cancel = getattr(self._inner, "cancel", super().cancel)

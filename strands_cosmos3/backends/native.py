@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,6 +15,7 @@ from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Mode, Request
@@ -29,7 +30,7 @@ class Engine(Protocol):
     def action_space(self) -> str | None: ...
     @property
     def decodes_video(self) -> bool: ...
-    def step(self, request: Cosmos3ActionRequest) -> dict[str, Any]: ...
+    def step_batch(self, requests: Sequence[Cosmos3ActionRequest]) -> list[dict[str, Any]]: ...
     def close(self) -> None: ...
 
 
@@ -65,17 +66,36 @@ class EngineBackend(Backend):
             BackendError: The request has no picture, or a longer action prefix than the checkpoint was trained with.
             ActionSpaceError: The request is for another action space than the checkpoint's.
         """
+        return self.infer_batch((request,))[0]
+
+    def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
+        """Return the chunk for each request; those of equal shape and schedule share a pass. Errors as :meth:`infer`."""
+        processed = [self._processed(request) for request in requests]
+        asked = [
+            one.request(
+                self._input.sampling(request),
+                seed=request.seed,
+                use_karras_sigmas=False,
+                return_video=self.engine.decodes_video,
+            )
+            for one, request in zip(processed, requests, strict=True)
+        ]
+        results: dict[int, dict[str, Any]] = {}
+        for key in dict.fromkeys(one.batch_key for one in asked):
+            alike = [i for i, one in enumerate(asked) if one.batch_key == key]
+            results |= dict(zip(alike, self.engine.step_batch([asked[i] for i in alike]), strict=True))
+        return [self._chunk(requests[i], processed[i], results[i]) for i in range(len(requests))]
+
+    def _processed(self, request: Request) -> ProcessedInput:
         longest = self.engine.checkpoint.prefix_rows
         if request.action_prefix is not None and len(request.action_prefix) > longest:
             raise BackendError(
                 f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint declares "
                 f"{longest or 'no'} prefix_rows; leave the rest out."
             )
-        processed = self._input(request, self.name)
-        asked = processed.request(
-            self._input.sampling(request), seed=request.seed, use_karras_sigmas=False, return_video=self.engine.decodes_video
-        )
-        result = self.engine.step(asked)
+        return self._input(request, self.name)
+
+    def _chunk(self, request: Request, processed: ProcessedInput, result: Mapping[str, Any]) -> ActionChunk:
         return ActionChunk(
             result["action"][0].double().numpy(),
             request.action_space,

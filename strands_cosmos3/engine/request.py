@@ -87,6 +87,12 @@ class Cosmos3ActionRequest:
     action_noise: torch.Tensor | None = None
     return_video: bool = True
 
+    @property
+    def batch_key(self) -> tuple[object, ...]:
+        """What requests must have in common to be computed in one pass (``Cosmos3Engine.step_batch``)."""
+        rows = self.action_chunk + self.history_rows
+        return self.video_shape, rows, self.num_inference_steps, self.flow_shift, self.use_karras_sigmas
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", Mode.parse(self.mode))
         for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import OnStep, RankTimeouts
-from strands_cosmos3.parallel.payload import decode_result, encode_request
+from strands_cosmos3.parallel.payload import decode_results, encode_requests
 from strands_cosmos3.parallel.rank_process import rank_processes
 
 
@@ -57,14 +58,18 @@ class RankGroupEngine:
         return cls(checkpoint, options.decode_video, rank_processes(folder, parallel, options, timeouts))
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
-        """Answer one request; see ``Cosmos3Engine.step``.
+        """Answer one request; see ``Cosmos3Engine.step``. Errors: as :meth:`step_batch`."""
+        return self.step_batch((request,), on_step)[0]
+
+    def step_batch(self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None) -> list[dict[str, Any]]:
+        """Answer several requests in one pass; see ``Cosmos3Engine.step_batch``.
 
         Raises:
-            RanksError, InputError: A rank failed and every process was ended; or the ranks rejected the request.
+            RanksError, InputError: A rank failed and every process was ended; or the ranks rejected a request.
         """
         if self._closed:
             raise ConfigError("this engine was closed; make another.")
-        return decode_result(self.ranks.infer(encode_request(request), on_step))
+        return decode_results(self.ranks.infer(encode_requests(requests), on_step))
 
     def close(self) -> None:
         """End every process. Idempotent."""

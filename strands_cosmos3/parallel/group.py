@@ -117,7 +117,7 @@ class RankGroup:
             on_failure.pop_all()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes:
-        """Let all ranks answer a request (``payload.encode_request``); return rank 0's answer (``payload.decode_result``).
+        """Let all ranks answer a request (``payload.encode_requests``); return rank 0's answer (``payload.decode_results``).
 
         ``on_step`` is called with (denoising steps done, total), as rank 0 reports them.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -46,35 +46,58 @@ def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return tensors, about
 
 
-def encode_request(request: Cosmos3ActionRequest) -> bytes:
-    """Return a request as a frame."""
-    values = {name: getattr(request, name) for name in _FIELDS}
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    plain = {name: value for name, value in values.items() if name not in tensors}
-    return encode(tensors, {**plain, "mode": str(request.mode)})
+def encode_requests(requests: Sequence[Cosmos3ActionRequest]) -> bytes:
+    """Return the requests of a batch as one frame. A tensor that several of them hold is sent once."""
+    return _encode_all(
+        [{name: getattr(request, name) for name in _FIELDS} | {"mode": str(request.mode)} for request in requests]
+    )
 
 
-def decode_request(frame: bytes) -> Cosmos3ActionRequest:
-    """Return the request in a frame, validated like any other.
+def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
+    """Return the requests in a frame, validated like any others; tensors that were sent once are one object again.
 
     Raises:
-        WireFormatError, InputError: The frame is damaged or not a request; or a field is invalid.
+        WireFormatError, InputError: The frame is damaged or holds no requests; or a field is invalid.
     """
-    tensors, plain = decode(frame)
-    values: dict[str, Any] = {**plain, **tensors}
-    if set(values) != set(_FIELDS):
-        raise WireFormatError(f"not a request: its fields differ in {', '.join(sorted(set(values) ^ set(_FIELDS)))}.")
-    values |= {name: tuple(values[name]) for name in _TUPLES if values[name] is not None}
-    return Cosmos3ActionRequest(**values)
+    requests = []
+    for values in _decode_all(frame):
+        if set(values) != set(_FIELDS):
+            raise WireFormatError(f"not a request: its fields differ in {', '.join(sorted(set(values) ^ set(_FIELDS)))}.")
+        values |= {name: tuple(values[name]) for name in _TUPLES if values[name] is not None}
+        requests.append(Cosmos3ActionRequest(**values))
+    return requests
 
 
-def encode_result(result: Mapping[str, Any]) -> bytes:
-    """Return the result of an engine's step as a frame."""
-    tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
-    return encode(tensors, {name: value for name, value in result.items() if name not in tensors})
+def encode_results(results: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the results of an engine's batch as one frame."""
+    return _encode_all(results)
 
 
-def decode_result(frame: bytes) -> dict[str, Any]:
-    """Return the result in a frame; a WireFormatError if it is damaged. See ``Cosmos3Engine.step``."""
-    tensors, plain = decode(frame)
-    return {**plain, **tensors}
+def decode_results(frame: bytes) -> list[dict[str, Any]]:
+    """Return the results in a frame; a WireFormatError if it is damaged. See ``Cosmos3Engine.step_batch``."""
+    return _decode_all(frame)
+
+
+def _encode_all(items: Sequence[Mapping[str, Any]]) -> bytes:
+    """Maps of tensors and JSON values as a frame; a tensor is replaced by ``{"tensor": its name in the frame}``."""
+    tensors = {str(id(value)): value for item in items for value in item.values() if isinstance(value, torch.Tensor)}
+    plain = [
+        {name: {"tensor": str(id(value))} if isinstance(value, torch.Tensor) else value for name, value in item.items()}
+        for item in items
+    ]
+    return encode(tensors, {"items": plain})
+
+
+def _decode_all(frame: bytes) -> list[dict[str, Any]]:
+    tensors, about = decode(frame)
+    try:
+        return [
+            {name: tensors[value["tensor"]] if _is_tensor(value) else value for name, value in item.items()}
+            for item in about["items"]
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise WireFormatError(f"the frame holds no list of requests or results ({error!r}).") from None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and "tensor" in value

@@ -71,11 +71,11 @@ class Rank:
         self._engine.parallel_context.barrier()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> RankStatus:
-        """Answer a request together with the other ranks, which must get the same bytes (``payload.encode_request``).
+        """Answer a request together with the other ranks, which must get the same bytes (``payload.encode_requests``).
 
-        Returns ``answer``, whose payload on rank 0 is for ``payload.decode_result``. ``on_step``: as in ``Cosmos3Engine.step``.
+        Returns ``answer``, whose payload on rank 0 is for ``payload.decode_results``. ``on_step``: as in the engine's ``step``.
         """
-        from strands_cosmos3.parallel.payload import decode_request, encode_result
+        from strands_cosmos3.parallel.payload import decode_requests, encode_results
 
         engine = self._engine
         assert engine is not None, "call load first"
@@ -86,9 +86,9 @@ class Rank:
                 on_step(done, total)
 
         def step() -> bytes:
-            result = engine.step(decode_request(payload), on_step=count)
+            results = engine.step_batch(decode_requests(payload), on_step=count)
             self.progress += 1
-            return encode_result(result) if self._rank == 0 else b""
+            return encode_results(results) if self._rank == 0 else b""
 
         return _report("answer", step)
 

@@ -71,10 +71,9 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(folder, 
     expected = stock.infer(question())
     generator = torch.Generator().manual_seed(3)
     noise = [torch.randn((1, 16, 3, 9, 11), generator=generator), torch.randn((8, 64), generator=generator)]
-    step = native.engine.step
-    monkeypatch.setattr(
-        native.engine, "step", lambda request: step(replace(request, video_noise=noise[0], action_noise=noise[1]))
-    )
+    step_batch = native.engine.step_batch
+    with_noise = {"video_noise": noise[0], "action_noise": noise[1]}
+    monkeypatch.setattr(native.engine, "step_batch", lambda asked: step_batch([replace(one, **with_noise) for one in asked]))
     found = native.infer(question())
     assert np.abs(found.action - expected.action).max() <= 5e-5
     assert found.action.shape == (8, 10)

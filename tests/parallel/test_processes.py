@@ -21,7 +21,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, LayoutError, RankLostError, RanksError, RankSilentError
 from strands_cosmos3.parallel.config import ParallelConfig
-from strands_cosmos3.parallel.payload import encode_request
+from strands_cosmos3.parallel.payload import encode_requests
 from strands_cosmos3.types import Request
 
 DROID = get_embodiment("droid")
@@ -148,7 +148,7 @@ time.sleep(600)
 
 def test_ranks_do_not_outlive_their_leader(checkpoints, tmp_path):
     """Killed with its ranks in the middle of a step; leading needs no torch."""
-    (tmp_path / "request").write_bytes(encode_request(cases.question(steps=FOREVER)))
+    (tmp_path / "request").write_bytes(encode_requests([cases.question(steps=FOREVER)]))
     command = [sys.executable, "-c", LEADER, checkpoints["nano"], str(tmp_path / "request")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
         first, second, torch_loaded = leader.stdout.readline().split()
