@@ -165,11 +165,38 @@ def test_a_failed_task_is_status_one():
         ([*EXPERT, "--model", "x"], "--model x belongs to"),
         (["rollout", "--backend", "diffusers"], "--backend diffusers needs --model"),
         (["bench", "ik", "--chunks", "0"], "--chunks"),
+        (["bench", "robustness", "--episodes", "3"], "--episodes belongs to bench sim or tasks, not to bench robustness"),
+        (["bench", "ik", "--plant-errors"], "--plant-errors belongs to bench tasks, not to bench ik"),
+        (["bench", "ik", "--episode", "/nope.json"], "--episode belongs to bench tracking or robustness"),
+        (["bench", "loop", "--tier", "256"], "--tier belongs to bench engine"),
+        (["bench", "engine", "--seed", "0"], "--seed belongs to bench"),
+        (["bench", "robustness", "--episode", "/nope.json"], "no recording at '/nope.json'"),
+        (
+            ["bench", "tracking", "--episode", "a.json", "--json", "./a.json"],
+            "--json would overwrite 'a.json', which --episode",
+        ),
+        ([*EXPERT, "--json", "a.json", "--dataset", "a.json"], "--json 'a.json' and --dataset 'a.json' name the same path"),
+        ([*EXPERT, "--dataset", "ds", "--json", "ds/meta/info.json"], "--json 'ds/meta/info.json' and --dataset 'ds' lie one"),
+        ([*EXPERT, "--json", "a.json", "--npz", "x/../a.json/b.npz"], "--json 'a.json' and --npz"),
+        (["view", *EXPERT[1:], "--video", "ds/a.mp4", "--dataset", "ds"], "--video 'ds/a.mp4' and --dataset 'ds'"),
+        (
+            ["rollout", "--backend", "replay", "--trajectory", "a.npz", "--npz", "a.npz"],
+            "--npz would overwrite 'a.npz', which --trajectory reads",
+        ),
+        (["infer", "--video", "a.mp4", "--out", "a", "--decode-video"], "--out would overwrite 'a.mp4', which --video reads"),
+        (
+            ["infer", "--action-file", "a_action.json", "--out", "a", "--mode", "forward_dynamics"],
+            "--out would overwrite 'a_action.json', which --action-file reads",
+        ),
         (["bench", "service", "--exchanges", "0"], "--exchanges"),
     ],
 )
-def test_bad_usage_is_status_two_and_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+def test_bad_usage_is_status_two_and_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
+    assert not any(tmp_path.iterdir())  # nothing was written
     error = capsys.readouterr().err.strip()
     assert says in error
     assert "Traceback" not in error

@@ -11,11 +11,21 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from strands_cosmos3.checks import seed_number
-from strands_cosmos3.commands.files import require_writable, versions, write_json
+from strands_cosmos3.checks import seed_number, whole_number
+from strands_cosmos3.commands.files import require_apart, require_writable, versions, write_json
 from strands_cosmos3.errors import ConfigError
 
 _LEAST_WIDTH = 132  # of a table; a narrower terminal wraps its lines
+_BENCHES = {
+    "chunks": ("ik", "tracking", "robustness", "loop"),
+    "episodes": ("sim", "tasks"),
+    "plant_errors": ("tasks",),
+    "exchanges": ("service",),
+    "seed": ("ik", "tracking", "robustness", "loop", "sim", "tasks", "service"),
+    "episode": ("tracking", "robustness"),
+    **dict.fromkeys(("tier", "repeats", "steps"), ("engine",)),
+}
+"""Option -> the benches that heed it."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +41,30 @@ class Bench:
     with payloads, heavier links, friction, delays and noise, with and without compensation. loop: cost of a control
     tick. sim: speed of episodes. tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers'
     pipeline, one thread, CPU time. service: the wire against a bare websockets exchange."""
-    chunks: int = 40
-    """Random chunks (ik, tracking, robustness, loop)."""
+    chunks: int | None = None
+    """Random chunks (ik, tracking, robustness, loop: 40)."""
     episodes: int | None = None
     """Episodes (sim: 5, tasks: 100 for each task)."""
     plant_errors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
-    exchanges: int = 200
-    """Round trips of each kind (service)."""
-    seed: int = 0
-    """First seed."""
+    exchanges: int | None = None
+    """Round trips of each kind (service: 200)."""
+    seed: int | None = None
+    """First seed; default: 0 (all but engine)."""
     episode: Path | None = None
     """Also measure a recorded DROID episode (tracking, robustness; .json)."""
-    tier: Literal["256", "480"] = "256"
-    """A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour) (engine)."""
-    repeats: int = 3
-    """Runs of each side, of which the medians are reported (engine)."""
-    steps: int = 4
-    """Denoising steps (engine)."""
+    tier: Literal["256", "480"] | None = None
+    """A small composite at the 256 tier (minutes, the default), or DROID's at the 480 tier (half an hour) (engine)."""
+    repeats: int | None = None
+    """Runs of each side, of which the medians are reported (engine: 3)."""
+    steps: int | None = None
+    """Denoising steps (engine: 4)."""
     json: Path | None = None
     """Write the figures (.json)."""
 
     def run(self) -> int:
         """Measure and print the figures."""
-        if self.chunks < 1 or (self.episodes is not None and self.episodes < 1):
-            raise ConfigError("--chunks and --episodes must be at least 1.")
-        if self.repeats < 1 or self.steps < 1 or self.exchanges < 1:
-            raise ConfigError("--repeats, --steps and --exchanges must be at least 1.")
-        seed_number(self.seed, "--seed")
+        self._check()
         require_writable(self.json, (".json",), "--json")
         console = Console()
         with console.status("starting") as status:
@@ -69,6 +75,23 @@ class Bench:
             write_json(self.json, {"bench": self.what, **figures, "machine": machine, "versions": versions()})
             console.print(f"wrote {self.json}")
         return 0
+
+    def _check(self) -> None:
+        """Refuse what the bench does not heed, and read the recording, before anything is measured."""
+        for name, owners in _BENCHES.items():
+            value = getattr(self, name)
+            if value is not None and value is not False and self.what not in owners:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} belongs to bench {' or '.join(owners)}, not to bench {self.what}; leave it out.")
+        for name in ("chunks", "episodes", "exchanges", "repeats", "steps"):
+            if (count := getattr(self, name)) is not None:
+                whole_number(count, f"--{name}", 1)
+        seed_number(self.seed or 0, "--seed")
+        require_apart({"--json": self.json}, {"--episode": self.episode})
+        if self.episode is not None:
+            from strands_cosmos3.backends.replay import load_recording
+
+            load_recording(self.episode)
 
     def _table(self, figures: dict[str, Any]) -> Table:
         table = Table(title=f"bench {self.what}", title_justify="left")
@@ -88,37 +111,38 @@ class Bench:
         return table
 
     def _measure(self, progress: Any) -> dict[str, Any]:
+        chunks, seed = self.chunks or 40, self.seed or 0
         if self.what == "ik":
             from strands_cosmos3.bench import ik
 
-            return ik.run(self.chunks, self.seed, progress)
+            return ik.run(chunks, seed, progress)
         if self.what == "tracking":
             from strands_cosmos3.bench import tracking
 
-            return tracking.run(self.chunks, self.seed, self.episode, progress)
+            return tracking.run(chunks, seed, self.episode, progress)
         if self.what == "robustness":
             from strands_cosmos3.bench import robustness
 
-            return robustness.run(self.chunks, self.seed, self.episode, progress)
+            return robustness.run(chunks, seed, self.episode, progress)
         if self.what == "loop":
             from strands_cosmos3.bench import loop
 
-            return loop.run(self.chunks, self.seed, progress)
+            return loop.run(chunks, seed, progress)
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 
-            return tasks.run(self.episodes or 100, self.seed, progress, self.plant_errors)
+            return tasks.run(self.episodes or 100, seed, progress, self.plant_errors)
         if self.what == "engine":
             from strands_cosmos3.bench import engine
 
-            return engine.measure(self.tier, repeats=self.repeats, steps=self.steps, progress=progress)
+            return engine.measure(self.tier or "256", repeats=self.repeats or 3, steps=self.steps or 4, progress=progress)
         if self.what == "service":
             from strands_cosmos3.bench import service
 
-            return service.run(self.exchanges, self.seed, progress)
+            return service.run(self.exchanges or 200, seed, progress)
         from strands_cosmos3.bench import sim
 
-        return sim.run(self.episodes or 5, self.seed, progress)
+        return sim.run(self.episodes or 5, seed, progress)
 
 
 def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

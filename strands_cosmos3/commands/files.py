@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations
 from pathlib import Path
 
 from strands_cosmos3.errors import ConfigError
@@ -32,6 +35,27 @@ def require_writable_folder(path: Path | None, option: str) -> None:
         raise ConfigError(f"{option} {str(path)!r} cannot be a folder ({error.strerror}); choose another place.") from None
 
 
+def require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | Sequence[Path] | None]) -> None:
+    """Raise ConfigError if two outputs, by their flags, are one path or one lies inside the other, or one is an input."""
+    written = [(flag, path, _place(path)) for flag, path in outputs.items() if path is not None]
+    read = [(flag, one) for flag, given in inputs.items() for one in ([given] if isinstance(given, Path) else given or ())]
+    for (flag, path, at), (other, another, there) in combinations(written, 2):
+        if at == there or at in there.parents or there in at.parents:
+            what = "name the same path" if at == there else "lie one inside the other"
+            raise ConfigError(f"{flag} {str(path)!r} and {other} {str(another)!r} {what}; choose separate places.")
+    for flag, path, at in written:
+        for other, another in read:
+            if at == _place(another):
+                raise ConfigError(f"{flag} would overwrite {str(path)!r}, which {other} reads; choose another place.")
+
+
+def _place(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path.expanduser()))
+    except (ValueError, RuntimeError):  # no such name, or home; whoever opens it says so
+        return path
+
+
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
     """Return the path for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
     return path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
@@ -48,4 +72,4 @@ def versions() -> dict[str, str]:
     return found
 
 
-__all__ = ["numbered", "require_writable", "require_writable_folder", "versions", "write_json", "write_whole"]
+__all__ = ["numbered", "require_apart", "require_writable", "require_writable_folder", "versions", "write_json", "write_whole"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.checks import seed_number
-from strands_cosmos3.commands.files import require_writable, write_json
+from strands_cosmos3.commands.files import require_apart, require_writable, write_json
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
@@ -114,6 +114,9 @@ class Infer:
         """Run the inference, write the files, and list them."""
         decode = self.decode_video or self.mode == "forward_dynamics"
         action_path, video_path = self.out.with_name(f"{self.out.name}_action.json"), self.out.with_name(f"{self.out.name}.mp4")
+        inputs = {"--action-file": self.action_file, "--video": self.video, "--image": self.image}
+        require_apart({"--out": action_path}, inputs)
+        require_apart({"--out": video_path if decode else None}, inputs)
         require_writable(action_path, (".json",), "--out")
         require_writable(video_path if decode else None, (".mp4",), "--out")
         self._check()

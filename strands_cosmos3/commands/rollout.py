@@ -19,6 +19,7 @@ from strands_cosmos3.backends.options import MODEL_BACKENDS, require_backend
 from strands_cosmos3.checks import positive, seed_number
 from strands_cosmos3.commands.files import (
     numbered,
+    require_apart,
     require_writable,
     require_writable_folder,
     versions,
@@ -248,6 +249,8 @@ class Rollout:
         ParallelConfig(self.tp, self.cfg)
         if self.backend == "replay" and self.task is not None:
             raise ConfigError("a replay is not judged by a task; leave --task out.")
+        outputs = {f"--{name}": getattr(self, name) for name in ("video", "json", "plot", "npz", "dataset")}
+        require_apart(outputs, {"--trajectory": self.trajectory})
         require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")
         require_writable(self.json, (".json",), "--json")
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
