@@ -2,8 +2,8 @@
 
 Which pairs of geometries are checked follows from the model. A chain joint must lie between the two, so that fingers are not
 checked against the hand, and more than one if both belong to the arm: neighbouring links touch by design. What MuJoCo
-itself excludes (``contype`` and ``conaffinity``, ``<exclude>``) is left out, as are links that overlap in the middle of the
-joints' ranges. Bodies with joints of their own, such as cubes, are there to be touched and not checked.
+itself excludes (``contype`` and ``conaffinity``, ``<exclude>``) is left out, as are links that overlap wherever the arm
+is. Bodies with joints of their own, such as cubes, are there to be touched and not checked.
 
 Legend: R rows, P pairs, nq the model's configuration.
 """
@@ -25,6 +25,7 @@ from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
 _KEPT_M = 0.005  # distance that a solution around a collision keeps
 _NEAR_M = 0.03  # bounding spheres that are farther apart settle a pair; also the step between points checked between rows
+_CONFIGURATIONS = 32  # in which links must overlap to be left out
 _FAR_M = 0.15  # exact distances are not needed beyond
 _MAX_PARTS = 8  # into which the way to a row is divided
 _TOUCH_M = 1e-4  # how much closer two bodies may come that are within the clearance at the start
@@ -45,7 +46,7 @@ class CollisionCheck:
 
     def __init__(self, model: mujoco.MjModel, joints: Sequence[int]):
         self.model, self._data = model, mujoco.MjData(model)
-        self.pairs = self._apart_at_mid_range(_pairs(model, joints), joints)
+        self.pairs = self._ever_apart(_pairs(model, joints), joints)
         radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # 0: no bounding sphere, as of a plane
         self._radii_m = radius[self.pairs].sum(axis=1)
         self._geoms, places = np.unique(self.pairs, return_inverse=True)
@@ -59,14 +60,17 @@ class CollisionCheck:
         others = self.pairs[pairs, 1 - column]
         return pairs, np.searchsorted(self._geoms, others), radius[others]
 
-    def _apart_at_mid_range(self, pairs: NDArray[np.intp], joints: Sequence[int]) -> NDArray[np.intp]:
+    def _ever_apart(self, pairs: NDArray[np.intp], joints: Sequence[int]) -> NDArray[np.intp]:
+        """The pairs without links that overlap wherever the arm is: coarse shapes do, about a joint."""
         model, chain = self.model, list(joints)
-        self._data.qpos[model.jnt_qposadr[chain]] = model.jnt_range[chain].mean(axis=1)
-        mujoco.mj_kinematics(model, self._data)
+        low, high = np.where(model.jnt_limited[chain, None] > 0, model.jnt_range[chain], (-np.pi, np.pi)).T
         roots = model.body_rootid[model.geom_bodyid[pairs]]
-        own = roots[:, 0] == roots[:, 1]
-        overlap = np.array([self._distance(a, b) < 0 for a, b in pairs], dtype=bool)
-        return pairs[~(own & overlap)]
+        overlap = roots[:, 0] == roots[:, 1]
+        for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(chain))):
+            self._data.qpos[model.jnt_qposadr[chain]] = angles
+            mujoco.mj_kinematics(model, self._data)
+            overlap[overlap] = [self._distance(a, b) < 0 for a, b in pairs[overlap]]
+        return pairs[~overlap]
 
     def _distance(self, first: int, second: int) -> float:
         return mujoco.mj_geomDistance(self.model, self._data, int(first), int(second), _FAR_M, None)

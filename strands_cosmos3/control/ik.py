@@ -23,6 +23,7 @@ from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
+from strands_cosmos3.control.trajectory import START_TOLERANCE_RAD
 from strands_cosmos3.errors import FrameError, InputError, UnknownNameError
 from strands_cosmos3.robots.limits import is_franka, limits_of
 from strands_cosmos3.robots.panda import HOME_Q, JointLimits
@@ -41,7 +42,7 @@ _STALL_RATIO = 0.998
 _SMALLEST_STEP_RAD = 1e-7
 _QP_DAMPING = 1e-9
 POSTURE_GAIN = 0.1  # share of the distance to the posture that a row covers in the null space
-_POSTURE_STEP_RAD = 0.005  # the most that it covers
+_POSTURE_STEP_RAD = 0.015  # the most that it covers
 _POSTURE_COST = 1e-3  # its square lies far above the damping and far below the pose's weight
 _DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
 _FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SITE, "geom": mujoco.mjtObj.mjOBJ_GEOM}
@@ -220,7 +221,8 @@ class MinkIKBridge:
             method: Overrides the bridge's own.
 
         Raises:
-            ShapeError, NonFiniteError, InputError: An argument is malformed. Nothing was solved.
+            ShapeError, NonFiniteError, InputError: An argument is malformed, or the chain starts outside its range by more than
+                :data:`START_TOLERANCE_RAD`. Nothing was solved.
         """
         targets, q = rigid(T_world_ee, "T_world_ee", leading=1), self.configuration(q_init, "q_init")
         return self.solve_trusted(targets, q, dt_s if dt_s is None else positive(dt_s, "dt_s"), method)
@@ -229,6 +231,8 @@ class MinkIKBridge:
         """As :meth:`solve`, for poses and a configuration that have been checked."""
         how = self.method if method is None else _method(method)
         angles = q[self.q_address]
+        if (outside := self.limits.outside(angles, START_TOLERANCE_RAD)) is not None:
+            raise InputError(f"the rows cannot start here: {outside}. Move the arm inside first, e.g. to its home position.")
         bounds = StepBounds(  # a start within the margin is not pushed out of it
             np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, angles),
             np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, angles),

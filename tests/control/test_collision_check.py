@@ -17,7 +17,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.model import load_model, load_panda
-from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
+from strands_cosmos3.robots.panda import FER, HOME_Q, JointLimits, dh_forward
 from strands_cosmos3.types import ActionChunk
 
 DT_S = 1 / 15
@@ -345,3 +345,27 @@ def test_joint_rows_are_stopped_too():
     assert (plan.q_rad[held:] == plan.q_rad[held - 1]).all()
     assert ORACLE.deepest_m(between(HOME_Q, plan.q_rad)).max() == 0
     assert ORACLE.deepest_m(rows[:, :7]).max() > 0.005
+
+
+def test_an_arm_that_is_folded_at_mid_range_is_still_checked():
+    """Links 2 and 5 overlap in the middle of the ranges, and not elsewhere."""
+    lengths, axes = (0.15, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1), ("0 0 1", "0 1 0") * 3 + ("0 0 1",)
+    ranges = [(-3, 3), (-2, 2), (-3, 3), (1.5, 4.4), (-3, 3), (-1.7, 3.1), (-3, 3)]
+    bodies = ""
+    for i, (axis, length) in enumerate(zip(axes, lengths, strict=True)):
+        bodies += (
+            f'<body name="l{i + 1}" pos="0 0 {lengths[i - 1] if i else 0.1}">'
+            f'<joint axis="{axis}" range="{ranges[i][0]} {ranges[i][1]}" limited="true"/>'
+            f'<geom type="capsule" size=".03" fromto="0 0 .036 0 0 {length - 0.036}"/>'
+        )
+    hand = '<body name="hand" pos="0 0 .1"><geom type="sphere" size=".03"/></body>'
+    whole = f'<body><geom type="cylinder" size=".06 .04"/>{bodies}{hand}{"</body>" * 7}</body>'
+    model = mujoco.MjModel.from_xml_string(f'<mujoco><compiler angle="radian"/><worldbody>{whole}</worldbody></mujoco>')
+    rates = [np.ones(7)] * 4
+    limits = JointLimits(*(np.array(ends, dtype=float) for ends in zip(*ranges, strict=True)), *rates)
+    bridge = MinkIKBridge(model, limits=limits)
+    start = np.array([0, 0.3, 0, 1.6, 0, 0.8, 0])
+    rows = np.linspace(start, start + np.array([0, 0, 0, 1.35, 0, 0, 0]), 33)[1:]
+    report = bridge.solve(np.stack([bridge.ee_pose(row) for row in rows]), start, 1 / 15).collision
+    assert report.outcome == "stopped"
+    assert report.held_from is not None

@@ -6,7 +6,7 @@ import pytest
 
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, METHODS, MinkIKBridge
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, FrameError, NonFiniteError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, FrameError, InputError, NonFiniteError, UnknownNameError
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
@@ -267,3 +267,17 @@ def test_a_far_pose_is_walked_to(bridge, method):
     solution = bridge.solve(np.repeat(away[None], 60, axis=0), full(q_start), DT_S, method)
     assert solution.converged[-1]
     assert (np.diff(solution.residual_m + solution.residual_rad) < 1e-3).all()
+
+
+def test_a_start_out_of_range_is_refused_by_joint_value_and_range():
+    bridge = MinkIKBridge(load_panda())
+    home = np.r_[HOME_Q, 0.04, 0.04]
+    targets = bridge.ee_pose(home)[None]
+    for joint, value in ((3, 0.0), (0, 3.0)):
+        q = home.copy()
+        q[joint] = value
+        with pytest.raises(InputError, match=rf"joint {joint + 1} of 7 is at {value:.4f} rad, outside its range \["):
+            bridge.solve(targets, q)
+    q = home.copy()
+    q[3] = bridge.limits.q_max[3] + 0.01  # a servo's droop at the end is no error
+    assert bridge.solve(targets, q).q_rad.shape == (1, 9)
