@@ -73,6 +73,8 @@ class Serve:
     """Private key (PEM) of the certificate."""
     max_clients: int = 128
     """Connections at a time. A further client takes the place of one that sent no request for 10 s, or is refused."""
+    max_batch: int = 8
+    """Requests that are inferred for together, at most, of those that wait."""
     max_queue_age: float = 30.0
     """Seconds that a request may wait for other clients' inferences; one that waited longer is refused."""
     grace: float = 30.0
@@ -101,6 +103,7 @@ class Serve:
             self.grace,
             self.max_clients,
             queue_s=self.max_queue_age,
+            max_batch=self.max_batch,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )

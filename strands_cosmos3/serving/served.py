@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.checks import instance_of
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, InputError, NonFiniteError, WireFormatError
+from strands_cosmos3.errors import (
+    BackendError,
+    ConfigError,
+    Cosmos3Error,
+    InputError,
+    NonFiniteError,
+    RanksError,
+    WireFormatError,
+)
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
@@ -34,6 +42,7 @@ class Inference(Protocol):
     @property
     def requires_images(self) -> bool: ...
     def infer(self, request: Request) -> ActionChunk: ...
+    def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]: ...
     def reset(self, seed: int | None = None) -> None: ...
 
 
@@ -47,6 +56,15 @@ class Session:
     roboarena: bool = False  # whether the client names the endpoint ``infer`` and therefore expects bare arrays
 
 
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A frame from a connection, and when it arrived on the monotonic clock."""
+
+    frame: bytes | str
+    session: Session
+    arrived_s: float
+
+
 @dataclass(frozen=True)
 class Answer:
     """A reply frame, and the outcome: ``ok``, ``reset``, or ``error`` and ``late`` (then the connection is closed)."""
@@ -55,6 +73,24 @@ class Answer:
     outcome: str
     infer_s: float = 0.0
     waited_s: float = 0.0  # from the request's arrival to the start of its inference
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A request for an inference: the wire's message, its connection, and what the backend is asked."""
+
+    message: Mapping[str, Any]
+    session: Session
+    request: Request
+
+
+Caught = TypeVar("Caught")
+
+
+def _refusal(error: Cosmos3Error) -> Answer:
+    said = wire.printable(f"{type(error).__name__}: {error}")
+    logger.warning("request refused: %s", said)
+    return Answer(said, "error")
 
 
 @dataclass
@@ -103,24 +139,47 @@ class ServedPolicy:
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the backend fails."""
         message = self._some_message() if self.warm_up_message is None else self.warm_up_message
-        self._infer(decode(encode(dict(message), self.limits), self.limits), Session())
+        self._infer([self._asked(decode(encode(dict(message), self.limits), self.limits), Session())])
         self.backend.reset(None)
 
-    def answer(self, frame: bytes | str, session: Session) -> Answer:
-        """Answer one frame. Never raises: an error becomes a line of text; its traceback is logged here only."""
+    def answer(self, messages: Sequence[Message]) -> list[Answer]:
+        """Answer messages of different connections, with one pass of inference where the backend can.
+
+        Never raises: an error becomes a line of text; its traceback is logged here only. One message's error is not another's.
+        """
+        first = [self._caught(lambda one=one: self._prepare(one)) for one in messages]
+        asked = [i for i, one in enumerate(first) if isinstance(one, _Asked)]
+        answers = {i: one for i, one in enumerate(first) if isinstance(one, Answer)}
+        questions = [one for one in first if isinstance(one, _Asked)]
+        answers |= dict(zip(asked, self._infer_all(questions), strict=True))
+        return [answers[i] for i in range(len(messages))]
+
+    def _infer_all(self, asked: Sequence[_Asked]) -> list[Answer]:
+        if len(asked) > 1:
+            try:
+                return self._infer(asked)
+            except RanksError as error:  # its processes are gone: asking again for each would start and lose them again
+                return [_refusal(error)] * len(asked)
+            except Exception:
+                logger.info("a batch failed; its requests are inferred for one by one", exc_info=True)
+        return [self._caught(lambda one=one: self._infer([one])[0]) for one in asked]
+
+    def _caught(self, work: Callable[[], Caught]) -> Caught | Answer:
         try:
-            message = self._read(frame)
-            if message.get(wire.ENDPOINT) == "reset":
-                return self._reset(session)
-            session.roboarena |= message.get(wire.ENDPOINT) == "infer"
-            return self._infer(message, session)
+            return work()
         except Cosmos3Error as error:
-            said = wire.printable(f"{type(error).__name__}: {error}")
-            logger.warning("request refused: %s", said)
-            return Answer(said, "error")
+            return _refusal(error)
         except BaseException as error:  # a backend may raise anything, and the next request must be served
             logger.exception("inference failed")
             return Answer(f"InternalError: inference failed ({type(error).__name__}); see the server's log.", "error")
+
+    def _prepare(self, message: Message) -> _Asked | Answer:
+        """The request in a frame, or the answer to one that asks for no inference."""
+        said, session = self._read(message.frame), message.session
+        if said.get(wire.ENDPOINT) == "reset":
+            return self._reset(session)
+        session.roboarena |= said.get(wire.ENDPOINT) == "infer"
+        return self._asked(said, session)
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:
         if isinstance(frame, str):
@@ -136,7 +195,7 @@ class ServedPolicy:
         reply = wire.reset_reply(session.roboarena)
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
-    def _infer(self, message: Mapping[str, Any], session: Session) -> Answer:
+    def _asked(self, message: Mapping[str, Any], session: Session) -> _Asked:
         now = time.monotonic()
         if session.started_s is None:
             session.started_s = now
@@ -149,18 +208,30 @@ class ServedPolicy:
             seed=self.seed + session.calls,
             t_motion_s=now - session.started_s,
         )
+        return _Asked(message, session, request)
+
+    def _infer(self, asked: Sequence[_Asked]) -> list[Answer]:
+        started_s = time.monotonic()
+        requests = [one.request for one in asked]
         try:
-            chunk = instance_of(self.backend.infer(request), ActionChunk, "the backend's answer")
+            found = [self.backend.infer(requests[0])] if len(requests) == 1 else self.backend.infer_batch(requests)
+            chunks = [instance_of(chunk, ActionChunk, "the backend's answer") for chunk in found]
         except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
-        infer_s = time.monotonic() - now
-        session.calls += 1
-        rows = wire.encode_rows(chunk, request)
+        infer_s = time.monotonic() - started_s
+        answers = [self._reply(one, chunk, infer_s) for one, chunk in zip(asked, chunks, strict=True)]
+        for one in asked:
+            one.session.calls += 1
+        return answers
+
+    def _reply(self, asked: _Asked, chunk: ActionChunk, infer_s: float) -> Answer:
+        session = asked.session
+        rows = wire.encode_rows(chunk, asked.request)
         timing = {"infer_ms": infer_s * 1e3}
         if session.previous_total_ms is not None:
             timing["prev_total_ms"] = session.previous_total_ms
         reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
-        if isinstance(request_id := message.get(wire.REQUEST_ID), int | str):
+        if isinstance(request_id := asked.message.get(wire.REQUEST_ID), int | str):
             reply[wire.REQUEST_ID] = request_id
         return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
 

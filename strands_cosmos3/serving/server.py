@@ -28,7 +28,7 @@ from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error
 from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.metrics import Metrics
-from strands_cosmos3.serving.served import Answer, ServedPolicy, Session
+from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class ServerConfig:
         max_clients: Maximum number of connections. A further client takes the place of one that has been idle for
             ``idle_s``, or gets HTTP 503.
         idle_s: Time without a request after which a connection may lose its place.
+        max_batch: Requests that are inferred for together, at most, of those that wait.
         queue_s: Requests that have waited longer are refused without an inference: a late chunk is useless.
         tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
 
@@ -65,12 +66,14 @@ class ServerConfig:
     max_clients: int = 128
     idle_s: float = 10.0
     queue_s: float = 30.0
+    max_batch: int = 8
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.port, "port", 0, 65535)
         whole_number(self.max_clients, "max_clients", 1)
+        whole_number(self.max_batch, "max_batch", 1)
         for name in ("grace_s", "idle_s", "queue_s"):
             positive(getattr(self, name), name)
         _ = self.tokens
@@ -137,7 +140,7 @@ class PolicyServer:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._thread: threading.Thread | None = None
-        self._workers: Workers[ServedPolicy]
+        self._workers: Workers[ServedPolicy, Message, Answer]
 
     def run(self, ready: Callable[[PolicyServer], None] | None = None) -> None:
         """Warm up, listen and serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
@@ -195,7 +198,7 @@ class PolicyServer:
         if signals:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._signalled)
-        self._workers = Workers("inference", self._policies, ServedPolicy.warm_up)
+        self._workers = Workers(self._policies, ServedPolicy.warm_up, self._answers, self.config.max_batch)
         try:
             await self._warm_up()
             if self._stop.is_set():
@@ -326,7 +329,7 @@ class PolicyServer:
         """Answer one request; return whether the connection stays open."""
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
-        job = self._workers.submit(self._name_of(client), self._job(frame, session))
+        job = self._workers.submit(self._name_of(client), Message(frame, session, time.monotonic()))
         try:
             answer = await self._ask(client, job)
             self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
@@ -350,17 +353,17 @@ class PolicyServer:
         owner = None if self._tokens is None else self._tokens.client_of(client.request.headers)
         return owner or str(client.remote_address[0])
 
-    def _job(self, frame: bytes | str, session: Session) -> Callable[[ServedPolicy], Answer]:
-        arrived = time.monotonic()
-
-        def job(policy: ServedPolicy) -> Answer:
-            waited_s, limit_s = time.monotonic() - arrived, self.config.queue_s
-            if waited_s > limit_s:
-                said = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
-                return Answer(f"BackendError: {said}", "late", waited_s=waited_s)
-            return replace(policy.answer(frame, session), waited_s=waited_s)
-
-        return job
+    def _answers(self, policy: ServedPolicy, messages: list[Message]) -> list[Answer]:
+        """The answers to messages that are inferred for together; those that waited too long are refused. On a worker."""
+        now, limit_s = time.monotonic(), self.config.queue_s
+        late = [now - message.arrived_s > limit_s for message in messages]
+        answers = iter(policy.answer([message for message, over in zip(messages, late, strict=True) if not over]))
+        made: list[Answer] = []
+        for message, over in zip(messages, late, strict=True):
+            waited_s = now - message.arrived_s
+            said = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
+            made.append(replace(Answer(f"BackendError: {said}", "late") if over else next(answers), waited_s=waited_s))
+        return made
 
     def _landed(self, _: Future[Answer]) -> None:
         """Count a request as ended, from any thread."""

@@ -10,72 +10,87 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 Tool = TypeVar("Tool")
-Job = tuple["Future[Any]", Callable[[Any], Any]]
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
-class FairQueue:
+class FairQueue(Generic[Job]):
     """Jobs by client. Clients take turns, however many jobs one of them has; its own jobs keep their order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
+        self._count = 0  # of jobs
+        self._takers = 0  # threads in take()
 
     def put(self, client: str, job: Job) -> None:
         """Append a job to a client's."""
         with self._changed:
             self._waiting.setdefault(client, deque()).append(job)
+            self._count += 1
             self._changed.notify()
 
-    def get(self) -> Job | None:
-        """Wait for the next job; None once the queue is closed and empty."""
+    def take(self, most: int) -> list[Job]:
+        """Wait for a job, and return it with this thread's share of what else waits, up to ``most``.
+
+        Nothing is returned once the queue is closed and empty.
+        """
         with self._changed:
-            while not self._waiting:
-                if self._closed:
-                    return None
+            self._takers += 1
+            while not self._waiting and not self._closed:
                 self._changed.wait()
-            client, jobs = self._waiting.popitem(last=False)
-            job = jobs.popleft()
-            if jobs:
-                self._waiting[client] = jobs  # behind all others
-            return job
+            share = -(-self._count // self._takers)  # threads that are free too take the rest
+            self._takers -= 1
+            taken: list[Job] = []
+            while len(taken) < min(share, most):
+                client, jobs = self._waiting.popitem(last=False)
+                taken.append(jobs.popleft())
+                if jobs:
+                    self._waiting[client] = jobs  # behind all others
+            self._count -= len(taken)
+            return taken
 
     def close(self) -> None:
-        """Let :meth:`get` return None when the last job is taken."""
+        """Let :meth:`take` return nothing when the last job is taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
-class Workers(Generic[Tool]):
+class Workers(Generic[Tool, Job, Result]):
     """Daemon threads, one for each tool, that share a queue. Cancelled jobs are skipped.
 
     As daemons, they do not keep the process alive if an inference never returns.
 
     Args:
-        name: Name of the threads.
         tools: What each thread works with, e.g. a policy.
         first: What each thread does with its tool before it takes jobs.
+        work: Does jobs with a tool, and returns their results in order.
+        most: How many jobs a thread takes at a time, of those that wait.
 
     Attributes:
         started: The outcomes of ``first``.
-        busy_since: For each thread the start of its running job on the monotonic clock, or None.
+        busy_since: For each thread the start of its running jobs on the monotonic clock, or None.
     """
 
-    def __init__(self, name: str, tools: Sequence[Tool], first: Callable[[Tool], Any]):
+    def __init__(
+        self, tools: Sequence[Tool], first: Callable[[Tool], Any], work: Callable[[Tool, list[Job]], list[Result]], most: int
+    ):
         self.busy_since: list[float | None] = [None] * len(tools)
         self.started: list[Future[Any]] = [Future() for _ in tools]
-        self._queue = FairQueue()
+        self._first, self._work, self._most = first, work, most
+        self._queue: FairQueue[tuple[Future[Result], Job]] = FairQueue()
         self._threads = [
-            threading.Thread(target=self._work, args=(number, tool, first), name=f"{name}-{number}", daemon=True)
+            threading.Thread(target=self._run, args=(number, tool), name=f"inference-{number}", daemon=True)
             for number, tool in enumerate(tools)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, client: str, job: Callable[[Tool], Any]) -> Future[Any]:
+    def submit(self, client: str, job: Job) -> Future[Result]:
         """Append a job of a client to the queue."""
-        future: Future[Any] = Future()
+        future: Future[Result] = Future()
         self._queue.put(client, (future, job))
         return future
 
@@ -86,16 +101,22 @@ class Workers(Generic[Tool]):
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self, number: int, tool: Tool, first: Callable[[Tool], Any]) -> None:
-        item: Job | None = self.started[number], first
-        while item is not None:
-            future, job = item
-            if future.set_running_or_notify_cancel():
-                self.busy_since[number] = time.monotonic()
-                try:
-                    future.set_result(job(tool))
-                except Exception as error:  # whoever waits for the job must be told
+    def _run(self, number: int, tool: Tool) -> None:
+        self._do(number, [self.started[number]], lambda: [self._first(tool)])
+        while taken := self._queue.take(self._most):
+            wanted = [(future, job) for future, job in taken if future.set_running_or_notify_cancel()]
+            if wanted:
+                jobs = [job for _, job in wanted]
+                self._do(number, [future for future, _ in wanted], lambda jobs=jobs: self._work(tool, jobs))
+
+    def _do(self, number: int, futures: Sequence[Future[Any]], work: Callable[[], Sequence[Any]]) -> None:
+        self.busy_since[number] = time.monotonic()
+        try:
+            for future, result in zip(futures, work(), strict=True):
+                future.set_result(result)
+        except Exception as error:  # whoever waits for the jobs must be told
+            for future in futures:
+                if not future.done():
                     future.set_exception(error)
-                finally:
-                    self.busy_since[number] = None
-            item = self._queue.get()
+        finally:
+            self.busy_since[number] = None

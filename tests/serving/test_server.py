@@ -350,6 +350,52 @@ def test_clients_take_turns_however_many_connections_one_of_them_has(serve):
     assert served == ["fleet 0", "fleet 1", "single 0", "fleet 2", "fleet 3"]
 
 
+class Batching(Echo):
+    """Waits for the gate in its first inference; refuses a batch with a request that is spoilt."""
+
+    def __init__(self):
+        self.gate, self.batches = threading.Event(), list[int]()
+        super().__init__(self._wait)
+
+    def _wait(self, request):
+        if request.instruction == "first":
+            self.gate.wait(20)
+        if request.instruction == "spoilt":
+            raise BackendError("this one is spoilt")
+
+    def infer_batch(self, requests):
+        self.batches.append(len(requests))
+        return super().infer_batch(requests)
+
+
+def test_what_waits_is_inferred_for_together_and_each_gets_its_own_answer(serve):
+    backend = Batching()
+    server = serve(backend, max_batch=3)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(dial(server.port)) for _ in range(6)]
+        for n, client in enumerate(clients):
+            client.send(encode(observation(np.full(7, n / 10), prompt="first" if n == 0 else "next")))
+            until(lambda n=n: server.metrics.in_flight == n + 1 and (n or server.busy_s > 0))
+        backend.gate.set()
+        for n, client in enumerate(clients):
+            np.testing.assert_allclose(decode(client.recv(timeout=10))["action"][0, :7], n / 10)
+    assert backend.batches == [3, 2]
+
+
+def test_a_request_that_fails_costs_no_other_of_its_batch(serve):
+    backend = Batching()
+    server = serve(backend)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(dial(server.port)) for _ in range(4)]
+        for n, (client, prompt) in enumerate(zip(clients, ("first", "next", "spoilt", "next"), strict=True)):
+            client.send(encode(observation(np.full(7, n / 10), prompt=prompt)))
+            until(lambda n=n: server.metrics.in_flight == n + 1 and (n or server.busy_s > 0))
+        backend.gate.set()
+        assert clients[2].recv(timeout=10) == "BackendError: this one is spoilt"
+        for n in (0, 1, 3):
+            np.testing.assert_allclose(decode(clients[n].recv(timeout=10))["action"][0, :7], n / 10)
+
+
 def test_replicas_answer_side_by_side_each_with_a_backend_of_its_own():
     both = threading.Barrier(2, timeout=10)
     backends = [Echo(lambda request: request.instruction != "warm up" and both.wait()) for _ in range(2)]
