@@ -18,8 +18,9 @@ from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
-from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.engine.processor import DEFAULT_TIER, Cosmos3PolicyProcessor
 from strands_cosmos3.errors import BackendError, InputError
+from strands_cosmos3.observe.composites import compose_for_tier
 from strands_cosmos3.types import Mode, Request
 
 STATISTICS = "action_stats.json"
@@ -81,8 +82,12 @@ class ModelInput:
         return self._processor(request).preprocess(raw)
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
-        """Return the composite of a rig's views as the checkpoint, or the option, wants it."""
-        return compose_views(views, rig, self._options.composition or self._checkpoint.composition)
+        """Return the composite of a rig's views as the checkpoint, or the option, wants it, no larger than the canvas."""
+        composition = self._options.composition or self._checkpoint.composition
+        if composition != "letterbox":
+            return compose_views(views, rig, composition)
+        tier = self._options.image_size or self._checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
+        return compose_for_tier(views, rig, tier)
 
     def _frames(self, request: Request, backend: str) -> Any:
         if request.mode is Mode.INVERSE_DYNAMICS:

@@ -120,7 +120,8 @@ class Cosmos3Engine:
             dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU. The sampler and the time
                 embedding are in float32 in any case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
-            decode_video: Whether to decode predicted videos to pixels. If not, the VAE's decoder is not read.
+            decode_video: Whether predicted videos can be decoded to pixels; a request's ``decode_frames`` says how much of them
+                is. If not, the VAE's decoder is not read.
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
             domains: Action heads to read now; others are read on first use.
@@ -219,12 +220,13 @@ class Cosmos3Engine:
         Returns:
             ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale (in forward dynamics the given
             actions); ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off; ``pixels``
-            [1, 3, frames, height, width] in [0, 1] if the engine decodes, on rank 0 only; ``seed``; ``action_space``;
+            [1, 3, frames, height, width] in [0, 1], the first ``decode_frames``, on rank 0 only; ``seed``; ``action_space``;
             ``timing``, milliseconds by part.
 
         Raises:
             ActionSpaceError: The request asks for another action space than the checkpoint's.
-            InputError: A shape does not fit the checkpoint, or state and action space contradict each other.
+            InputError: A shape does not fit the checkpoint, state and action space contradict each other, or pixels are wanted
+                of an engine without its decoder.
         """
         return self.step_batch((request,), on_step)[0]
 
@@ -250,7 +252,7 @@ class Cosmos3Engine:
             raise InputError("a batch needs at least one request.")
         clock = Stopwatch(self.device)
         spaces = [self._action_space(request) for request in requests]
-        requests = [replace(r, return_video=r.return_video or self.decodes_video) for r in requests]
+        requests = [self._with_frames(request) for request in requests]
         layouts = [self._layout(request, space) for request, space in zip(requests, spaces, strict=True)]
         schedule = self._shared_schedule(requests, layouts)
         with clock.part("encode"):
@@ -262,7 +264,7 @@ class Cosmos3Engine:
             vision_RVP, action_RTA = self._denoise(requests, layouts, schedule, sample, passes, on_step)
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
-            result = self._video(vision_RVP[i], layout, clock) if request.return_video else {}
+            result = self._video(vision_RVP[i], layout, request.decode_frames or 0, clock) if request.return_video else {}
             result["action"] = action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
             results.append({**result, "seed": request.seed, "action_space": spaces[i]})
         timing = clock.milliseconds()
@@ -274,13 +276,23 @@ class Cosmos3Engine:
         require_alike(layouts, schedules)
         return schedules[0]
 
-    def _video(self, vision_VP: torch.Tensor, layout: SequenceLayout, clock: Stopwatch) -> dict[str, Any]:
+    def _with_frames(self, request: Cosmos3ActionRequest) -> Cosmos3ActionRequest:
+        """The request with the number of frames to decode, none of which lies beyond the clip."""
+        every = (request.video_shape[0] - 1) * TEMPORAL_COMPRESSION + 1
+        wanted = request.decode_frames
+        if wanted and not self.decodes_video:
+            raise InputError(f"decode_frames is {wanted}, and this engine has no decoder: load it with decode_video=True.")
+        wanted = min(every if wanted is None else wanted, every) if self.decodes_video else 0
+        return replace(request, decode_frames=wanted, return_video=request.return_video or wanted > 0)
+
+    def _video(self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch) -> dict[str, Any]:
         video = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
-        if not self.decodes_video:
+        if not frames:
             return {"video": video}
         with clock.part("decode"):
-            pixels = self.vae.decode(video)
-            return {"video": video} | ({} if pixels is None else {"pixels": ((pixels + 1) / 2).clamp(0, 1)})
+            needed = -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1  # the decoder is causal: later latents change nothing
+            pixels = self.vae.decode(video[:, :, :needed])
+            return {"video": video} | ({} if pixels is None else {"pixels": ((pixels[:, :, :frames] + 1) / 2).clamp(0, 1)})
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
         requested, own = request.action_space, self.action_space

@@ -56,6 +56,7 @@ class ProcessedInput(CallSettings):
         seed: int = 0,
         use_karras_sigmas: bool | None = None,
         return_video: bool = True,
+        decode_frames: int | None = None,
     ) -> Cosmos3ActionRequest:
         """The engine's request. What ``sampling`` leaves open is 30 steps without guidance on the checkpoint's schedule."""
         sampling = sampling or Sampling()
@@ -71,4 +72,5 @@ class ProcessedInput(CallSettings):
             use_karras_sigmas=use_karras_sigmas,
             seed=seed,
             return_video=return_video,
+            decode_frames=decode_frames,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import NUM_DOMAINS
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
@@ -56,6 +57,8 @@ class Cosmos3ActionRequest:
         seed: Seed of the noise: ``numpy.random.RandomState(seed)``, restarted for each modality, equal on every device.
         video_noise, action_noise: Noise instead of the seeded one: [1, C, F, H, W]; [rows, A], the state row included.
         return_video: Whether video latents are wanted; without them the last step is a little cheaper.
+        decode_frames: Pixel frames that are wanted, from the first on: 9 are the given one and those of eight rows. Decoding
+            costs in proportion. None is all if the engine has its decoder, else none.
 
     Raises:
         InputError, ShapeError, NonFiniteError, ActionSpaceError: A field cannot be used.
@@ -86,6 +89,7 @@ class Cosmos3ActionRequest:
     video_noise: torch.Tensor | None = None
     action_noise: torch.Tensor | None = None
     return_video: bool = True
+    decode_frames: int | None = None
 
     @property
     def batch_key(self) -> tuple[object, ...]:
@@ -98,6 +102,8 @@ class Cosmos3ActionRequest:
         for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.decode_frames is not None:
+            whole_number(self.decode_frames, "decode_frames", 0)
         if not 0 <= self.domain_id < NUM_DOMAINS:
             raise InputError(f"domain_id is {self.domain_id}; it must be 0..{NUM_DOMAINS - 1}.")
         if not 0 < self.fps < float("inf"):

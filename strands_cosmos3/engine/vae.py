@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig
+from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig, arrange_in_planes
 from strands_cosmos3.engine.weight_files import WeightFiles
 from strands_cosmos3.errors import ShapeError
 
@@ -33,6 +33,7 @@ class WanVae:
             self.model.decoder = self.model.post_quant_conv = None
         self.has_decoder = decoder
         files.read_into(materialise(self.model, lambda _, shape: torch.empty(shape, device=device, dtype=dtype)))
+        arrange_in_planes(self.model)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(described.latents_mean, dtype=dtype).view(shape).to(device)
@@ -57,7 +58,10 @@ class WanVae:
         return ((raw - self._mean) * self._inverse_std).float()
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F, H, W]."""
+        """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F, H, W].
+
+        Leading latents alone give the same leading frames, to the bit.
+        """
         raw = latents.to(self._mean.dtype) / self._inverse_std + self._mean
         return self.model.decode(raw).float()
 

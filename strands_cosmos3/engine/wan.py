@@ -89,29 +89,44 @@ def causal_convolution(
 ) -> torch.Tensor:
     """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges (``padding`` of T, H, W).
 
-    Where all frames but one would be zeros, only the last temporal tap is computed. On a CPU, clips are convolved tap by tap
-    in two dimensions: the same sums, three to nine times faster (not in bfloat16, which would round each tap's sum).
+    A first frame needs the last temporal tap alone: before it are zeros. In float32 on a CPU, clips are convolved tap by tap in
+    two dimensions: the same sums to rounding, several times faster. (In bfloat16 each tap's sum would be rounded.)
     """
-    before, edges = 2 * padding[0], [padding[2], padding[2], padding[1], padding[1]]
+    x, in_space = channels_last(x), (tuple(stride[1:]), tuple(padding[1:]))
     if x.shape[2] == 1 and past is None and stride[0] == 1:
-        frame = F.pad(x[:, :, 0], edges) if any(edges) else x[:, :, 0]
-        return F.conv2d(frame, weight[:, :, -1], bias, tuple(stride[1:]))[:, :, None]
+        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, *in_space)[:, :, None]
+    before = 2 * padding[0]
     if past is not None and before > 0:
         x, before = torch.cat([past, x], dim=2), before - past.shape[2]
-    if before or any(edges):
-        x = F.pad(x, [*edges, before, 0])
-    if x.device.type != "cpu" or x.dtype is not torch.float32:
-        return F.conv3d(x, weight, bias, tuple(stride))
-    taps, step = weight.shape[2], stride[0]
-    out = (x.shape[2] - taps) // step + 1
-    frames = x.transpose(1, 2)
+    if before:
+        x = channels_last(F.pad(x, (0, 0, 0, 0, before, 0)))
+    if not _in_planes(x):
+        return F.conv3d(x, weight, bias, tuple(stride), (0, *padding[1:]))
+    frames, reach = x.transpose(1, 2), x.shape[2] - weight.shape[2] + 1
     total: Any = None
-    for tap in range(taps):
-        seen = frames[:, tap : tap + (out - 1) * step + 1 : step].flatten(0, 1)
-        seen = seen.contiguous(memory_format=torch.channels_last)
-        made = F.conv2d(seen, weight[:, :, tap], bias if total is None else None, tuple(stride[1:]))
-        total = made if total is None else total + made
-    return total.unflatten(0, (-1, out)).transpose(1, 2).contiguous()
+    for i, tap in enumerate(weight.unbind(2)):
+        seen = frames[:, i : i + reach : stride[0]].flatten(0, 1)
+        made = F.conv2d(seen, tap, None if i else bias, *in_space)
+        total = total.add_(made) if i else made
+    return total.unflatten(0, (len(x), -1)).transpose(1, 2)
+
+
+def _in_planes(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype is torch.float32
+
+
+def channels_last(x_BCTHW: torch.Tensor) -> torch.Tensor:
+    """The same with a pixel's channels side by side in memory, where convolutions are taken in planes."""
+    return x_BCTHW.contiguous(memory_format=torch.channels_last_3d) if _in_planes(x_BCTHW) else x_BCTHW
+
+
+def arrange_in_planes(model: nn.Module) -> None:
+    """Lay the weights out in memory as :func:`causal_convolution` reads them, tap by tap, in place; their values stay."""
+    for conv in model.modules():
+        if isinstance(conv, nn.Conv3d) and _in_planes(conv.weight):
+            conv.weight.data = conv.weight.data.permute(2, 0, 3, 4, 1).contiguous().permute(1, 4, 0, 2, 3)
+        elif isinstance(conv, nn.Conv2d) and _in_planes(conv.weight):
+            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
 
 class CausalConv3d(nn.Conv3d):
@@ -119,11 +134,11 @@ class CausalConv3d(nn.Conv3d):
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         padding: Any = self.padding
-        before = past.get(self)
-        if padding[0]:
-            seen = x_BCTHW if before is None else torch.cat([before, x_BCTHW], dim=2)
-            past[self] = seen[:, :, -2 * padding[0] :].clone()
-        return causal_convolution(x_BCTHW, before, self.weight, self.bias, self.stride, padding)
+        x, before, kept = channels_last(x_BCTHW), past.get(self), 2 * padding[0]
+        if kept:
+            seen = x if before is None or x.shape[2] >= kept else torch.cat([before, x], dim=2)
+            past[self] = seen[:, :, -kept:].clone()
+        return causal_convolution(x, before, self.weight, self.bias, self.stride, padding)
 
 
 class ChannelNorm(nn.Module):
@@ -134,8 +149,13 @@ class ChannelNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, *[1] * axes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x if x.dtype is torch.float32 else x.float()
-        return F.normalize(wide, dim=1).to(x.dtype) * self.gamma.shape[0] ** 0.5 * self.gamma
+        C = self.gamma.shape[0]
+        if not _in_planes(x):
+            return F.normalize(x.float(), dim=1).to(x.dtype) * C**0.5 * self.gamma
+        last = x.movedim(1, -1)  # sums and their inverses as matrix products, which read a pixel's channels at once
+        mean = (last.square().reshape(-1, C) @ x.new_full((C, 1), 1 / C)).clamp_min_(1e-24)
+        scale = mean.rsqrt_() @ self.gamma.view(1, C)
+        return (last * scale.view_as(last)).movedim(-1, 1)
 
 
 class Attention(nn.Module):
@@ -167,8 +187,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
         shortcut = x_BCTHW if self.conv_shortcut is None else self.conv_shortcut(x_BCTHW, past)
-        x = self.conv1(F.silu(self.norm1(x_BCTHW)), past)
-        return self.conv2(F.silu(self.norm2(x)), past) + shortcut
+        x = self.conv1(F.silu(self.norm1(x_BCTHW), inplace=True), past)
+        return self.conv2(F.silu(self.norm2(x), inplace=True), past).add_(shortcut)
 
 
 class MidBlock(nn.Module):
@@ -259,8 +279,7 @@ class UpBlock(nn.Module):
             x = block(x, past)
         if self.upsampler is None:
             return x
-        repeated = _repeated(x_BCTHW, self._out, *self._factors)
-        return self.upsampler(x, past) + (repeated[:, :, self._factors[0] - 1 :] if first else repeated)
+        return _add_repeated(self.upsampler(x, past), x_BCTHW, *self._factors, first)
 
 
 class Encoder(nn.Module):
@@ -283,7 +302,7 @@ class Encoder(nn.Module):
         x = self.conv_in(x_BCTHW, past)
         for block in self.down_blocks:
             x = block(x, past)
-        return self.conv_out(F.silu(self.norm_out(self.mid_block(x, past))), past)
+        return self.conv_out(F.silu(self.norm_out(self.mid_block(x, past)), inplace=True), past)
 
 
 class Decoder(nn.Module):
@@ -306,7 +325,7 @@ class Decoder(nn.Module):
         x = self.mid_block(self.conv_in(x_BCTHW, past), past)
         for block in self.up_blocks:
             x = block(x, past)
-        return self.conv_out(F.silu(self.norm_out(x)), past)
+        return self.conv_out(F.silu(self.norm_out(x), inplace=True), past)
 
 
 class WanAutoencoder(nn.Module):
@@ -322,41 +341,47 @@ class WanAutoencoder(nn.Module):
 
     def encode(self, pixels_BCTHW: torch.Tensor) -> torch.Tensor:
         """Mean latents [B, z_dim, 1 + n, H / 16, W / 16] of pixels [B, 3, 1 + 4 n, H, W]; further frames are dropped."""
-        x, past = _patches(pixels_BCTHW, self.config.patch_size), Past()
+        x, past = channels_last(_patches(pixels_BCTHW, self.config.patch_size)), Past()
         starts = range(1, x.shape[2] - _FRAMES + 1, _FRAMES)
         parts = [x[:, :, :1], *(x[:, :, i : i + _FRAMES] for i in starts)]
         moments = self.quant_conv(torch.cat([self.encoder(part, past) for part in parts], dim=2), past)
         return moments.chunk(2, dim=1)[0]
 
     def decode(self, latents_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 3, 1 + 4 n, 16 H, 16 W] of latents [B, z_dim, 1 + n, H, W]."""
+        """Pixels [B, 3, 1 + 4 n, 16 H, 16 W] of latents [B, z_dim, 1 + n, H, W]; none depends on later latents."""
         assert self.decoder is not None
         assert self.post_quant_conv is not None
         past = Past()
-        x = self.post_quant_conv(latents_BCTHW, past)
+        x = channels_last(self.post_quant_conv(latents_BCTHW, past))
         parts = [self.decoder(frame, past) for frame in x.split(1, dim=2)]
         return _pixels(torch.cat(parts, dim=2), self.config.patch_size).clamp(-1.0, 1.0)
 
 
 def _each_frame(module: nn.Module, x_BCTHW: torch.Tensor) -> torch.Tensor:
     B, _, T, _, _ = x_BCTHW.shape
-    out = module(x_BCTHW.permute(0, 2, 1, 3, 4).flatten(0, 1))
+    out = module(channels_last(x_BCTHW).permute(0, 2, 1, 3, 4).flatten(0, 1))
     return out.unflatten(0, (B, T)).permute(0, 2, 1, 3, 4)
 
 
 def _averaged(x: torch.Tensor, out: int, frames: int, size: int) -> torch.Tensor:
     """Blocks of ``frames`` x ``size`` x ``size`` as channels, averaged in groups to ``out`` channels."""
-    x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % frames, 0))
+    x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % frames, 0)) if x.shape[2] % frames else x
     B, C, T, H, W = x.shape
     x = x.view(B, C, T // frames, frames, H // size, size, W // size, size).permute(0, 1, 3, 5, 7, 2, 4, 6).contiguous()
     return x.view(B, out, -1, T // frames, H // size, W // size).mean(dim=2)
 
 
-def _repeated(x: torch.Tensor, out: int, frames: int, size: int) -> torch.Tensor:
-    """The inverse arrangement: channels, repeated as often as needed, become blocks of ``frames`` x ``size`` x ``size``."""
-    B, C, T, H, W = x.shape
-    x = x.repeat_interleave(out * frames * size * size // C, dim=1).view(B, out, frames, size, size, T, H, W)
-    return x.permute(0, 1, 5, 2, 6, 3, 7, 4).reshape(B, out, T * frames, H * size, W * size)
+def _add_repeated(y: torch.Tensor, x: torch.Tensor, frames: int, size: int, first: bool) -> torch.Tensor:
+    """Add to y, in place, the inverse arrangement of x: its channels, repeated, as blocks of ``frames`` x ``size`` x ``size``.
+
+    Of a clip's first frame only the last of a block's frames is made.
+    """
+    sources = x.shape[1] // y.shape[1]  # channels of x that make up one of y
+    repeats = frames * size * size // sources
+    for k in range((frames - 1) * size * size if first else 0, frames * size * size):
+        t, i, j = 0 if first else k // size**2, k // size % size, k % size
+        y[:, :, t :: 1 if first else frames, i::size, j::size] += x[:, k // repeats :: sources]
+    return y
 
 
 def _patches(x: torch.Tensor, size: int) -> torch.Tensor:

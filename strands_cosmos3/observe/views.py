@@ -130,12 +130,17 @@ def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
     height, width = picture.shape[:2]
     if (height, width) == hw:
         return picture
-    scale = min(hw[0] / height, hw[1] / width)
-    inner = max(1, int(height * scale)), max(1, int(width * scale))
+    inner = letterbox_hw(height, width, hw)
     top, left = (hw[0] - inner[0]) // 2, (hw[1] - inner[1]) // 2
     out = np.zeros((*hw, 3), dtype=np.uint8)
     out[top : top + inner[0], left : left + inner[1]] = _rounded(resize(picture, inner, "bilinear"))
     return out
+
+
+def letterbox_hw(height: int, width: int, hw: tuple[int, int]) -> tuple[int, int]:
+    """Size to which a picture is scaled to fit into another one."""
+    scale = min(hw[0] / height, hw[1] / width)
+    return max(1, int(height * scale)), max(1, int(width * scale))
 
 
 def rig_views(views: Mapping[str, Image], rig: CameraRig) -> dict[str, Image]:
@@ -182,6 +187,12 @@ def canvas_hw(height: int, width: int, tier: int) -> tuple[int, int]:
     return min(TIERS[tier], key=lambda hw: abs(hw[0] / hw[1] - height / width))
 
 
+def content_hw(height: int, width: int, hw: tuple[int, int]) -> tuple[int, int]:
+    """Height and width at which a picture lies on a canvas: shrunk to fit, never enlarged."""
+    scale = min(hw[1] / width, hw[0] / height, 1.0)
+    return max(1, int(scale * height + 0.5)), max(1, int(scale * width + 0.5))
+
+
 def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
     """Frames shrunk to fit a canvas (never enlarged), at its top left, the rest padded by reflection.
 
@@ -201,8 +212,7 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
     unit: F32 = frames.astype(np.float32)
     signed: F32 = (unit / np.float32(255) if frames.dtype == np.uint8 else unit) * np.float32(2) - np.float32(1)
     height, width = frames.shape[1:3]
-    scale = min(hw[1] / width, hw[0] / height, 1.0)
-    content = max(1, int(scale * height + 0.5)), max(1, int(scale * width + 0.5))
+    content = content_hw(height, width, hw)
     if content != (height, width):
         signed = resize(signed, content, "bicubic")
     bottom, right = hw[0] - content[0], hw[1] - content[1]

@@ -109,6 +109,30 @@ def test_decoder_loaded_or_not(checkpoints, dtype):
     assert 0 <= pixels.min() <= pixels.max() <= 1
 
 
+def test_frames_that_are_wanted_are_the_first_of_all(checkpoints):
+    """Bit-equal, whatever is left out; only the latents that they need are decoded."""
+    decoding = Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
+    asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
+    every = decoding.step(asked)
+    assert every["pixels"].shape[2] == CHUNK + 1
+    decoded, decode = [], decoding.vae.decode
+    decoding.vae.decode = lambda latents: decoded.append(latents.shape[2]) or decode(latents)
+    for frames in (1, 2, 5, 6, 9, 99):
+        found = decoding.step(replace(asked, decode_frames=frames, return_video=False))
+        assert torch.equal(found["pixels"], every["pixels"][:, :, :frames])
+        assert torch.equal(found["action"], every["action"])
+    assert decoded == [1, 2, 2, 3, 3, 3]
+    none = decoding.step(replace(asked, decode_frames=0, return_video=False))
+    assert not {"pixels", "video", "decode"} & {*none, *none["timing"]}
+    batch = decoding.step_batch([replace(asked, decode_frames=n) for n in (5, 0, None)])
+    assert [one["pixels"].shape[2] if "pixels" in one else 0 for one in batch] == [5, 0, 9]
+
+
+def test_pixels_need_the_decoder(checkpoints, seeded):
+    with pytest.raises(InputError, match=r"decode_frames is 5.*decode_video=True"):
+        engine(checkpoints["silu"], torch.float32).step(replace(seeded, decode_frames=5))
+
+
 def test_offloading_the_text_tower_changes_no_bit(checkpoints):
     asked = request(Case(checkpoints["relu2"], steps=2))
     moved = Cosmos3Engine.from_pretrained(checkpoints["relu2"], dtype=torch.float32, offload_text=True)
@@ -236,6 +260,8 @@ def test_pixel_to_latent_shape():
         ({"text_mask": torch.ones(3)}, ShapeError),
         ({"video_noise": torch.zeros(1, 16, 3, 9, 12)}, ShapeError),
         ({"num_inference_steps": 0}, InputError),
+        ({"decode_frames": -1}, InputError),
+        ({"decode_frames": 2.0}, InputError),
     ],
 )
 def test_refusals(checkpoints, seeded, change, error):

@@ -15,28 +15,17 @@ from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
-from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
-from strands_cosmos3.observe.views import compose, to_canvas
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.bundled.fast_composite import FastComposite
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.bundled.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows, undisturbed
 from strands_cosmos3.training.validation import chunk_errors
-
-
-def test_the_quick_composite_is_the_policys_picture():
-    rng = np.random.default_rng(0)
-    views = {name: rng.integers(0, 256, (180, 320, 3)).astype(np.uint8) for name in DROID_RIG.views}
-    quick = FastComposite(DROID_RIG, (180, 320), 128)
-    exact = (to_canvas(compose(views, DROID_RIG)[None], (128, 160)).frames[0] + 1) * 127.5
-    assert quick.content_hw == (128, 152)
-    assert np.abs(np.clip(exact, 0, 255) - quick(views)).max() < 1.5
 
 
 def test_an_episode_follows_from_seed_and_number(records):

@@ -22,6 +22,7 @@ from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
 from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON, get_embodiment
 from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
@@ -29,7 +30,6 @@ from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
-from strands_cosmos3.training.bundled.fast_composite import FastComposite
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 
@@ -122,7 +122,7 @@ class DemoCollector:
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
         self.expert = PerturbedExpert()
-        self.composite = FastComposite(DROID_RIG, VIEW_HW, self.config.tier)
+        self.composite = canvas_composite(DROID_RIG, (VIEW_HW,) * 3, self.config.tier)
         self._stages: dict[bool, _Stage] = {}
         self._policy = Cosmos3Policy("droid", "panda", backend=self.expert)
         self._bridge = MinkIKBridge(load_model())
@@ -234,7 +234,7 @@ class EpisodeRecorder:
         assert request.T_base_cosmos is not None
         tick = len(self.frames)
         views = {name: self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names}
-        self.frames.append(collector.composite(views))
+        self.frames.append(collector.composite.padded([views[name] for name in DROID_RIG.views]))
         self._states.append((observation.q_rad, request.T_base_cosmos, observation.gripper, expert.goal))
         if tick % collector.config.label_every == 0:
             answers = [expert.expert.infer(replace(request, instruction=plain(goal))).action for goal in range(len(GOALS))]

@@ -136,7 +136,8 @@ class _ClipJudge:
         through_vae = ((decoded + 1) / 2)[..., :height, :width].clamp(0, 1)
         candidates = predicted, real[:, :, :1].expand_as(real), through_vae
         forward_db, copy_frame, vae = (_psnr(frames[:, :, 1:], real[:, :, 1:]) for frames in candidates)
-        recovered = self._engine.step(Cosmos3ActionRequest(mode=Mode.INVERSE_DYNAMICS, **common))["action"][0]
+        inverse = Cosmos3ActionRequest(mode=Mode.INVERSE_DYNAMICS, decode_frames=0, return_video=False, **common)
+        recovered = self._engine.step(inverse)["action"][0]
         return (forward_db, copy_frame, vae), recovered
 
     def _common(self, tick: int, frames: torch.Tensor) -> dict[str, Any]:
