@@ -184,6 +184,7 @@ class Request:
         action_prefix: [rows, D] rows that the arm executes during this inference, from the observation on, in the same units;
             fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
         clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics`` only.
+        decode_frames: Frames of the predicted video that are wanted, from the first on; None is all that the backend decodes.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -207,9 +208,11 @@ class Request:
     clip: NDArray[np.uint8] | str | Path | None = None
     action_prefix: F64 | None = None
     T_base_anchor: F64 | None = None
+    decode_frames: int | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
+        whole_number(self.decode_frames or 0, "decode_frames", 0)
         instance_of(self.images, Mapping, "images")
         _set(
             self,
@@ -235,12 +238,8 @@ class Request:
                     f"this is mode {str(self.mode)!r}."
                 )
         if self.conditioning_actions is not None:
-            _set(
-                self,
-                conditioning_actions=finite_array(
-                    self.conditioning_actions, "conditioning_actions", (None, self.action_space.width)
-                ),
-            )
+            known = finite_array(self.conditioning_actions, "conditioning_actions", (None, self.action_space.width))
+            _set(self, conditioning_actions=known)
         if self.action_prefix is not None:
             action_prefix = finite_array(self.action_prefix, "action_prefix", (None, self.action_space.width))
             if self.mode is not Mode.POLICY or len(action_prefix) >= self.n_rows:

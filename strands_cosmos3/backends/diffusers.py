@@ -81,7 +81,7 @@ class DiffusersBackend(Backend):
             fps=processed.fps,
             seed=request.seed,
             timing={"total_ms": (time.perf_counter() - started) * 1e3},
-            video=_pictures(out.video) if self._options.decode_video else None,
+            video=_pictures(out.video)[: request.decode_frames] if self._options.decode_video else None,
             quantiles=self._input.quantiles(request),
         )
 

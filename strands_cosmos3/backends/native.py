@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend
@@ -71,15 +73,10 @@ class EngineBackend(Backend):
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
         """Return the chunk for each request; those of equal shape and schedule share a pass. Errors as :meth:`infer`."""
         processed = [self._processed(request) for request in requests]
-        asked = [
-            one.request(
-                self._input.sampling(request),
-                seed=request.seed,
-                use_karras_sigmas=False,
-                return_video=self.engine.decodes_video,
-            )
-            for one, request in zip(processed, requests, strict=True)
-        ]
+        asked = [self._asked(one, request) for one, request in zip(processed, requests, strict=True)]
+        for i, one in enumerate(asked):  # the engine encodes the same tensor once
+            same = next(held for held in asked if torch.equal(held.cond_video_pixels, one.cond_video_pixels))
+            asked[i] = replace(one, cond_video_pixels=same.cond_video_pixels)
         results: dict[int, dict[str, Any]] = {}
         for key in dict.fromkeys(one.batch_key for one in asked):
             alike = [i for i, one in enumerate(asked) if one.batch_key == key]
@@ -94,6 +91,16 @@ class EngineBackend(Backend):
                 f"{longest or 'no'} prefix_rows; leave the rest out."
             )
         return self._input(request, self.name)
+
+    def _asked(self, processed: ProcessedInput, request: Request) -> Cosmos3ActionRequest:
+        shown = self.engine.decodes_video and request.decode_frames != 0
+        return processed.request(
+            self._input.sampling(request),
+            seed=request.seed,
+            use_karras_sigmas=False,
+            return_video=shown,
+            decode_frames=request.decode_frames if shown else 0,
+        )
 
     def _chunk(self, request: Request, processed: ProcessedInput, result: Mapping[str, Any]) -> ActionChunk:
         return ActionChunk(

@@ -24,7 +24,8 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.cameras import only_picture
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
 from strands_cosmos3.policy.arm import PolicyArm
-from strands_cosmos3.policy.contract import Policy, Step
+from strands_cosmos3.policy.batch import BatchAnswers
+from strands_cosmos3.policy.contract import Step
 from strands_cosmos3.policy.preflight import check_inputs, require_every_camera, require_options
 from strands_cosmos3.policy.resample import StepTimeline, resample_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
@@ -32,7 +33,7 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observatio
 _CLOSE_S, _NUDGE_S = 10.0, 0.05  # how long a call under way is waited for, and how often it is told to end
 
 
-class Cosmos3Policy(Policy):
+class Cosmos3Policy(BatchAnswers):
     """Cosmos 3 as a robot policy.
 
     Args:
@@ -50,12 +51,10 @@ class Cosmos3Policy(Policy):
             ``"inverse_dynamics"`` (recover the actions: give ``video=``).
         action_space: Name of the backend's action space; None is its checkpoint's, ``joint_pos`` for a service, else the
             embodiment's default.
-        observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping. It maps no
-            camera or all that the embodiment's rig has. strands-robots' direction, camera -> ``observation/<view>``, is
-            understood too.
+        observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping; no camera or all
+            of the embodiment's rig. strands-robots' direction, camera -> ``observation/<view>``, is understood too.
         action_mapping: Canonical name -> key of the action, likewise; without a robot, column -> key.
-        cameras: Names of the robot's cameras, if known: a missing view is then an error here and not in the middle of an
-            episode.
+        cameras: Names of the robot's cameras, if known: a missing view is then an error here and not in an episode.
         observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
             (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or a
             :class:`~strands_cosmos3.embodiments.GripperConvention`; None is metres for a Panda's finger joint, else the
@@ -72,17 +71,15 @@ class Cosmos3Policy(Policy):
         arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
         obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) that no row may meet; None is our Robot's table and bin.
         limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
-        num_steps: Denoising steps of a model; this and the next four are None for the preset of embodiment and checkpoint.
-        guidance_scale: ``v = u + g (c - u)``.
-        guidance_interval: Guidance only where lo < timestep < hi.
-        device, dtype: ``cpu``, ``cuda`` or ``cuda:N``; ``float32`` or ``bfloat16``.
+        num_steps, guidance_scale, guidance_interval, device, dtype: As in
+            :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of embodiment and checkpoint.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
         decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8.
+        decode_frames: Only so many of its first frames, which costs less; 9 show eight rows. None is all of them.
         policy_frames: 1 answers actions without a future, several times faster, where the checkpoint was trained to; None is
             its own way.
-        host, port: For ``service``: where its server is; None is localhost and 8000. It is connected to on the first call.
-        api_key: For ``service``: the server's token.
-        client: For ``service``: a :class:`~strands_cosmos3.serving.client.PolicyClient` of your own instead of these.
+        host, port, api_key, client: For ``service``: where its server is (None is localhost and 8000; it is connected to on the
+            first call) and its token, or a :class:`~strands_cosmos3.serving.client.PolicyClient` of your own instead.
         dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``.
         transport: ``"raw"``, the only one there is.
 
@@ -122,6 +119,7 @@ class Cosmos3Policy(Policy):
         device: str | None = None,
         dtype: Literal["float32", "bfloat16"] | None = None,
         decode_video: bool = False,
+        decode_frames: int | None = None,
         policy_frames: int | None = None,
         host: str | None = None,
         port: int | None = None,
@@ -145,6 +143,7 @@ class Cosmos3Policy(Policy):
         self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
         self._chunk_rows = None if chunk_rows is None else whole_number(chunk_rows, "chunk_rows", 1, 256)
         self.prompt = prompt
+        self.decode_frames = None if decode_frames is None else whole_number(decode_frames, "decode_frames", 0)
         self.last_rollout: dict[str, Any] = {}
         self.robot_state_keys: list[str] = []
         self._action_mapping = action_mapping
@@ -161,7 +160,7 @@ class Cosmos3Policy(Policy):
             num_steps=num_steps,
             guidance_scale=guidance_scale,
             guidance_interval=guidance_interval,
-            decode_video=decode_video or self.mode is Mode.FORWARD_DYNAMICS,  # the video is its only answer
+            decode_video=decode_video or bool(decode_frames) or self.mode is Mode.FORWARD_DYNAMICS,  # which answers only so
             policy_frames=policy_frames,
             parallel=parallel,
         )
@@ -235,10 +234,7 @@ class Cosmos3Policy(Policy):
         return self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
 
     def _steps_of(self, rows: int, lead: int = 1) -> int:
-        """Control steps that rows take, where limits do not ask for more time; raw deltas are a step each.
-
-        ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
-        """
+        """Control steps that rows take unstretched, raw deltas one each; the first due at once (``lead`` 0) or a period on."""
         fps, hz = self.embodiment.fps, self.control_frequency
         by_time = self._arm is not None or self.action_space.meaning == "joint_position"
         if hz is None or fps is None or not by_time:
@@ -332,8 +328,7 @@ class Cosmos3Policy(Policy):
 
         With a robot: joint angles [rad] and the gripper in the robot's unit, at the control frequency once one was set,
         else at the chunk's rate. Without: the model's raw columns, one dictionary a row; joint angles come at the control
-        frequency, deltas at the chunk's rate. In forward dynamics: nothing; the predicted video is in
-        ``last_rollout["video"]``.
+        frequency, deltas at the chunk's rate. In forward dynamics: nothing; the video is in ``last_rollout["video"]``.
 
         Steps that will have passed by then (:meth:`set_rtc_observed_delay`) are left out. The motion continues from the end
         of the previous steps, so execute :attr:`execution_horizon` of them before the next call, or reset.
@@ -411,9 +406,9 @@ class Cosmos3Policy(Policy):
     ) -> JointTrajectory | ActionChunk:
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
-        The trajectory departs from the observation's anchor (without one, from the measured pose) at the chunk's own row times;
-        the backend is told the measured state. In forward dynamics the chunk is what was given. The motion time of a flat
-        observation is the wall-clock time since the episode's first call.
+        It departs from the observation's anchor (else from the measured pose) at the chunk's own row times; the backend is told
+        the measured state. In forward dynamics the chunk is what was given. A flat observation's motion time is the wall-clock
+        time since the episode's first call.
 
         Args:
             instruction, raw_actions, video: As :meth:`get_actions_sync`'s.
@@ -431,24 +426,27 @@ class Cosmos3Policy(Policy):
                 f"takes {self.prefix_rows or 'none'}: only checkpoints that declare prefix_rows were trained with one."
             )
         with self._planning:
-            if self._closed:
-                raise ConfigError("this policy is closed; make another.")
-            if self._arm is not None:
-                self._arm.require_known()
+            self._require_open()
             observation = self._observation(observation)
             request = self._request(observation, instruction or self.prompt, raw_actions, video, action_prefix)
-            return self._plan(observation, request)
+            started = time.perf_counter()
+            chunk = self.backend.infer(request)
+            return self._solved(chunk, observation, (time.perf_counter() - started) * 1e3)
 
-    def _plan(self, observation: Observation, request: Request) -> JointTrajectory | ActionChunk:
-        started = time.perf_counter()
-        chunk: Any = self.backend.infer(request)
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this policy is closed; make another.")
+        if self._arm is not None:
+            self._arm.require_known()
+
+    def _solved(self, chunk: Any, observation: Observation, infer_ms: float) -> JointTrajectory | ActionChunk:
         if not isinstance(chunk, ActionChunk):
             raise ConfigError(f"backend {self.backend.name!r} must return an ActionChunk, got {type(chunk).__name__}.")
-        inferred = time.perf_counter()
+        started = time.perf_counter()
         self._calls += 1
         arm = None if self.mode is Mode.FORWARD_DYNAMICS else self._arm
         plan = chunk if arm is None else arm.solve(chunk, observation)
-        timing = {"infer_ms": (inferred - started) * 1e3, "solve_ms": (time.perf_counter() - inferred) * 1e3}
+        timing = {"infer_ms": infer_ms, "solve_ms": (time.perf_counter() - started) * 1e3}
         self.last_rollout = {
             "action": chunk.action,
             "video": chunk.video,
@@ -490,6 +488,7 @@ class Cosmos3Policy(Policy):
             conditioning_actions=raw_actions,
             clip=video,
             action_prefix=action_prefix,
+            decode_frames=self.decode_frames,
         )
 
     def _composite(self, observation: Observation) -> Any:

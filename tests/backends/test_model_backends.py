@@ -204,7 +204,7 @@ def test_the_backend_composes_the_views(native, monkeypatch):
 
     views = {name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
     stretching = EngineBackend(native.engine, replace(QUICK, composition="framework"))
-    assert native.compose(views, DROID_RIG).shape == (540, 640, 3)
+    assert native.compose(views, DROID_RIG).shape == (256, 303, 3), "what its canvas holds of 540 x 640"
     assert stretching.compose(views, DROID_RIG).shape == (135, 160, 3)
     assert PerturbedBackend(stretching, Perturbation("plain"), "go").compose(views, DROID_RIG).shape == (135, 160, 3)
     asked = []
