@@ -58,7 +58,10 @@ def measure(
     sizes: FactorySizes = MID_SIZE,
     progress: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run pipeline and engine alternately on a key of :data:`SETTINGS`; return the medians, ratios and differences."""
+    """Run pipeline and engine alternately on a key of :data:`SETTINGS`; return the medians, ratios and differences.
+
+    Both are warmed; every other round begins with the pipeline.
+    """
     chosen = SETTINGS[setting]
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +73,7 @@ def measure(
         request = _request(chosen, picture, engine, steps, guidance)
         run_pipe = _pipe_runner(pipe, chosen, picture, request, steps, guidance)
         cold = _cpu(lambda: engine.step(request))[0]
+        run_pipe()  # as warm as the engine
         runs, difference = _alternate(engine, request, run_pipe, repeats, progress)
         engine.close()
     native, latent, decoded = (statistics.median(column) for column in zip(*runs, strict=True))
@@ -96,10 +100,10 @@ def _alternate(
     runs: list[tuple[float, float, float]] = []
     difference = 0.0
     for i in range(repeats):
-        progress(f"run {i + 1} of {repeats}: the engine")
+        progress(f"run {i + 1} of {repeats}")
+        theirs_first = run_pipe() if i % 2 else None
         native, ours = _cpu(lambda: engine.step(request))
-        progress(f"run {i + 1} of {repeats}: the pipeline")
-        decoded, latent, theirs = run_pipe()
+        decoded, latent, theirs = theirs_first or run_pipe()
         runs.append((native, latent, decoded))
         difference = max(difference, float((ours["action"][0] - theirs).abs().max()))
     return runs, difference

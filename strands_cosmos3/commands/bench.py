@@ -53,8 +53,9 @@ class Bench:
     """First seed; default: 0 (all but engine)."""
     episode: Path | None = None
     """Also measure a recorded DROID episode (tracking, robustness; .json)."""
-    tier: Literal["256", "480"] | None = None
-    """A small composite at the 256 tier (minutes, the default), or DROID's at the 480 tier (half an hour) (engine)."""
+    tier: Literal["256", "480", "bundled"] | None = None
+    """A small composite at the 256 tier (minutes, the default), or DROID's at the 480 tier (half an hour), and then the bundled
+    policy: films, composites, batches; or that alone (engine)."""
     repeats: int | None = None
     """Runs of each side, of which the medians are reported (engine: 3)."""
     steps: int | None = None
@@ -133,9 +134,13 @@ class Bench:
 
             return tasks.run(self.episodes or 100, seed, progress, self.plant_errors)
         if self.what == "engine":
-            from strands_cosmos3.bench import engine
+            from strands_cosmos3.bench import bundled, engine
 
-            return engine.measure(self.tier or "256", repeats=self.repeats or 3, steps=self.steps or 4, progress=progress)
+            figures = {"bundled": bundled.measure(max(self.repeats or 0, 9), progress=progress)}
+            if self.tier == "bundled":
+                return figures
+            how = {"repeats": self.repeats or 3, "steps": self.steps or 4}
+            return engine.measure(self.tier or "256", **how, progress=progress) | figures
         if self.what == "service":
             from strands_cosmos3.bench import service
 

@@ -157,6 +157,7 @@ class Rollout:
         from strands_cosmos3.instruction import parse_instruction
         from strands_cosmos3.policy import create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
+        from strands_cosmos3.sim.film import frames_shown
         from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
 
         physics_steps_per_tick(self.control_frequency)
@@ -179,6 +180,8 @@ class Rollout:
             self._listeners(robot, console) as listeners,
             _bar(console) as bar,
         ):
+            if not self.realtime:
+                policy.decode_frames = frames_shown(policy.replan_rows, self.latency)
             for seed in self._seeds():
                 episode = self._episode(robot, policy, seed, bar, listeners, recorder)
                 episodes.append(episode)

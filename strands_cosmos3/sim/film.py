@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -26,6 +27,14 @@ views side by side, ten times faster to render."""
 PREDICTION_FPS = 15.0
 """Frame rate of predicted videos."""
 _TRAIL_POINTS = 240
+
+
+def frames_shown(rows: int | None, latency_s: float) -> int | None:
+    """Frames of a predicted video that are shown before the next one: the given one, one a row, and those of the latency.
+
+    None, all of them, where whole chunks are executed (``rows`` is None).
+    """
+    return None if rows is None else rows + 1 + math.ceil(latency_s * PREDICTION_FPS)
 
 
 class RolloutListener(Protocol):

@@ -1,5 +1,6 @@
 """The benchmark compares like with like; how fast it is is nobody's promise here."""
 
+from strands_cosmos3.bench import bundled
 from strands_cosmos3.bench.engine import SETTINGS, measure
 from strands_cosmos3.engine.factory import FactorySizes
 
@@ -16,3 +17,11 @@ def test_the_bench_runs_and_both_sides_agree():
 
 def test_the_targets_are_the_projects():
     assert [(s.target_decoded, s.target_latent) for s in SETTINGS.values()] == [(2.4, 1.45), (4.5, 2.4)]
+
+
+def test_the_part_about_the_bundled_policy():
+    figures = bundled.measure(repeats=1, progress=lambda _: None)
+    assert figures["film"]["frames"] == 9, "the given frame and one for each of eight rows"
+    assert set(figures["film"]["chunk_cpu_ms"]) == {"without", "shown", "all"}
+    assert set(figures["batch"]["cpu_ms"]) == {"one", "one_by_one", "together", "candidates"}
+    assert set(figures["compose"]) == {"320x180", "640x360"}
