@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,17 +73,22 @@ def _compose(repeats: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for hw in ((180, 320), (360, 640)):
         views = _observation(0, hw).images
-        sides = {
-            "two_steps": lambda views=views: _on_canvas(compose(views, DROID_RIG)),
-            "one_step": lambda views=views: _on_canvas(compose_for_tier(views, DROID_RIG, _TIER)),
-        }
+        sides = {"two_steps": partial(_two_steps, views), "one_step": partial(_one_step, views)}
         cpu_ms = _alternate(sides, repeats)
         figures[f"{hw[1]}x{hw[0]}"] = {"cpu_ms": cpu_ms, "ratio": cpu_ms["one_step"] / cpu_ms["two_steps"]}
     return figures
 
 
+def _two_steps(views: Mapping[str, Image]) -> None:
+    _on_canvas(compose(views, DROID_RIG))
+
+
+def _one_step(views: Mapping[str, Image]) -> None:
+    _on_canvas(compose_for_tier(views, DROID_RIG, _TIER))
+
+
 def _on_canvas(picture: Image) -> None:
-    to_canvas(picture[None], canvas_hw(*picture.shape[:2], _TIER))
+    to_canvas(picture[None], canvas_hw(picture.shape[0], picture.shape[1], _TIER))
 
 
 def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:

@@ -139,8 +139,8 @@ class Bench:
             figures = {"bundled": bundled.measure(max(self.repeats or 0, 9), progress=progress)}
             if self.tier == "bundled":
                 return figures
-            how = {"repeats": self.repeats or 3, "steps": self.steps or 4}
-            return engine.measure(self.tier or "256", **how, progress=progress) | figures
+            tier, repeats = self.tier or "256", self.repeats or 3
+            return engine.measure(tier, repeats=repeats, steps=self.steps or 4, progress=progress) | figures
         if self.what == "service":
             from strands_cosmos3.bench import service
 

@@ -155,7 +155,7 @@ class Rollout:
         self._check()
         from strands_cosmos3.control.loop import LoopConfig
         from strands_cosmos3.instruction import parse_instruction
-        from strands_cosmos3.policy import create_policy
+        from strands_cosmos3.policy import Cosmos3Policy, create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
         from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
@@ -180,7 +180,7 @@ class Rollout:
             self._listeners(robot, console) as listeners,
             _bar(console) as bar,
         ):
-            if not self.realtime:
+            if isinstance(policy, Cosmos3Policy) and not self.realtime:
                 policy.decode_frames = frames_shown(policy.replan_rows, self.latency)
             for seed in self._seeds():
                 episode = self._episode(robot, policy, seed, bar, listeners, recorder)
