@@ -45,6 +45,7 @@
     └── EnvironmentalError (RuntimeError)        something is missing on this machine
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
+        ├── StorageError (OSError)               a file cannot be written: a full disk, no permission
         └── RenderError                          no usable OpenGL
 
 Every message states the value, the valid alternatives and the remedy.
@@ -236,6 +237,13 @@ class ResourceNotFoundError(EnvironmentalError, FileNotFoundError):
     """A packaged or named file does not exist."""
 
     def __str__(self) -> str:  # OSError would print "[Errno ...]"
+        return str(self.args[0]) if self.args else ""
+
+
+class StorageError(EnvironmentalError, OSError):
+    """A file cannot be written: a full disk, no permission. The message names the path; what was there before stays."""
+
+    def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError, StorageError
 
 _PACKAGE = Path(__file__).resolve().parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)  # in a wheel, in a checkout
 _HUB_FOLDERS = ("models--", "datasets--")
+_MAX_JSON_BYTES = 8 << 20
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 UNFINISHED = ".*.part*"
 """Glob pattern of the files that a killed :func:`write_whole` leaves behind."""
 
@@ -43,15 +49,40 @@ def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> P
     return path
 
 
+def shown(value: object) -> str:
+    """Return what a message shows of a value from outside: its ``repr``, cut short and without control characters."""
+    return ascii(value)[:80] if isinstance(value, str) else _REPR.repr(value)
+
+
+def require_file(path: Path, error: type[Cosmos3Error], most_bytes: int | None = None, hint: str = "") -> None:
+    """Raise ``error`` unless ``path`` is an ordinary file, of ``most_bytes`` at most: a pipe would block its reader."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        raise error(f"{path} does not exist. {hint}") from None
+    except (OSError, ValueError) as reason:  # a loop of links, a NUL in the name
+        raise error(f"{shown(str(path))} cannot be read ({reason}). {hint}") from None
+    if not stat.S_ISREG(about.st_mode):
+        raise error(f"{path} is not an ordinary file; it was not opened. {hint}")
+    if most_bytes is not None and about.st_size > most_bytes:
+        raise error(f"{path} has {about.st_size} bytes; at most {most_bytes} are read. {hint}")
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or not -(1 << 63) <= (number := int(digits)) < 1 << 64:
+        raise ValueError(f"the whole number {digits[:20]}... has more than 64 bits")
+    return number
+
+
 def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any]:
     """Read a JSON object.
 
-    If the file is missing, unreadable or holds something else, raise ``error``; ``hint`` is a sentence with the remedy.
+    If the file is missing, unreadable, larger than 8 MiB or holds something else, raise ``error``; ``hint`` is a sentence
+    with the remedy.
     """
+    require_file(path, error, _MAX_JSON_BYTES, hint)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise error(f"{path} does not exist. {hint}") from None
+        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_int64)
     except (OSError, ValueError, RecursionError) as reason:
         raise error(f"{path} cannot be read as JSON ({reason}). {hint}") from None
     if not isinstance(value, dict):
@@ -77,24 +108,61 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a hidden file beside ``path``, flush it to disk, and rename it to ``path``. Makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = _hidden(path)
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Raise :class:`StorageError`, which names ``path``, for every OSError inside: a full disk, no permission."""
     try:
-        write(hidden)
-        with hidden.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
+        yield
+    except Cosmos3Error:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written ({error.strerror or error}); what was there before is unchanged. Make room or choose "
+            "another place, and run it again."
+        ) from error
+
+
+def write_whole(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:
+    """Let ``write`` fill a hidden file beside ``path``, flush it to disk, and rename it to ``path``. Makes the folder.
+
+    The file that was there is kept as ``previous``, if given.
+
+    Raises:
+        StorageError: It cannot be written. What was there before stays.
+    """
+    hidden = _hidden(path)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(hidden)
+            _flush(hidden)
+            if previous is not None and path.exists():
+                os.replace(path, previous)
+            os.replace(hidden, path)
+        finally:
+            hidden.unlink(missing_ok=True)
+        _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's contents, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        hidden.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a hidden folder beside ``path``, then rename it to ``path``; until then the old folder stays.
 
-    If the process is killed between the two renames, the next call restores the old folder first.
+    If the process is killed between the two renames, the next call restores the old folder first. Raises StorageError.
     """
+    with storing(path):
+        _write_folder(path, write)
+
+
+def _write_folder(path: Path, write: Callable[[Path], object]) -> None:
     hidden, old = (path.with_name(f".{path.name}.{state}") for state in ("new", "old"))
     if old.exists() and not path.exists():
         os.replace(old, path)

@@ -1,10 +1,13 @@
 """Files: what is read is an object of JSON inside its folder, and what is written appears whole."""
 
+import os
+
 import numpy as np
 import pytest
 
+from helpers.storage import full_disk
 from strands_cosmos3.checks import image_array
-from strands_cosmos3.errors import DatasetFormatError, LayoutError, ShapeError
+from strands_cosmos3.errors import DatasetFormatError, LayoutError, ShapeError, StorageError
 from strands_cosmos3.resources import UNFINISHED, contained, read_json, write_folder, write_json, write_whole
 
 
@@ -71,6 +74,31 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         write_whole(path, fail)
     assert [file.name for file in path.parent.iterdir()] == ["figures.json"]
     assert read_json(path, LayoutError, "") == {"a": "ä"}
+
+
+def test_a_written_file_and_its_folder_reach_the_disk(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(os.fstat(fd).st_ino), fsync(fd)))
+    write_json(tmp_path / "a.json", {})
+    assert flushed == [(tmp_path / "a.json").stat().st_ino, tmp_path.stat().st_ino]
+
+
+@pytest.mark.parametrize(
+    "write", [write_json, lambda path, value: write_folder(path, lambda hidden: write_json(hidden / "b", value))]
+)
+def test_a_full_disk_is_a_typed_error_that_names_the_path(tmp_path, write):
+    write(tmp_path / "x", {"old": 1})
+    with full_disk(10), pytest.raises(StorageError, match=r"/\.?x.*cannot be written.*unchanged") as caught:
+        write(tmp_path / "x", {"new": "x" * 1000})
+    assert isinstance(caught.value, OSError)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    write(tmp_path / "x", {"new": 1})
+
+
+def test_the_file_before_is_kept_where_that_is_asked(tmp_path):
+    for n in range(3):
+        write_whole(tmp_path / "x", lambda hidden, n=n: hidden.write_text(str(n)), previous=tmp_path / "before")
+    assert [(tmp_path / name).read_text() for name in ("x", "before")] == ["2", "1"]
 
 
 def test_pictures_are_uint8_of_their_shape():

@@ -104,7 +104,7 @@ def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: 
             raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz) or a Recording.")
         return ReplayBackend(model if isinstance(model, Recording) else load_recording(model))
     if backend == "service":
-        return _make_service(service)
+        return _make_service(service, action_space)
     if backend not in BACKENDS:
         raise UnknownNameError("backend", backend, BACKENDS)
     if model is None:
@@ -112,7 +112,7 @@ def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: 
     return _model_backend(backend, model, options, action_space)
 
 
-def _make_service(service: ServiceOptions) -> Backend:
+def _make_service(service: ServiceOptions, action_space: str | None) -> Backend:
     try:
         from strands_cosmos3.backends.service import ServiceBackend
         from strands_cosmos3.serving.client import ClientConfig, PolicyClient
@@ -123,7 +123,7 @@ def _make_service(service: ServiceOptions) -> Backend:
         client = PolicyClient(ClientConfig(service.host or "localhost", service.port, service.api_key))
     elif service.host or service.port or service.api_key:
         raise ConfigError("a client knows its server already; leave host, port and api_key out.")
-    return ServiceBackend(client, service.dialect or "robolab")
+    return ServiceBackend(client, service.dialect or "robolab", action_space=action_space)
 
 
 def _model_backend(name: str, model: Any, options: InferenceOptions | None, action_space: str | None) -> Backend:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.embodiments import CameraRig
+from strands_cosmos3.embodiments import CameraRig, Embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, Mode, Request
@@ -44,6 +44,10 @@ class Backend(ABC):
     prefix_rows: int | None = None
     instruction_free_actions: str | None = None
     model_sha256: str | None = None
+
+    def action_space_for(self, embodiment: Embodiment) -> str | None:
+        """Return the name of the action space it answers in for an embodiment; None is the embodiment's default."""
+        return self.action_space
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.serving.wire import decode_reply, encode_request, encode_reset, get_dialect, require_reset_reply
+from strands_cosmos3.embodiments import Embodiment
+from strands_cosmos3.serving.wire import (
+    SERVED_SPACE,
+    decode_reply,
+    encode_request,
+    encode_reset,
+    get_dialect,
+    require_reset_reply,
+)
 from strands_cosmos3.types import ActionChunk, Request
 
 _T = TypeVar("_T")
@@ -26,13 +35,16 @@ class Exchange(Protocol):
 class ServiceBackend(Backend):
     """Sends requests to a policy server. It connects on the first inference.
 
-    ``joint_pos`` returns joint angles. ``midtrain`` and ``pose_abs`` send the measured pose, and the server returns the poses
-    that it integrated from it: those chunks are ``pose_abs`` with that departure. The simulator's state is never sent.
+    Our own server states its action space, which is used unless another was asked for. ``joint_pos`` returns joint angles.
+    ``midtrain`` and ``pose_abs`` send the measured pose, and the server returns the poses that it integrated from it: those
+    chunks are ``pose_abs`` with that departure. Domains without ``pose_abs`` return rows in their own columns and need no
+    robot. The simulator's state is never sent.
 
     Args:
         client: The connection.
         dialect: ``robolab`` (also ``openpi``), ``vllm-omni`` or ``roboarena``.
         requires_images: Whether the server wants pictures; model servers do.
+        action_space: The server's action space; None is the one it states, else ``joint_pos`` if the embodiment has it.
 
     Raises:
         UnknownNameError: No such dialect.
@@ -42,7 +54,10 @@ class ServiceBackend(Backend):
     takes_views = True
     action_space = "joint_pos"  # that of the released policy servers
 
-    def __init__(self, client: Exchange, dialect: str = "robolab", requires_images: bool = True):
+    def __init__(
+        self, client: Exchange, dialect: str = "robolab", requires_images: bool = True, action_space: str | None = None
+    ):
+        self._asked_space = action_space
         self.requires_images = requires_images
         self._client = client
         self._dialect = get_dialect(dialect)
@@ -59,9 +74,27 @@ class ServiceBackend(Backend):
         """
         self._calls += 1
         number = self._calls
-        message = encode_request(request, self._dialect, self._session, number)
+        first = encode_request(request, self._dialect, self._session, number)  # raises before anything is dialled
+        sent = request
+
+        def message(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+            nonlocal sent
+            sent = self._as_served(request, metadata.get(SERVED_SPACE))
+            return first if sent is request else encode_request(sent, self._dialect, self._session, number)
+
         self._asked = True
-        return self._client.exchange(message, lambda reply: decode_reply(reply, request, number))
+        return self._client.exchange(message, lambda reply: decode_reply(reply, sent, number))
+
+    def _as_served(self, request: Request, stated: object) -> Request:
+        """The request in the action space that the server states, unless another was asked for."""
+        spaces = request.embodiment.spaces
+        if self._asked_space is not None or stated == request.action_space.name or stated not in spaces:
+            return request
+        return replace(request, action_space=spaces[str(stated)])
+
+    def action_space_for(self, embodiment: Embodiment) -> str | None:
+        """``joint_pos``, that of the released policy servers, if the embodiment has it."""
+        return self.action_space if self.action_space in embodiment.spaces else None
 
     def reset(self, seed: int | None = None) -> None:
         """Start another session, and tell a server whose dialect has a reset endpoint if it has had a request.

@@ -278,6 +278,10 @@ def _say(console: Console, report: dict[str, Any], out: Path) -> None:
         console.print(f"exceeded the time limit and count as failures: {', '.join(report['hung'])}", style="red")
     if report["given_up"]:
         console.print(f"given up because their process died repeatedly: {', '.join(report['given_up'])}", style="red")
+    for damaged in report["damaged"]:
+        console.print(f"{damaged}; the episode counts only as run again", style="red", highlight=False, soft_wrap=True)
+    if report["without_checksum"]:
+        console.print(f"{report['without_checksum']} episodes of an earlier version have no checksum", style="yellow")
     missing = report["planned"] - report["episodes"]
     if missing:
         console.print(f"{missing} episodes are missing; run the same command with --resume to continue", highlight=False)

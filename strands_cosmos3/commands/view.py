@@ -39,6 +39,8 @@ class View(Rollout):
     """Interface of the page. Any but loopback needs --expose, because the page has no password."""
     expose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Let other machines open the page."""
+    page_origin: tuple[str, ...] = ()
+    """Origins of other web pages that may show this one, e.g. https://robots.example. All others are refused."""
     no_cameras: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Leave the camera frames out; rendering them takes most of the time."""
     play: Path | None = None
@@ -63,7 +65,7 @@ class View(Rollout):
         from strands_cosmos3.view.playback import play, recorded_episodes
 
         scene, console = Scene(arm=self.arm_model), Console()
-        with Stage(scene.model, self.page_address, self.page_port, self.expose) as stage:
+        with Stage(scene.model, self.page_address, self.page_port, self.expose, origins=self.page_origin) as stage:
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
                 for n, recorded in enumerate(recorded_episodes(path, self.episode), 1):
@@ -93,7 +95,7 @@ class View(Rollout):
         from strands_cosmos3.view.live import LiveView
 
         with (
-            Stage(robot.scene.model, self.page_address, self.page_port, self.expose) as stage,
+            Stage(robot.scene.model, self.page_address, self.page_port, self.expose, origins=self.page_origin) as stage,
             LiveView(robot, stage, str(self.backend), not self.no_cameras) as live,
         ):
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")

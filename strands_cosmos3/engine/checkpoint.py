@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +23,17 @@ import torch
 
 from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.metadata import read_metadata, read_policy_frames, read_rows, read_sampling
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
-from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded
+from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded, verify
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
-from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError
+from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError, WeightsError
 from strands_cosmos3.observe.views import Composition
 
-METADATA = "checkpoint.json"
 _PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/*")
 
 
@@ -77,8 +78,8 @@ class Checkpoint:
         def read(name: str) -> dict[str, Any]:
             return read_config(root / name, root)
 
-        index = step.of(lambda: read("model_index.json") if (root / "model_index.json").exists() else {})
-        metadata = step.of(lambda: _metadata(root))
+        index = step.of(lambda: read("model_index.json") if os.path.lexists(root / "model_index.json") else {})
+        metadata = step.of(lambda: read_metadata(root))
         config = step.of(lambda: TransformerConfig.from_dict(read("transformer/config.json")))
         native = bool((index or {}).get("use_native_flow_schedule", False))
         found: dict[str, Any] = {
@@ -94,10 +95,10 @@ class Checkpoint:
                 "variant": named,
                 "metadata": metadata,
                 "state_row": step.of(lambda: StateRow.from_metadata(metadata)),
-                "sampling": step.of(lambda: _sampling(metadata)),
-                "policy_frames": step.of(lambda: _policy_frames(metadata)),
-                "replan_rows": step.of(lambda: _rows(metadata, "replan_rows")),
-                "prefix_rows": step.of(lambda: _rows(metadata, "prefix_rows")) or 0,
+                "sampling": step.of(lambda: read_sampling(metadata)),
+                "policy_frames": step.of(lambda: read_policy_frames(metadata)),
+                "replan_rows": step.of(lambda: read_rows(metadata, "replan_rows")),
+                "prefix_rows": step.of(lambda: read_rows(metadata, "prefix_rows")) or 0,
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True and not (named and named.repo_id),
                 "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,
             }
@@ -124,11 +125,9 @@ class Checkpoint:
         return given.over(self.variant.preset if of_variant else embodiment.preset(action_space))
 
     def verify(self) -> None:
-        """Compare every file with its digest, if one is recorded; raise DigestError if the bytes differ."""
-        recorded = self.metadata.get("sha256") or {}
-        for files in (self.weights, self.vae_weights):
-            names = {path: digest for path, digest in recorded.items() if Path(path).parent.name == files.folder.name}
-            files.verify({Path(path).name: digest for path, digest in names.items()})
+        """Compare every file whose digest is recorded; raise DigestError if its bytes differ."""
+        for name, digest in (self.metadata.get("sha256") or {}).items():
+            verify(self.root / name, digest)
 
     def load_transformer(
         self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None, shard: Shard = unsharded
@@ -181,56 +180,23 @@ class _Collected:
 
 
 def _require_folder(root: Path) -> None:
-    if not root.is_dir() or not any(root.iterdir()):
+    try:
+        empty = not root.is_dir() or not any(root.iterdir())
+    except OSError as error:
+        raise LayoutError(f"{root} cannot be read ({error.strerror}); check its permissions.") from None
+    if empty:
         raise LayoutError(
             f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint has transformer/, vae/, "
             "scheduler/, text_tokenizer/ and model_index.json."
         )
 
 
-def _metadata(root: Path) -> Mapping[str, Any]:
-    if not (root / METADATA).exists():
-        return {}
-    ours = read_config(root / METADATA, root).get("strands_cosmos3", {})
-    if not isinstance(ours, dict) or not isinstance(ours.get("sha256", {}), dict):
-        raise LayoutError(f"{root / METADATA}: strands_cosmos3 and its sha256 must be JSON objects.")
-    return ours
-
-
-def _sampling(metadata: Mapping[str, Any]) -> Sampling | None:
-    found = metadata.get("sampling")
-    if found is None:
-        return None
-    try:
-        steps, shift = int(found["num_steps"]), float(found["flow_shift"])
-        preset = Sampling(max(steps, 1), float(found["guidance_scale"]), shift)
-    except (KeyError, TypeError, ValueError):
-        raise LayoutError(
-            f"checkpoint.json: sampling must have num_steps, guidance_scale and flow_shift, got {found!r}."
-        ) from None
-    if steps < 1 or not shift > 0:
-        raise LayoutError(f"checkpoint.json: sampling needs at least one step and a shift above zero, got {found!r}.")
-    return preset
-
-
-def _policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    found = metadata.get("policy_frames", [])
-    choices = found if isinstance(found, list) else [found]
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in choices):
-        raise LayoutError(f"checkpoint.json: policy_frames must be whole numbers of at least 1, got {found!r}.")
-    return tuple(choices)
-
-
-def _rows(metadata: Mapping[str, Any], name: str) -> int | None:
-    found = metadata.get(name)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
-        raise LayoutError(f"checkpoint.json: {name} must be a whole number of at least 1, got {found!r}.")
-    return found
-
-
 def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:
     files = WeightFiles(root / "transformer", root)
     if config is not None:
+        if config.num_hidden_layers > len(files.shapes):  # before anything is built of so many layers
+            layers = f"transformer/config.json: num_hidden_layers is {config.num_hidden_layers}"
+            raise WeightsError(f"{layers}, but {files.folder} holds {len(files.shapes)} tensors; download it again.")
         files.check(expected_shapes(config), OPTIONAL)
     return files
 

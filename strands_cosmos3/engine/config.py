@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.checks import typed_fields
+from strands_cosmos3.errors import InputError, LayoutError
+from strands_cosmos3.resources import shown
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
 _POSITIVE = (*_SIZES, "vocab_size", "latent_channel", "latent_patch_size", "action_dim", "num_embodiment_domains")
+_LARGEST = {"num_hidden_layers": 512, "latent_channel": 4096, "latent_patch_size": 64, "vocab_size": 1 << 22}
+_LARGEST_SIZE = 1 << 18  # of the other sizes: nothing is built of larger ones
 TIME_CHANNELS = 256  # width of the sinusoidal timestep embedding
 
 
@@ -61,23 +65,32 @@ class TransformerConfig:
         return self.use_und_k_norm_for_gen and not self.qk_norm_for_text
 
     def __post_init__(self) -> None:
-        invalid = [name for name in _POSITIVE if not _is_positive_int(getattr(self, name))]
-        problems = [f"{name} is {getattr(self, name)!r}, not a positive integer" for name in invalid]
+        problems = []
+        for name in _POSITIVE:
+            value, largest = getattr(self, name), _LARGEST.get(name, _LARGEST_SIZE)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= largest:
+                problems.append(f"{name} is {shown(value)}, not a positive integer of at most {largest}")
         if problems := problems or self._inconsistencies():
-            raise LayoutError(f"transformer/config.json is invalid: {'; '.join(problems)}.")
+            raise LayoutError(f"transformer/config.json is invalid: {'; '.join(problems)}. Download it again.")
 
     def _inconsistencies(self) -> list[str]:
-        problems = []
+        try:
+            typed_fields(self)
+        except InputError as error:
+            return [str(error).rstrip(".")]
+        problems = [] if self.head_dim % 2 == 0 else [f"head_dim {self.head_dim} is odd"]
         if self.num_attention_heads % self.num_key_value_heads:
             problems.append(f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} KV heads")
-        if len(self.rope_axes_dim) != 3 or sum(self.rope_axes_dim) != self.head_dim // 2:
+        if min(self.rope_axes_dim) < 0 or sum(self.rope_axes_dim) != self.head_dim // 2:
             problems.append(f"rope_axes_dim {self.rope_axes_dim} must be 3 values and sum to head_dim/2 = {self.head_dim // 2}")
         if self.hidden_act not in ("silu", "relu2"):
             problems.append(f"hidden_act is {self.hidden_act!r}; valid: silu, relu2")
         for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            if not 0 < value < float("inf"):
                 problems.append(f"{name} is {value!r}, not a positive number")
+        if not 0 <= self.unified_3d_mrope_temporal_modality_margin < 1 << 31 or not 0 < (self.sound_dim or 1) <= _LARGEST_SIZE:
+            problems.append("unified_3d_mrope_temporal_modality_margin or sound_dim is out of range")
         return problems
 
     @classmethod
@@ -89,15 +102,12 @@ class TransformerConfig:
             raise LayoutError(
                 f"transformer/config.json lacks {', '.join(missing)}; is this a Cosmos 3 transformer with actions?"
             )
-        sections = data.get("rope_axes_dim") or (data.get("rope_scaling") or {}).get("mrope_section")
+        scaling = data.get("rope_scaling")
+        sections = data.get("rope_axes_dim") or (scaling.get("mrope_section") if isinstance(scaling, dict) else None)
         if sections:
-            values["rope_axes_dim"] = tuple(sections)
+            values["rope_axes_dim"] = tuple(sections) if isinstance(sections, list) else sections
         if not data.get("sound_gen"):
             values.pop("sound_dim", None)
         if not data.get("action_gen", True):
             raise LayoutError("transformer/config.json has action_gen = false: this checkpoint has no action heads.")
         return cls(**values)
-
-
-def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from strands_cosmos3.errors import InputError, LayoutError
+from strands_cosmos3.resources import shown
 
 _KARRAS_RHO = 7.0
+_MAX_TIMESTEPS = 100_000
 NEEDED: Mapping[str, Any] = {
     "prediction_type": "flow_prediction",
     "solver_type": "bh2",
@@ -50,16 +52,25 @@ class SchedulerConfig:
     def from_dict(cls, data: Mapping[str, Any], native_flow: bool = False) -> SchedulerConfig:
         """Read a released config; raises LayoutError with every key that is not of UniPC order 2 bh2 over flow sigmas."""
         values = {**{key: NEEDED[key] for key in _DEFAULTED}, **data}
-        wrong = [f"{k} is {values.get(k)!r}, supported is {v!r}" for k, v in NEEDED.items() if values.get(k) != v]
-        wrong += [f"{k} is {values[k]!r}, supported is none" for k in _REFUSED if values.get(k)]
+        wrong = [f"{k} is {shown(values.get(k))}, supported is {v!r}" for k, v in NEEDED.items() if values.get(k) != v]
+        wrong += [f"{k} is {shown(values[k])}, supported is none" for k in _REFUSED if values.get(k)]
         wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
         karras, limits = bool(values.get("use_karras_sigmas")), (values.get("sigma_min"), values.get("sigma_max"))
         if karras and None in limits:
             wrong.append("use_karras_sigmas is true without sigma_min and sigma_max")
-        if wrong:
-            raise LayoutError(f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}.")
-        shift, steps = float(values.get("flow_shift", 1.0)), int(values.get("num_train_timesteps", 1000))
-        return cls(karras, shift, *limits, steps, native_flow)
+        shift, steps = values.get("flow_shift", 1.0), values.get("num_train_timesteps", 1000)
+        for name, value in {
+            "flow_shift": shift,
+            "num_train_timesteps": steps,
+            "sigma_min": limits[0],
+            "sigma_max": limits[1],
+        }.items():
+            if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+                wrong.append(f"{name} is {shown(value)}, not a number above zero")
+        if wrong or int(steps) > _MAX_TIMESTEPS:
+            wrong = wrong or [f"num_train_timesteps is {steps}, at most {_MAX_TIMESTEPS} are supported"]
+            raise LayoutError(f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}. Download it again.")
+        return cls(karras, float(shift), *limits, int(steps), native_flow)
 
     def schedule(self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None) -> Schedule:
         """Noise levels of a run.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.errors import LayoutError, ShapeError
+from strands_cosmos3.resources import shown
 
 COLUMNS = "pose9_opening"
 STATE_COLUMNS = ("x_m", "y_m", "z_m", *(f"r{i}" for i in range(6)), "gripper (1 = open)")
@@ -31,7 +32,7 @@ class StateRow:
     def __post_init__(self) -> None:
         figures = np.array([self.mean, self.std], dtype=np.float64) if len(self.mean) == len(self.std) == WIDTH else None
         if figures is None or not np.isfinite(figures).all() or (figures[1] <= 0).any():
-            raise LayoutError(f"state: mean and std must be {WIDTH} finite numbers each, std above zero; got {self}.")
+            raise LayoutError(f"state: mean and std must be {WIDTH} finite numbers each, std above zero; got {shown(self)}.")
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> StateRow | None:
@@ -40,7 +41,7 @@ class StateRow:
         if found is None:
             return None
         if not isinstance(found, Mapping) or found.get("columns") != COLUMNS:
-            raise LayoutError(f"checkpoint.json: state must have columns {COLUMNS!r} with mean and std, got {found!r}.")
+            raise LayoutError(f"checkpoint.json: state must have columns {COLUMNS!r} with mean and std, got {shown(found)}.")
         try:
             return cls(tuple(map(float, found["mean"])), tuple(map(float, found["std"])))
         except (KeyError, TypeError, ValueError):

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from strands_cosmos3.errors import LayoutError
-from strands_cosmos3.resources import contained
+from strands_cosmos3.resources import contained, require_file
 
 TOKENIZER_FOLDER = "text_tokenizer"
+_MAX_FILE_BYTES = 32 << 20
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
 """What diffusers puts before a caption where ``model_index.json`` says ``default_use_system_prompt`` (its spelling)."""
@@ -19,8 +20,8 @@ SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a giv
 class PromptTokenizer:
     """The text tokenizer of a checkpoint: its folder ``text_tokenizer/``, or a hub repository.
 
-    Code in the folder is never run, and links out of the checkpoint are refused. Raises LayoutError if the tokenizer cannot
-    be read, or lacks a chat template or one of the two closing tokens.
+    Code in the folder is never run; links out of the checkpoint, pipes and files over 32 MiB are refused. Raises LayoutError
+    if the tokenizer cannot be read, or lacks a chat template or one of the two closing tokens.
     """
 
     def __init__(self, name_or_path: str | Path):
@@ -29,9 +30,10 @@ class PromptTokenizer:
         _require_contained(Path(name_or_path))
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(name_or_path), trust_remote_code=False)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LayoutError(f"{str(name_or_path)!r} holds no readable tokenizer ({error}).") from None
-        known = self._tokenizer.get_vocab()
+            known = self._tokenizer.get_vocab()
+        except Exception as error:  # whatever transformers and tokenizers raise for their files
+            reason = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace").decode()[:300]
+            raise LayoutError(f"{str(name_or_path)!r} holds no readable tokenizer ({reason}); download it again.") from None
         missing = [token for token in _CLOSING if token not in known]
         if missing or not self._tokenizer.chat_template:
             lacking = ", ".join(missing) or "a chat template"
@@ -55,3 +57,5 @@ def _require_contained(folder: Path) -> None:
     root = folder.parent if folder.name == TOKENIZER_FOLDER else folder
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         contained(path, root, "checkpoint", LayoutError)
+        if not path.is_dir():
+            require_file(path, LayoutError, _MAX_FILE_BYTES)

@@ -9,6 +9,7 @@ Shape suffixes: B batch, C channels, T frames, H W height and width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.resources import shown
 
 SPATIAL_COMPRESSION = 16
 _FRAMES = 4  # pixel frames of one latent frame, the first apart
@@ -64,8 +66,9 @@ class WanConfig:
                 latents_mean=tuple(map(float, data["latents_mean"])),
                 latents_std=tuple(map(float, data["latents_std"])),
             )
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise LayoutError(f"vae/config.json does not describe a Wan VAE ({error!r}); download it again.") from None
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise LayoutError(f"vae/config.json does not describe a Wan VAE ({shown(error)}); download it again.") from None
+        config._require_bounds()
         if not data.get("is_residual") or data.get("attn_scales"):
             raise LayoutError("vae/config.json describes another Wan VAE; Cosmos 3 needs is_residual and no attn_scales.")
         if len(config.temporal_downsample) != len(config.dim_mult) - 1 or min(config.dim_mult, default=0) < 1:
@@ -75,8 +78,20 @@ class WanConfig:
         scales = data.get("scale_factor_temporal", 4), data.get("scale_factor_spatial", 8)
         built = 2 ** sum(config.temporal_downsample), config.patch_size * 2 ** (len(config.dim_mult) - 1)
         if not scales == built == (_FRAMES, SPATIAL_COMPRESSION):
-            raise LayoutError(f"vae/config.json compresses (time, space) by {scales}; Cosmos 3 needs (4, 16).")
+            raise LayoutError(f"vae/config.json compresses (time, space) by {shown(scales)}; Cosmos 3 needs (4, 16).")
         return config
+
+    def _require_bounds(self) -> None:
+        """Raise LayoutError for sizes that no VAE has, before anything is built of them, and for an unusable scale."""
+        sizes = {name: getattr(self, name) for name in ("base_dim", "decoder_base_dim", "z_dim", "in_channels", "out_channels")}
+        sizes |= {"patch_size": self.patch_size, "num_res_blocks": self.num_res_blocks, "len(dim_mult)": len(self.dim_mult)}
+        sizes["max(dim_mult)"] = max(self.dim_mult, default=1)
+        for name, size in sizes.items():
+            largest = 4096 if name.endswith(("dim", "channels")) else 16
+            if not 0 < size <= largest:
+                raise LayoutError(f"vae/config.json: {name} is {size}; it must be 1..{largest}. Download it again.")
+        if not all(map(math.isfinite, self.latents_mean)) or not all(0 < std < math.inf for std in self.latents_std):
+            raise LayoutError("vae/config.json: latents_mean must be finite and latents_std above zero; download it again.")
 
 
 def causal_convolution(

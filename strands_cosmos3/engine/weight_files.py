@@ -6,6 +6,7 @@ Weights are read once, tensor by tensor, into the caller's memory, so loading ne
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
-from strands_cosmos3.resources import contained, read_json
+from strands_cosmos3.resources import contained, read_json, require_file, shown
 
 Slices = tuple[slice, ...]  # the wanted part of a stored tensor, axis by axis; empty is all of it
 Shard = Callable[[str, tuple[int, ...]], Slices]
@@ -23,6 +24,8 @@ Shard = Callable[[str, tuple[int, ...]], Slices]
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DTYPES = ("F32", "BF16", "F16")
 _CHECK_BLOCK = 1 << 22
+_MAX_HEADER_BYTES = 4 << 20  # twenty times that of the largest released checkpoint
+_MAX_TENSORS = 20_000
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
 
 
@@ -42,7 +45,8 @@ def inside(path: Path, root: Path) -> Path:
 
 
 class WeightFiles:
-    """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the checkpoint ``root`` is opened.
+    """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the checkpoint ``root`` is opened,
+    and neither are pipes and files whose header is larger than 4 MiB.
 
     Raises:
         LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside ``root``.
@@ -54,8 +58,11 @@ class WeightFiles:
         self._root = root
         self._file_of = self._locate(stem)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        wanted: dict[Path, set[str]] = {}
+        for key, file in self._file_of.items():
+            wanted.setdefault(file, set()).add(key)
         for file in self.files:
-            self._read_header(file)
+            self._read_header(file, wanted[file])
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -66,7 +73,7 @@ class WeightFiles:
         if not self.folder.is_dir():
             raise LayoutError(f"{self.folder} is not a folder; a Cosmos 3 checkpoint has one.")
         index = self.folder / f"{stem}.safetensors.index.json"
-        if index.exists():
+        if os.path.lexists(index):
             return self._from_index(index)
         single = self.folder / f"{stem}.safetensors"
         if single.exists():
@@ -83,23 +90,22 @@ class WeightFiles:
 
     def _from_index(self, index: Path) -> dict[str, Path]:
         weight_map = read_config(index, self._root).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise LayoutError(f"{index} has no weight_map; download it again.")
+        if not isinstance(weight_map, dict) or not 0 < len(weight_map) <= _MAX_TENSORS:
+            raise LayoutError(f"{index} has no weight_map of at most {_MAX_TENSORS} tensors; download it again.")
         located = {}
         for key, name in weight_map.items():
             if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise LayoutError(f"{index} maps {key!r} to {name!r}; only safetensors files beside it are opened.")
+                raise LayoutError(f"{index} maps {shown(key)} to {shown(name)}; only safetensors files beside it are opened.")
             located[key] = self.folder / name
         for file in sorted(set(located.values())):
             inside(file, self._root)
             if not file.is_file():
-                raise LayoutError(f"{index} names {file.name}, which does not exist; is the download complete?")
+                raise LayoutError(f"{index} names {shown(file.name)}, no file beside it; is the download complete?")
         return located
 
-    def _read_header(self, path: Path) -> None:
+    def _read_header(self, path: Path, mine: set[str]) -> None:
         with _opened(path) as file:
             held = set(file.keys())
-            mine = {key for key, where in self._file_of.items() if where == path}
             if held != mine:
                 raise WeightsError(f"{path} {_difference(mine, held)} against its index; download it again.")
             for key in mine:
@@ -112,13 +118,13 @@ class WeightFiles:
         """Raise WeightsError if names are missing or surplus (``optional`` prefixes may be), or shapes differ."""
         found, wanted = set(self.shapes), set(expected)
         problems = [f"missing: {key}" for key in sorted(wanted - found) if not key.startswith(optional)]
-        problems += [f"surplus: {key}" for key in sorted(found - wanted) if not key.startswith(optional)]
+        problems += [f"surplus: {_name(key)}" for key in sorted(found - wanted) if not key.startswith(optional)]
         for key in sorted(found & wanted):
             if self.shapes[key] != tuple(expected[key]):
-                problems.append(f"shape of {key} is {list(self.shapes[key])}, expected {list(expected[key])}")
+                problems.append(f"shape of {key} is {shown(list(self.shapes[key]))}, expected {list(expected[key])}")
         if problems:
-            shown = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
-            raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {shown}.")
+            first = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
+            raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {first}.")
 
     def read_into(self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None) -> None:
         """Copy weights into existing tensors, converting dtype and device. ``name#i`` is row i of a stored matrix.
@@ -137,19 +143,28 @@ class WeightFiles:
                     part = view[int(row)] if row else view[(slices or {}).get(key) or slice(None)]
                     _copy_finite(part, targets[key], key)
 
-    def verify(self, recorded: Mapping[str, str]) -> None:
-        """Compare files with their recorded SHA-256 (file name -> hexadecimal); raises DigestError if one differs."""
-        for path in self.files:
-            wanted = recorded.get(path.name)
-            if wanted is not None and (found := sha256(path)) != wanted:
-                raise DigestError(f"{path} has SHA-256 {found}, recorded is {wanted}; download it again.")
+
+def verify(path: Path, wanted: str) -> None:
+    """Compare a file with its recorded SHA-256 in hexadecimal; raises DigestError if it differs."""
+    if (found := sha256(path)) != wanted:
+        raise DigestError(f"{path} has SHA-256 {found}, recorded is {wanted}; download it again.")
 
 
 def _opened(path: Path) -> Any:
+    require_file(path, LayoutError)
     try:
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > _MAX_HEADER_BYTES:
+            raise OSError(f"its header claims {header} bytes; at most {_MAX_HEADER_BYTES} are read")
         return safe_open(str(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise LayoutError(f"{path} is not a readable safetensors file ({error}); download it again.") from None
+        reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
+        raise LayoutError(f"{path} is not a readable safetensors file ({reason}); download it again.") from None
+
+
+def _name(key: str) -> str:
+    return key if key.isprintable() and len(key) < 80 else shown(key)
 
 
 def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
@@ -174,6 +189,6 @@ def sha256(path: Path) -> str:
 
 def _difference(wanted: set[str], held: set[str]) -> str:
     lacking, surplus = sorted(wanted - held), sorted(held - wanted)
-    parts = [f"lacks {', '.join(lacking[:6])}"] if lacking else []
-    parts += [f"holds in addition {', '.join(surplus[:6])}"] if surplus else []
+    parts = [f"lacks {', '.join(map(_name, lacking[:6]))}"] if lacking else []
+    parts += [f"holds in addition {', '.join(map(_name, surplus[:6]))}"] if surplus else []
     return " and ".join(parts)

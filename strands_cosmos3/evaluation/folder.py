@@ -9,27 +9,33 @@
     run/report.json, run/report.html                the report
 
 An episode whose file has the right identity is never run again. The files are the only state, so after a kill at any moment the
-next start sees exactly the finished episodes.
+next start sees exactly the finished episodes. Each has a checksum: an episode whose file was damaged or edited is run again.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import read_json, write_json, write_whole
 
 Record = dict[str, Any]
+_KEYS = {"success", "success_told", "outcome", "duration_s", "times"}  # what every record has
 
 
 class RunFolder:
     """The folder of one evaluation, created and locked against others; ``resume`` allows one with episodes.
+
+    Attributes:
+        damaged: Files of episodes that were damaged or edited, so that :meth:`read` ignored them.
+        unverified: Files of episodes without a checksum (version 0.1 wrote none), which count.
 
     Raises:
         ConfigError: Another evaluation has it open, it cannot be written, or it contains episodes and ``resume`` is False.
@@ -38,6 +44,8 @@ class RunFolder:
     def __init__(self, path: Path, settings: Settings, resume: bool):
         self.path, self.settings = Path(path), settings
         self._lock: IO[str] | None = None
+        self.damaged: dict[Path, str] = {}
+        self.unverified: set[Path] = set()
         try:
             (self.path / "episodes").mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
@@ -79,23 +87,34 @@ class RunFolder:
         return self.path / "films" / condition / f"{task}-{index:05d}{'' if same else '-differs'}.mp4"
 
     def read(self, assignment: Assignment) -> Record | None:
-        """Return a stored episode; None if there is none or it is damaged.
+        """Return a stored episode; None if there is none, or it is damaged or edited (see :attr:`damaged`).
 
         Raises:
             ConfigError: It was run with other settings; the message names those that differ.
         """
         path = self.episode_path(assignment)
-        try:
-            record = json.loads(path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        if not path.exists():
             return None
-        if not isinstance(record, dict) or record.get("digest") != self.settings.digest(assignment):
+        try:
+            record = read_json(path, EvaluationError, "")
+        except EvaluationError:
+            self.damaged[path] = "is no readable record"
+            return None
+        if "checksum" in record and record["checksum"] != _checksum(record):
+            self.damaged[path] = "was damaged or edited: its checksum does not fit its contents"
+            return None
+        if not isinstance(record.get("identity"), dict) or not record.keys() >= _KEYS or not isinstance(record["times"], dict):
+            self.damaged[path] = "lacks what every record has"
+            return None
+        if "checksum" not in record:
+            self.unverified.add(path)
+        if record.get("digest") != self.settings.digest(assignment):
             raise ConfigError(f"{path} is another episode: {self._difference(record, assignment)}. Choose another --out.")
         return record
 
-    def _difference(self, record: Any, assignment: Assignment) -> str:
+    def _difference(self, record: Record, assignment: Assignment) -> str:
         wanted = _flat(self.settings.identity(assignment))
-        found = _flat(record.get("identity", {})) if isinstance(record, dict) else {}
+        found = _flat(record["identity"])
         different = [
             f"{name} was {found.get(name)!r} and is {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
         ]
@@ -115,6 +134,7 @@ class RunFolder:
             "identity": self.settings.identity(assignment),
             "digest": self.settings.digest(assignment),
         }
+        stored["checksum"] = _checksum(stored)
         write_json(self.episode_path(assignment), stored)
         return stored
 
@@ -155,8 +175,14 @@ class RunFolder:
 
 
 def without_times(record: Record) -> Record:
-    """Return a record without its wall-clock times: bit-equal for any number of workers."""
-    return {name: value for name, value in record.items() if name != "times"}
+    """Return a record without its wall-clock times and its checksum: bit-equal for any number of workers."""
+    return {name: value for name, value in record.items() if name not in ("times", "checksum")}
+
+
+def _checksum(record: Record) -> str:
+    """Return the SHA-256 of a record's contents, the checksum excepted."""
+    contents = json.loads(json.dumps({name: value for name, value in record.items() if name != "checksum"}))
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

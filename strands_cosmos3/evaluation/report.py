@@ -40,6 +40,8 @@ def make_report(
         "loop_latency": _loop_latency(records.values()),
         "failures": [_failure(folder, a, records[a.key]) for a in failures_to_film(plan, records, settings)],
         "given_up": lost,
+        "damaged": [f"{path.relative_to(folder.path)} {why}" for path, why in folder.damaged.items()],
+        "without_checksum": len(folder.unverified),
         "hung": [a.label for a in plan if a.key in records and "hung" in records[a.key]["times"]],
         "model_sha256": digest,
         "model_label": _label(settings),

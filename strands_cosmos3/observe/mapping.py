@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -59,7 +59,12 @@ class RobotMapping:
     commanded_gripper: GripperConvention = MODEL_GRIPPER
 
     def read(
-        self, flat: Mapping[str, Any], t_capture_s: float, images: bool = False, t_motion_s: float | None = None
+        self,
+        flat: Mapping[str, Any],
+        t_capture_s: float,
+        images: bool = False,
+        t_motion_s: float | None = None,
+        state: bool = True,
     ) -> Observation:
         """Return the observation in a flat dictionary.
 
@@ -68,15 +73,18 @@ class RobotMapping:
             t_capture_s: Its time stamp.
             images: Whether to read the cameras.
             t_motion_s: Its time on the motion's own clock.
+            state: Whether the joints and the gripper must be there. Zeros and an open gripper stand for missing ones.
 
         Raises:
             ObservationError: A key is missing or holds something else; the message lists what there is.
         """
         if not isinstance(flat, Mapping):
             raise ObservationError(f"an observation is a mapping from names to values, got {type(flat).__name__}.")
-        q = [self._number(flat, self.observed[name]) for name in _JOINTS]
+        missing = None if state else 0.0
+        q = [self._number(flat, self.observed[name], missing) for name in _JOINTS]
         qd = [self._number(flat, f"{self.observed[name]}.vel", default=0.0) for name in _JOINTS]
-        gripper = float(self.observed_gripper.to_fraction(self._number(flat, self.observed[_GRIPPER])))
+        has_gripper = state or self.observed[_GRIPPER] in flat
+        gripper = float(self.observed_gripper.to_fraction(self._number(flat, self.observed[_GRIPPER]))) if has_gripper else 1.0
         views = self.cameras.read(flat) if images else {}
         return Observation(np.array(q), gripper, views, np.array(qd), t_capture_s, t_motion_s)
 
@@ -86,6 +94,11 @@ class RobotMapping:
         if gripper is not None:
             step[self.commanded[_GRIPPER]] = float(self.commanded_gripper.from_fraction(gripper))
         return step
+
+    def with_unit_of(self, other: RobotMapping) -> RobotMapping:
+        """Return this mapping with the unit of another one's commanded gripper, if both command the same key."""
+        same = self.commanded[_GRIPPER] == other.commanded[_GRIPPER]
+        return replace(self, commanded_gripper=other.commanded_gripper) if same else self
 
     def require_state(self, names: Set[str]) -> None:
         """Refuse an observation of these names: a joint or the gripper is not among them.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, RankLostError
+
+_ANSWER_S = 2.0
 
 
 @dataclass
@@ -49,7 +53,8 @@ class Group:
         if self.size > 1:
             x = x.contiguous()
             self._traffic.add(kind, x)
-            dist.all_reduce(x, group=self._group)
+            with naming_lost_ranks(kind):
+                dist.all_reduce(x, group=self._group)
         return x
 
     def gather(self, x: torch.Tensor, kind: str) -> list[torch.Tensor]:
@@ -59,7 +64,8 @@ class Group:
         x = x.contiguous()
         self._traffic.add(kind, x)
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x, group=self._group)
+        with naming_lost_ranks(kind):
+            dist.all_gather(parts, x, group=self._group)
         return parts
 
     def gather_widths(self, x: torch.Tensor, widths: Sequence[int], kind: str) -> torch.Tensor:
@@ -75,7 +81,8 @@ class Group:
         parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
         if self.rank:
             self._traffic.add(kind, padded)
-        dist.gather(padded, parts, group=self._group, group_dst=0)
+        with naming_lost_ranks(kind):
+            dist.gather(padded, parts, group=self._group, group_dst=0)
         return None if parts is None else [part[..., :width] for part, width in zip(parts, widths, strict=True)]
 
     def neighbours(
@@ -97,9 +104,42 @@ class Group:
             if out is not None and 0 <= self.rank + step < self.size:
                 self._traffic.add(kind, out)
                 operations.append(dist.P2POp(dist.isend, out, group=self._group, group_peer=self.rank + step))
-        for work in dist.batch_isend_irecv(operations) if operations else ():
-            work.wait()
+        with naming_lost_ranks(kind):
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
         return received[0], received[1]
+
+
+@contextmanager
+def naming_lost_ranks(doing: str) -> Iterator[None]:
+    """Raise :class:`RankLostError`, which names the ranks that are gone, where torch raises an error of its own.
+
+    Every rank that is still there says so in the group's store; those that do not within two seconds are gone, or hang.
+    """
+    try:
+        yield
+    except Cosmos3Error:
+        raise
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise RankLostError(
+            f"rank {dist.get_rank()} could not exchange {doing!r}: {_lost_ranks()} ended or hangs. Its own error, if any, is "
+            f"above; start all ranks again. (torch: {said})"
+        ) from None
+
+
+def _lost_ranks() -> str:
+    """Name the ranks that do not answer, e.g. "rank 1"."""
+    try:
+        store = dist.distributed_c10d._get_default_store()  # the only way to reach torchrun's store
+        store.set(f"strands_cosmos3/there/{dist.get_rank()}", "1")
+        deadline, waiting = time.monotonic() + _ANSWER_S, set(range(dist.get_world_size()))
+        while waiting and time.monotonic() < deadline:
+            waiting -= {rank for rank in waiting if store.check([f"strands_cosmos3/there/{rank}"])}
+            time.sleep(0.05)
+    except RuntimeError:  # the store was on the rank that is gone
+        return "another rank (rank 0, if it held the store)"
+    return f"rank {', '.join(map(str, sorted(waiting)))}" if waiting else "another rank's connection"
 
 
 def world_size() -> int:
@@ -129,18 +169,25 @@ def connect(device: torch.device, timeout_s: float, init_method: str, rank: int 
 
     Raises:
         ConfigError: This torch was built without torch.distributed.
+        RankLostError: Other ranks do not connect.
     """
     if not dist.is_available():
         raise ConfigError("this torch was built without torch.distributed; install one with it, or use one process.")
     cuda = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        init_method=init_method,
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout_s),
-        device_id=device if cuda else None,
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=init_method,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=device if cuda else None,
+        )
+    except RuntimeError as error:
+        raise RankLostError(
+            f"rank {rank if rank >= 0 else os.environ.get('RANK', '?')} could not connect to the other ranks within "
+            f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}); start all ranks again."
+        ) from None
 
 
 def _own_device(device: torch.device) -> torch.device:

@@ -11,7 +11,7 @@ from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Veloci
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import Slices
 from strands_cosmos3.parallel import tensor
-from strands_cosmos3.parallel.collectives import Group, Traffic
+from strands_cosmos3.parallel.collectives import Group, Traffic, naming_lost_ranks
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
 
 
@@ -73,7 +73,8 @@ class Mesh(ParallelContext):
     def barrier(self) -> None:
         """See :meth:`ParallelContext.barrier`."""
         if self.all.size > 1:
-            dist.barrier()
+            with naming_lost_ranks("barrier"):
+                dist.barrier()
 
     def close(self) -> None:
         """Destroy the process group, if it was made for this mesh."""

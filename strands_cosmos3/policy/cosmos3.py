@@ -26,8 +26,8 @@ from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_colu
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
 from strands_cosmos3.policy.contract import Step
-from strands_cosmos3.policy.preflight import check_inputs, require_every_camera, require_options
-from strands_cosmos3.policy.resample import StepTimeline, resample_rows
+from strands_cosmos3.policy.preflight import check_inputs, require_arm, require_every_camera, require_options
+from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 _CLOSE_S, _NUDGE_S = 10.0, 0.05  # how long a call under way is waited for, and how often it is told to end
@@ -153,6 +153,7 @@ class Cosmos3Policy(BatchAnswers):
         self._first_seed = 0 if seed is None else seed_number(seed)
         self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
         self._closed = False
+        require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
         self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles)
         options = InferenceOptions(
             device=device,
@@ -183,8 +184,8 @@ class Cosmos3Policy(BatchAnswers):
                 f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only {', '.join(self.backend.modes)}; "
                 "use backend='native'."
             )
-        if action_space is None and self.backend.action_space is not None:
-            self.action_space = self.embodiment.action_space(self.backend.action_space)
+        if action_space is None and (declared := self.backend.action_space_for(self.embodiment)) is not None:
+            self.action_space = self.embodiment.action_space(declared)
         self.requires_images = self.backend.requires_images
         self.instruction_free_actions = self.backend.instruction_free_actions
         self.model_sha256 = self.backend.model_sha256
@@ -230,16 +231,17 @@ class Cosmos3Policy(BatchAnswers):
         return self.backend.replan_rows if self.actions_per_step is None else self.actions_per_step
 
     @property
+    def _reads_state(self) -> bool:
+        """Whether joint angles are needed: by an arm, and by a domain whose checkpoints may answer them."""
+        return self._arm is not None or "joint_pos" in self.embodiment.spaces
+
+    @property
     def _rows_asked(self) -> int:
         return self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
 
     def _steps_of(self, rows: int, lead: int = 1) -> int:
-        """Control steps that rows take unstretched, raw deltas one each; the first due at once (``lead`` 0) or a period on."""
-        fps, hz = self.embodiment.fps, self.control_frequency
-        by_time = self._arm is not None or self.action_space.meaning == "joint_position"
-        if hz is None or fps is None or not by_time:
-            return max(1, rows)
-        return max(1, int(np.ceil((rows - 1 + lead) / fps * hz - 1e-9)))
+        by_time = self._arm is not None or self.action_space.meaning == "joint_position"  # raw deltas are a step each
+        return steps_of_rows(rows, self.embodiment.fps if by_time else None, self.control_frequency, lead)
 
     @classmethod
     def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
@@ -255,7 +257,8 @@ class Cosmos3Policy(BatchAnswers):
     @typed()
     def set_robot_state_keys(self, robot_state_keys: Sequence[str]) -> None:
         """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
-        self._mapping = self._keep_unit(resolve_mapping(self.robot, robot_state_keys, *self._mapped))
+        if self._reads_state:
+            self._mapping = resolve_mapping(self.robot, robot_state_keys, *self._mapped).with_unit_of(self._mapping)
         self.robot_state_keys = list(robot_state_keys)
 
     @typed()
@@ -282,11 +285,6 @@ class Cosmos3Policy(BatchAnswers):
         unit = self._arm.bind_model(model, namespace, [observed[name] for name in CANONICAL[:-1]], commanded[CANONICAL[-1]])
         if unit is not None and not self._gripper_is_given:
             self._mapping = replace(self._mapping, commanded_gripper=unit)
-
-    def _keep_unit(self, mapping: RobotMapping) -> RobotMapping:
-        """Return the mapping with the gripper unit of the simulator's model, if one was bound."""
-        same = mapping.commanded[CANONICAL[-1]] == self._mapping.commanded[CANONICAL[-1]]
-        return replace(mapping, commanded_gripper=self._mapping.commanded_gripper) if same else mapping
 
     def reset(self, seed: int | None = None) -> None:
         """Start a new episode: the next call draws with ``seed`` (or the constructor's)."""
@@ -465,7 +463,7 @@ class Cosmos3Policy(BatchAnswers):
         now_s = time.monotonic()
         first_s = now_s if self._first_call_s is None else self._first_call_s
         elapsed_s = now_s - first_s if t_motion_s is None else t_motion_s
-        observation = self._mapping.read(given, now_s, self.requires_images, elapsed_s)
+        observation = self._mapping.read(given, now_s, self.requires_images, elapsed_s, state=self._reads_state)
         self._first_call_s = first_s
         return observation
 
@@ -492,8 +490,8 @@ class Cosmos3Policy(BatchAnswers):
         )
 
     def _composite(self, observation: Observation) -> Any:
-        if not self.requires_images or self.backend.takes_views:
+        if not self.requires_images:
             return None
-        if self.embodiment.rig is not None:
-            return self.backend.compose(observation.images, self.embodiment.rig)
-        return only_picture(observation.images, self.embodiment.name)
+        if self.embodiment.rig is None:
+            return only_picture(observation.images, self.embodiment.name)
+        return None if self.backend.takes_views else self.backend.compose(observation.images, self.embodiment.rig)

@@ -23,7 +23,7 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
         ConfigError: Another provider (this package makes Cosmos 3 policies only), or an option that there is not.
     """
     name, _, address = provider.partition("://")
-    if name != "cosmos3" or ("://" in provider and not address):
+    if name not in ("cosmos3", "strands_cosmos3") or ("://" in provider and not address):
         raise ConfigError(f"unknown policy provider {provider!r}; this package provides 'cosmos3' and 'cosmos3://host:port'.")
     if address:
         if twice := [key for key in ("host", "port", "client") if config.get(key) is not None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module, metadata
 
 from strands_cosmos3.errors import MissingDependencyError
@@ -46,8 +47,9 @@ def register(overwrite: bool = False) -> tuple[str, ...]:
         )
     policies.Policy.register(Policy)
     names = (PROVIDER, _BUILT_IN) if overwrite else (PROVIDER,)
+    replaces = "overwrite" in inspect.signature(register_policy).parameters  # since 0.5.3; 0.5.0 to 0.5.2 always replace
     for name in names:
-        register_policy(name, _hosted, overwrite=overwrite)
+        register_policy(name, _hosted, **({"overwrite": overwrite} if replaces else {}))
     return names
 
 

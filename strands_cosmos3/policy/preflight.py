@@ -39,6 +39,13 @@ def require_every_camera(mapping: RobotMapping, cameras: Iterable[object] | None
     mapping.cameras.require(map(str, cameras))
 
 
+def require_arm(robot: str | None, **options: Any) -> None:
+    """Raise ConfigError for options of an arm that are given without a robot: they would be ignored."""
+    for name, value in options.items():
+        if robot is None and value is not None:
+            raise ConfigError(f"{name} describes an arm, and robot=None answers raw columns; add robot='panda'.")
+
+
 def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse options that a policy's constructor does not have.
 

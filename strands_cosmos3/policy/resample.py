@@ -109,3 +109,13 @@ def _ticks(end_s: float, hz: float) -> F64:
 def _require_few(end_s: float, hz: float) -> None:
     if end_s * hz > _MOST_STEPS:
         raise InputError(f"{end_s:g} s at {hz:g} Hz are more than {_MOST_STEPS} steps; give a lower rate.")
+
+
+def steps_of_rows(rows: int, fps: float | None, hz: float | None, lead: int = 1) -> int:
+    """Return the control steps that rows take where limits do not ask for more time; without a rate, a row is a step.
+
+    ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
+    """
+    if hz is None or fps is None:
+        return max(1, rows)
+    return max(1, int(np.ceil((rows - 1 + lead) / fps * hz - 1e-9)))

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -38,7 +38,11 @@ from strands_cosmos3.serving.wire import short
 
 _T = TypeVar("_T")
 _CLOSE_S = 0.2  # time for the peer to complete a close before the connection is aborted
-_OURS = {1002: "broke the WebSocket protocol", 1007: "sent text that is no UTF-8", 1009: "sent more than is read"}
+_OURS = {
+    1002: "broke the WebSocket protocol",
+    1007: "sent text that is no UTF-8",
+    1009: "sent more than is read (raise ClientConfig.max_reply_bytes)",
+}
 """Close codes that the client sends, and what the server did."""
 
 
@@ -56,6 +60,7 @@ class ClientConfig:
         read_s: Timeout of a whole exchange: sending, inference and reply.
         attempts: Connection attempts before the server counts as unavailable.
         first_pause_s, longest_pause_s: First and longest pause between attempts; it doubles each time.
+        max_reply_bytes: Largest reply that is read. The default has room for NVIDIA's servers with ``decode_video`` (40 MB).
 
     Raises:
         ConfigError: The address is invalid.
@@ -72,11 +77,13 @@ class ClientConfig:
     attempts: int = 4
     first_pause_s: float = 0.1
     longest_pause_s: float = 2.0
+    max_reply_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
         for name in ("connect_s", "handshake_s", "read_s", "first_pause_s", "longest_pause_s"):
             positive(getattr(self, name), name)
         whole_number(self.attempts, "attempts", 1)
+        whole_number(self.max_reply_bytes, "max_reply_bytes", 1024, 2**30)
         if self.port is not None:
             whole_number(self.port, "port", 1, 65535)
         if self.scheme not in ("Api-Key", "Bearer"):
@@ -113,7 +120,8 @@ class PolicyClient:
         self, config: ClientConfig | None = None, limits: Limits = DEFAULT_LIMITS, sleep: Callable[[float], None] = time.sleep
     ):
         self.config = config or ClientConfig()
-        self.limits = limits
+        self.limits = limits  # of what is sent; of a reply all but its size
+        self._reply_limits = replace(limits, max_bytes=self.config.max_reply_bytes)
         self.counters: Counter[str] = Counter()
         self.metadata: dict[str, Any] = {}
         self._uri, self._host, self._port = self.config.address
@@ -128,17 +136,18 @@ class PolicyClient:
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
         """Send a message and return what ``read`` makes of the decoded reply, or of the text of a text frame.
 
-        If ``read`` raises, the connection is dropped.
+        ``message`` may be a function of the server's metadata. If it or ``read`` raises, the connection is dropped.
 
         Raises:
             WireFormatError: The message cannot be encoded.
             ServiceError: The exchange failed; the subclass says how. The connection is closed.
         """
-        frame = encode(message, self.limits)
+        if not callable(message):
+            encode(message, self.limits)  # raises before anything is dialled
         with self._lock:
             complete = self._cancelled = False
             try:
-                value = read(self._decoded(self._ask(frame)))
+                value = read(self._decoded(self._ask(message)))
                 complete = True
             finally:  # on any exception, KeyboardInterrupt included
                 self.counters["exchanges" if complete else "failures"] += 1
@@ -165,14 +174,18 @@ class PolicyClient:
             self._loop.close()
             self._loop = self._thread = None
 
-    def _ask(self, frame: bytes) -> bytes | str:
+    def _frame(self, message: Any) -> bytes:
+        return encode(message(self.metadata) if callable(message) else message, self.limits)
+
+    def _ask(self, message: Any) -> bytes | str:
         """Return the reply; reconnect if there is no connection or it ended since the last exchange."""
         if self._connection is not None:
-            if (reply := self._wait(self._pass(self._connection, frame, fresh=False))) is not None:
+            if (reply := self._wait(self._pass(self._connection, self._frame(message), fresh=False))) is not None:
                 return reply
             self._abort()
         self.counters["reconnects"] += bool(self.counters["dials"])
-        reply = self._wait(self._pass(self._dial(), frame, fresh=True))
+        connection = self._dial()
+        reply = self._wait(self._pass(connection, self._frame(message), fresh=True))
         assert reply is not None  # a fresh connection is always used
         return reply
 
@@ -239,7 +252,7 @@ class PolicyClient:
             open_timeout=None,
             ping_interval=None,  # released servers do not answer pings during inference; read_s applies instead
             close_timeout=_CLOSE_S,
-            max_size=self.limits.max_bytes,
+            max_size=self.config.max_reply_bytes,
             max_queue=2,
             create_connection=create,
         )
@@ -259,7 +272,7 @@ class PolicyClient:
         if isinstance(frame, str):
             return frame
         try:
-            return decode(frame, self.limits, writable=True, strict=True)
+            return decode(frame, self._reply_limits, writable=True, strict=True)
         except WireFormatError as error:
             raise ServiceUnreadableError(f"the answer of {self._uri} is not a message of this protocol: {error}") from None
 

@@ -231,6 +231,8 @@ class ServedPolicy:
         if session.previous_total_ms is not None:
             timing["prev_total_ms"] = session.previous_total_ms
         reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
+        if chunk.quantiles is not None and rows.shape[1] == len(chunk.quantiles[0]):
+            reply[wire.QUANTILES] = np.stack(chunk.quantiles)
         if isinstance(request_id := asked.message.get(wire.REQUEST_ID), int | str):
             reply[wire.REQUEST_ID] = request_id
         return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
@@ -247,4 +249,6 @@ class ServedPolicy:
         if self._embodiment.rig is not None:
             view = np.full((*self._embodiment.rig.view_hw, 3), 128, np.uint8)
             message |= dict.fromkeys(self._embodiment.rig.wire_names, view)
+        else:
+            message[wire.COMPOSITE] = np.full((256, 256, 3), 128, np.uint8)
         return message

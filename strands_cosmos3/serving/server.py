@@ -29,6 +29,7 @@ from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
+from strands_cosmos3.serving.wire import SERVED_SPACE
 from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
@@ -310,7 +311,7 @@ class PolicyServer:
         self.metrics.clients += 1
         self.metrics.connections += 1
         try:
-            await client.send(encode({}))
+            await client.send(encode({SERVED_SPACE: self.policy.about["action_space"]}))
             self._idle_since[client] = time.monotonic()
             async for frame in client:
                 arrived = time.monotonic()

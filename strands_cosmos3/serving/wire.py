@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, quaternion_to_matrix, se3
 from strands_cosmos3.checks import F64, finite_array, image_array
-from strands_cosmos3.embodiments import WIRE_GRIPPER, ActionSpace, CameraRig, Embodiment
+from strands_cosmos3.embodiments import JOINT_POS, POSE_ABS, WIRE_GRIPPER, ActionSpace, CameraRig, Embodiment
 from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
@@ -41,6 +41,7 @@ PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/g
 POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat", "observation/image"
 ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
 SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
+QUANTILES, SERVED_SPACE = "cosmos3/quantiles", "cosmos3/action_space"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are optional."""
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
@@ -86,23 +87,27 @@ def get_dialect(name: str) -> Dialect:
 def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
     """Return the action space of the rows on the wire: ``joint_pos``, or ``pose_abs`` for ``midtrain`` and ``pose_abs``.
 
+    A domain without ``pose_abs`` sends its own columns, in the model's units: nothing is integrated, and no state is sent.
+
     Raises:
-        ActionSpaceError: The embodiment does not have it, or the wire protocol does not support it.
+        ActionSpaceError: The embodiment does not have it, or its rows have no columns.
     """
     space = embodiment.action_space(name or ("joint_pos" if "joint_pos" in embodiment.spaces else None))
-    sent = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs")
-    if sent is None:
-        raise ActionSpaceError(f"the wire protocol has DROID's 8 columns only; rows of {embodiment.name!r} cannot be sent.")
+    sent = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs", space)
+    if not sent.columns:
+        raise ActionSpaceError(f"{embodiment.name!r} has no action columns, so there are no rows to send.")
     return sent
 
 
 def encode_request(request: Request, dialect: Dialect, session_id: str, request_id: int) -> dict[str, Any]:
     """Return the observation message of a request. Raises BackendError if the request lacks the state that is sent."""
-    if request.action_space.meaning == "joint_position":
+    state: dict[str, Any] = {}
+    sent = wire_space(request.embodiment, request.action_space.name)
+    if sent.meaning == "joint_position":
         if request.q_rad is None:
             raise BackendError("a 'joint_pos' server requires joint angles, and the request has none.")
         state = {JOINTS: request.q_rad.astype(np.float32)}
-    else:
+    elif sent.meaning == "pose_absolute":
         if request.T_base_cosmos is None:
             raise BackendError("a 'midtrain' server requires the measured pose; give the policy robot='panda'.")
         position, quaternion = _sent_pose(request.T_base_cosmos)
@@ -163,7 +168,9 @@ def decode_request(
     for key in message:
         if isinstance(message[key], UnsupportedArray) and (key in _STATE_KEYS or key.startswith(_PICTURES)):
             raise WireFormatError(f"{key!r}: {message[key]}")
-    q, pose = _read_state(message, space)
+    sent = wire_space(embodiment, space.name)
+    own = sent not in (JOINT_POS, POSE_ABS)
+    q, pose = _read_state(message, sent)
     prompt = message.get(PROMPT, "")
     if not isinstance(prompt, str):
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
@@ -176,7 +183,7 @@ def decode_request(
         instruction=prompt,
         n_rows=embodiment.chunk_rows(space.name),
         q_rad=q,
-        gripper=float(WIRE_GRIPPER.to_fraction(_last_number(message, GRIPPER))),
+        gripper=1.0 if own and GRIPPER not in message else float(WIRE_GRIPPER.to_fraction(_last_number(message, GRIPPER))),
         T_base_cosmos=pose,
         composite=composite,
         seed=int(_number(message.get(SEED, seed), SEED)),
@@ -186,7 +193,9 @@ def decode_request(
 
 
 def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | None, F64 | None]:
-    """The joint angles and the pose; the one that the action space needs is required."""
+    """The joint angles and the pose; the one that the wire's action space needs is required, and in own columns neither."""
+    if space.meaning not in ("joint_position", "pose_absolute"):
+        return None, None
     joints_only = space.meaning == "joint_position"
     name, keys = ("joint_pos", (JOINTS,)) if joints_only else ("midtrain", (QUATERNION, POSITION))
     if missing := [key for key in keys if key not in message]:
@@ -250,7 +259,9 @@ def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> Observat
 
 
 def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
-    """Return the wire rows [T, 8] of a chunk: joint angles, or absolute poses of the Cosmos frame, then the wire's gripper.
+    """Return the wire rows of a chunk: joint angles, or absolute poses of the Cosmos frame, then the wire's gripper [T, 8].
+
+    A domain that has neither sends its rows [T, D] as they are.
 
     Raises:
         ActionSpaceError: The chunk has another action space than the request.
@@ -258,6 +269,8 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
     """
     _require_sendable(chunk.action)
     meaning = chunk.action_space.meaning
+    if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
+        return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
         wanted, got = request.action_space.name, chunk.action_space.name
         raise ActionSpaceError(f"the request asks for {wanted!r}, but the backend returned {got!r}.")
@@ -280,7 +293,7 @@ def _require_sendable(rows: F64) -> None:
 
 
 def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
-    """Return the chunk in a server's reply: a map with ``action`` or ``actions``, or a bare array.
+    """Return the chunk in a server's reply: a map with ``action`` or ``actions`` and maybe a ``video``, or a bare array.
 
     Raises:
         ServiceRefusedError: The reply is an error.
@@ -288,6 +301,7 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
         ServiceChunkError: Its rows must not be executed.
     """
     timing: dict[str, float] = {}
+    video, quantiles = None, None
     rows: Any = reply
     if isinstance(reply, str):
         raise ServiceRefusedError(f"the server reports an error: {short(reply)}")
@@ -300,11 +314,33 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
             raise ServiceUnreadableError(f"the reply belongs to request {short(echoed)}, not to {request_id}.")
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
+        video, quantiles = _video(fields.get("video")), fields.get(QUANTILES)
     if not isinstance(rows, np.ndarray):
         keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
         have = ", ".join(str(key)[:40] for key in keys) or "no keys"
         raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions'; it has {have}.")
-    return _chunk(cast("NDArray[Any]", rows), request, timing)
+    chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
+    return replace(chunk, video=video, quantiles=_quantiles(quantiles, chunk))
+
+
+def _video(value: Any) -> NDArray[np.uint8] | None:
+    """A predicted video [F, H, W, 3] uint8, also where it is the only one of a batch; None for anything else."""
+    video = value[0] if isinstance(value, np.ndarray) and value.ndim == 5 and len(value) == 1 else value
+    try:
+        return None if video is None else image_array(video, "video", (None, None, None, 3))
+    except InputError:
+        return None
+
+
+def _quantiles(value: Any, chunk: ActionChunk) -> tuple[F64, F64] | None:
+    """The q01 and q99 that normalised rows are in units of, if the server states them."""
+    if value is None or not chunk.action_space.normalized:
+        return None
+    try:
+        q01, q99 = finite_array(value, QUANTILES, (2, chunk.action_space.width))
+    except InputError as error:
+        raise ServiceUnreadableError(f"the reply's {error}") from None
+    return q01, q99
 
 
 def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:
@@ -329,7 +365,8 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
                 f"columns 3 to 6 have norm {norm[np.abs(norm - 1).argmax()]:.3g}, so they are not quaternions and the rows not "
                 "'pose_abs'. If they are joint angles, use action_space='joint_pos'."
             )
-    action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
+    if space in (JOINT_POS, POSE_ABS):
+        action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
     return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing, T_base_departure=departure)
 
 

@@ -1,6 +1,7 @@
 """A resumable training loop: an interrupted run ends with bit-identical weights.
 
 What a step draws depends only on (seed, step); the state is the weights, their average, the optimiser's moments and the step.
+It ends with its SHA-256, and the state before it is kept: if one is damaged, the other is resumed, with a warning.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError, TrainingError
-from strands_cosmos3.resources import write_whole
+from strands_cosmos3.resources import storing, write_whole
+from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
 LossMetrics = Mapping[str, float]
 M = TypeVar("M", bound=nn.Module)
-STATE = "state.pt"
 CURVE = "curve.jsonl"
 
 
@@ -89,8 +90,8 @@ class Loop:
         self.ema = {name: p.detach().clone() for name, p in self._trained.items()}  # moving averages
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / STATE).exists():
-            self._load(folder / STATE)
+        if has_state(folder):
+            self._load(*read_state(folder))
         if self._writes:
             drop_from(folder / CURVE, self.step + 1)
 
@@ -152,7 +153,7 @@ class Loop:
         if not self._writes:
             return
         line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}}
-        with (self.folder / CURVE).open("a", encoding="utf-8") as file:
+        with storing(self.folder / CURVE), (self.folder / CURVE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
@@ -165,11 +166,11 @@ class Loop:
             "moments": {name: {key: full_tensor(t) for key, t in of_p.items()} for name, of_p in moments.items()},
         }
         if self._writes:
-            write_whole(self.folder / STATE, partial(torch.save, state))
+            write_whole(self.folder / STATE, partial(write_state, state), previous=self.folder / PREVIOUS)
 
-    def _load(self, path: Path) -> None:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if set(state["model"]) != set(self._trained):
+    def _load(self, state: Mapping[str, Any], path: Path) -> None:
+        shapes = {name: tuple(t.shape) for name, t in state["model"].items()}
+        if shapes != {name: tuple(p.shape) for name, p in self._trained.items()}:
             raise ConfigError(f"{path} is the state of another model, or of other trained weights; choose another folder.")
         with torch.no_grad():
             for name, p in self._trained.items():

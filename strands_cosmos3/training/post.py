@@ -16,7 +16,8 @@ from strands_cosmos3.actions.normalization import ActionStats
 from strands_cosmos3.backends.model_input import STATISTICS
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.engine.checkpoint import METADATA, Checkpoint, locate
+from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
@@ -25,10 +26,11 @@ from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import STATE, Loop, LossMetrics, TrainLoopConfig
+from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
+from strands_cosmos3.training.state import has_state
 
 SETTINGS = "settings.json"
 
@@ -100,7 +102,7 @@ class PostTraining:
         how = {name: value for name, value in asdict(self.config).items() if name not in ("steps", "lr")}
         named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
         settings = {**how, **named, "keys": asdict(keys)}
-        if not any((self.folder / made).exists() for made in (LATENTS, STATE)):
+        if not (self.folder / LATENTS).exists() and not has_state(self.folder):
             write_json(path, settings)  # nothing depends on older settings
         elif not path.exists():
             write_json(path, {})

@@ -6,7 +6,7 @@ import html
 import io
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.view.geometry import body_meshes
+from strands_cosmos3.view.origins import only_own_pages, require_origins
 
 COMMANDED_RGB, ACHIEVED_RGB = (246, 140, 40), (40, 150, 235)
 _TRAIL_M = 0.003
@@ -107,6 +108,7 @@ class Stage:
         port: TCP port; 0 takes any free one.
         expose: Whether other machines may open it.
         title: Title of the page.
+        origins: Origins of other pages that may show this one, e.g. ``https://robots.example``.
 
     Attributes:
         url: Address of the page.
@@ -122,10 +124,12 @@ class Stage:
         port: int = 8080,
         expose: bool = False,
         title: str = "strands_cosmos3",
+        origins: Collection[str] = (),
     ):
         require_loopback(address, expose)
+        require_origins(origins)
         port = _free_port(address, whole_number(port, "port", 0, 65535))
-        with redirect_stdout(io.StringIO()):  # viser prints a banner
+        with only_own_pages(frozenset(origins)), redirect_stdout(io.StringIO()):  # viser prints a banner
             self.server = viser.ViserServer(host=address, port=port, label=title, verbose=False)
         self.url = f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
         self._model = model

@@ -1,10 +1,12 @@
 """run/: whole files, known by what they are."""
 
 import json
+import os
 
 import pytest
 
-from strands_cosmos3.errors import ConfigError
+from helpers.storage import full_disk
+from strands_cosmos3.errors import ConfigError, StorageError
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
 from strands_cosmos3.evaluation.settings import make_settings
 
@@ -18,6 +20,9 @@ def record(a):
         "seed": a.seed,
         "task": a.task,
         "success": True,
+        "success_told": True,
+        "outcome": "success",
+        "duration_s": 2.0,
         "times": {"wall_s": 1.0},
     }
 
@@ -108,7 +113,7 @@ def test_films_say_whether_they_show_the_same(folder):
 def test_only_times_are_left_out_of_a_comparison(folder):
     stored = folder.write(PLAN[0], record(PLAN[0]))
     assert stored == json.loads(folder.episode_path(PLAN[0]).read_text())
-    assert set(stored) - set(without_times(stored)) == {"times"}
+    assert set(stored) - set(without_times(stored)) == {"times", "checksum"}
 
 
 def test_figures_of_dynamics_are_kept_for_the_settings_they_were_made_with(tmp_path):
@@ -124,3 +129,60 @@ def test_figures_of_dynamics_are_kept_for_the_settings_they_were_made_with(tmp_p
             assert folder.read_dynamics() is None, other
     with RunFolder(tmp_path, settings(seeds=9), resume=False) as folder:
         assert folder.read_dynamics() is not None
+
+
+def edited(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def instead(path, make):
+    path.unlink()
+    make(path)
+
+
+DAMAGE = {
+    "success": lambda path: edited(path, success=False),
+    "latency": lambda path: edited(path, times={"wall_s": 0.1}),
+    "checksum": lambda path: edited(path, checksum="0" * 64),
+    "empty object": lambda path: path.write_text("{}"),
+    "list": lambda path: path.write_text("[]"),
+    "half": lambda path: path.write_text(path.read_text()[:100]),
+    "nothing": lambda path: path.write_text(""),
+    "bytes": lambda path: path.write_bytes(b"\xff\x00"),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "pipe": lambda path: instead(path, os.mkfifo),
+    "folder": lambda path: instead(path, os.mkdir),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_or_edited_record_is_named_and_costs_itself_only(tmp_path, how):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        for a in PLAN[:3]:
+            folder.write(a, record(a))
+        path = folder.episode_path(PLAN[1])
+    DAMAGE[how](path)
+    with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
+        assert set(folder.read_all(PLAN)) == {PLAN[0].key, PLAN[2].key}
+        assert set(folder.damaged) == {path}
+        assert not folder.unverified
+
+
+def test_a_record_without_a_checksum_counts_and_is_counted(tmp_path):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write(PLAN[0], record(PLAN[0]))
+        path = folder.episode_path(PLAN[0])
+    values = json.loads(path.read_text())
+    del values["checksum"]
+    path.write_text(json.dumps(values))
+    with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
+        assert folder.read(PLAN[0])["success"] is True
+        assert folder.unverified == {path}
+
+
+def test_a_full_disk_names_the_path_and_loses_nothing(folder):
+    folder.write(PLAN[0], record(PLAN[0]))
+    with full_disk(), pytest.raises(StorageError, match=str(folder.episode_path(PLAN[1]))):
+        folder.write(PLAN[1], record(PLAN[1]))
+    assert set(folder.read_all(PLAN)) == {PLAN[0].key}
+    assert [p.name for p in folder.episode_path(PLAN[0]).parent.iterdir()] == ["00000.json"]

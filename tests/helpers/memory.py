@@ -42,3 +42,16 @@ def peak_growth(job: Callable[[], T]) -> tuple[T, int]:
         done.set()
         watcher.join()
     return result, max(peak, anonymous_bytes()) - baseline
+
+
+def peak_rss_growth() -> Callable[[], int]:
+    """Forget the largest resident memory so far; the returned function tells how far it has grown since [bytes]."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+    def resident(which: str) -> int:
+        found = re.search(rf"{which}:\s+(\d+)", STATUS.read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    before = resident("VmRSS")
+    return lambda: resident("VmHWM") - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import sys
 import threading
 import types
@@ -40,6 +41,20 @@ def test_a_strands_robots_without_a_registry_is_too_old(monkeypatch):
     monkeypatch.setattr("strands_cosmos3.policy.host.metadata.version", lambda name: "0.3.8")
     with pytest.raises(MissingDependencyError, match=r"0\.3\.8 .*too old: pip install 'strands-robots>=0\.5\.3'"):
         strands_cosmos3.register()
+
+
+@pytest.mark.parametrize("knows_overwrite", [True, False])
+def test_registries_with_and_without_overwrite(monkeypatch, knows_overwrite):
+    """strands-robots 0.5.0 to 0.5.2 have no such argument."""
+    registered = []
+    module = types.ModuleType("strands_robots.policies")
+    with_it = lambda name, loader, overwrite=False: registered.append((name, overwrite))  # noqa: E731
+    module.register_policy = with_it if knows_overwrite else lambda name, loader: registered.append((name, None))
+    module.Policy = type("Policy", (abc.ABC,), {})
+    monkeypatch.setitem(sys.modules, "strands_robots", types.ModuleType("strands_robots"))
+    monkeypatch.setitem(sys.modules, "strands_robots.policies", module)
+    assert strands_cosmos3.register(overwrite=True) == ("strands_cosmos3", "cosmos3")
+    assert registered == [(name, True if knows_overwrite else None) for name in ("strands_cosmos3", "cosmos3")]
 
 
 def hosted(change=lambda spec: None, prefix="panda/") -> mujoco.MjModel:

@@ -7,21 +7,32 @@ import time
 
 import numpy as np
 import pytest
+import websockets.sync.server
 from test_server import recording
 from test_wire import T, request
 
 from helpers.holding import Stays, sunk_mm
 from helpers.serving import DROID, Echo, picture, until
 from strands_cosmos3 import create_policy
-from strands_cosmos3.backends import make_backend
+from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.replay import ReplayBackend
 from strands_cosmos3.backends.service import ServiceBackend
-from strands_cosmos3.errors import BackendError, ConfigError, ObservationError, ServiceRefusedError, ServiceUnavailableError
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.errors import (
+    BackendError,
+    ConfigError,
+    ObservationError,
+    ServiceRefusedError,
+    ServiceUnavailableError,
+    ServiceUnreadableError,
+)
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.robots.panda import HOME_Q
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
-from strands_cosmos3.serving.server import PolicyServer
-from strands_cosmos3.types import Observation, Request
+from strands_cosmos3.serving.codec import Limits, encode
+from strands_cosmos3.serving.served import ServedPolicy
+from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+from strands_cosmos3.types import ActionChunk, Observation, Request
 
 
 @pytest.fixture
@@ -302,3 +313,63 @@ def test_closing_a_policy_ends_a_call_under_way_elsewhere(serve, monkeypatch, wh
     assert raised or when == "before the exchange"
     gate.set()
     until(lambda: threading.active_count() <= running)
+
+
+def test_a_video_of_forty_megabytes_arrives(serve, connect):
+    video = np.zeros((33, 544, 736, 3), np.uint8)
+    video[-1, -1, -1] = 7
+
+    roomy = Limits(max_bytes=2**27)
+    reply = encode({"action": np.zeros((4, 8), np.float32), "video": video}, roomy)
+
+    def answer(client) -> None:
+        client.send(encode({}))
+        for _ in client:
+            client.send(reply)
+
+    with websockets.sync.server.serve(answer, "127.0.0.1", 0, max_size=None, compression=None) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.socket.getsockname()[1]
+        with Cosmos3Policy("droid", robot="panda", host="127.0.0.1", port=port) as policy:
+            policy.get_actions_sync(observation(), "go")
+            np.testing.assert_array_equal(policy.last_rollout["video"], video)
+        with pytest.raises(ServiceUnreadableError, match="max_reply_bytes"):
+            connect(port, max_reply_bytes=2**20).infer(request())
+        server.shutdown()
+
+
+def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, connect):
+    motion = recording()
+    port = serve(ReplayBackend(motion), action_space="midtrain").port
+    joints = request(T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0)
+    assert connect(port).infer(joints).action_space.name == "pose_abs"
+    told = make_backend("service", action_space="joint_pos", service=ServiceOptions("127.0.0.1", port))
+    with pytest.raises(ServiceRefusedError, match="--action-space midtrain"):
+        told.infer(joints)
+    told.close()
+
+
+@pytest.mark.parametrize("name", ["umi", "av", "bridge", "libero"])
+def test_every_domain_is_created_by_name_and_answers_its_own_columns(name):
+    embodiment = get_embodiment(name)
+    space = embodiment.action_space()
+
+    class Own(Echo):
+        def infer(self, request: Request):
+            rows = np.tile(np.linspace(-0.5, 0.5, space.width), (request.n_rows, 1))
+            return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
+
+    own = Own()
+    with PolicyServer(ServedPolicy(own, name), ServerConfig(port=0)) as server:
+        policy = create_policy(embodiment=name, host="127.0.0.1", port=server.port)
+        steps = policy.get_actions_sync({"camera": picture(48, 64)}, "go")
+        policy.close()
+    assert own.requests[-1].composite.shape == (48, 64, 3)
+    assert list(steps[0]) == list(space.columns)
+    np.testing.assert_allclose(list(steps[0].values()), np.linspace(-0.5, 0.5, space.width), atol=1e-6)
+
+
+def test_an_arm_without_a_robot_is_an_error():
+    for option in ("arm_model", "limits"):
+        with pytest.raises(ConfigError, match=f"{option} describes an arm.*robot='panda'"):
+            Cosmos3Policy("droid", backend="service", **{option: FER if option == "limits" else "panda"})

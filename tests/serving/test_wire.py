@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.serving import DROID, JOINT_POS, MIDTRAIN, POSE_ABS, Echo, T, picture, request
 from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
@@ -20,7 +21,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import decode, encode
-from strands_cosmos3.types import ActionChunk
+from strands_cosmos3.types import ActionChunk, Request
 
 
 @pytest.mark.parametrize("dialect", wire.DIALECTS)
@@ -170,11 +171,54 @@ def test_rows_of_another_meaning_are_not_sent():
         wire.encode_rows(Echo().infer(request()), request(MIDTRAIN))
 
 
-def test_an_embodiment_without_a_form_on_the_wire_is_named():
-    from strands_cosmos3.embodiments import get_embodiment
+def test_an_embodiment_without_columns_is_named():
+    with pytest.raises(ActionSpaceError, match="no_action"):
+        wire.wire_space(get_embodiment("no_action"), None)
 
-    with pytest.raises(ActionSpaceError, match="umi"):
-        wire.wire_space(get_embodiment("umi"), None)
+
+@pytest.mark.parametrize("name", ["umi", "av", "bridge", "libero", "robotwin"])
+def test_other_domains_travel_in_their_own_columns(name):
+    embodiment = get_embodiment(name)
+    space = embodiment.action_space()
+    asked = Request(embodiment=embodiment, action_space=space, instruction="go", n_rows=4, seed=3)
+    message = wire.encode_request(asked, wire.ROBOLAB, "s", 1)
+    assert wire.JOINTS not in message
+    assert wire.POSITION not in message
+    read = wire.decode_request(message, embodiment, space, images=False)
+    rows = np.linspace(-0.9, 0.9, 4 * space.width).reshape(4, space.width)
+    chunk = ActionChunk(rows, space, embodiment, fps=10)
+    got = wire.decode_reply({"action": wire.encode_rows(chunk, read)}, asked, 1) if embodiment.fps else None
+    if got is not None:
+        np.testing.assert_allclose(got.action, rows, atol=1e-6)
+        assert got.action_space == space
+
+
+def test_quantiles_of_a_checkpoint_travel_with_its_own_columns():
+    embodiment = get_embodiment("umi")
+    asked = Request(embodiment=embodiment, action_space=embodiment.action_space(), instruction="", n_rows=2)
+    reply = {"action": np.zeros((2, 10), np.float32), wire.QUANTILES: np.stack([-np.ones(10), np.ones(10)])}
+    got = wire.decode_reply(reply, asked, 1)
+    assert got.quantiles is not None
+    np.testing.assert_array_equal(got.quantiles[1], 1)
+    with pytest.raises(ServiceUnreadableError, match="quantiles"):
+        wire.decode_reply({**reply, wire.QUANTILES: np.zeros(3)}, asked, 1)
+
+
+@pytest.mark.parametrize(
+    ("video", "shape"),
+    [
+        (np.ones((5, 4, 6, 3), np.uint8), (5, 4, 6, 3)),
+        (np.ones((1, 5, 4, 6, 3), np.uint8), (5, 4, 6, 3)),
+        (np.ones((5, 4, 6, 3), np.float32), None),
+        (np.ones((4, 6, 3), np.uint8), None),
+        (np.ones((1, 5000, 2, 3), np.uint8), None),
+        ("mp4", None),
+        (None, None),
+    ],
+)
+def test_a_reply_may_hold_a_video(video, shape):
+    got = wire.decode_reply(good(video=video), request(), 1).video
+    assert (None if got is None else got.shape) == shape
 
 
 def test_the_other_action_space_is_answered_with_the_remedy():

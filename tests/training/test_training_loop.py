@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from strands_cosmos3.errors import ConfigError, InputError, TrainingError
+from helpers.storage import full_disk
+from strands_cosmos3.errors import ConfigError, InputError, StorageError, TrainingError
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
+from strands_cosmos3.training.state import PREVIOUS, STATE, read_state
 
 
 def model() -> nn.Module:
@@ -145,3 +147,67 @@ def test_the_curve_has_a_point_every_so_often(tmp_path):
     points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
     assert [point["step"] for point in points] == [10, 20, 25]
     assert points[-1]["loss"] < points[0]["loss"]
+
+
+def trained(folder, *stops):
+    config = TrainLoopConfig(steps=40, warmup=5, save_s=1e9)
+    for stop in stops:
+        loop = Loop(net := model(), loss_of(net), config, folder)
+        loop.run(until=stop)
+    return loop
+
+
+DAMAGE = {
+    "flipped in the weights": lambda data: flipped(data, len(data) // 3),
+    "flipped in the digest": lambda data: flipped(data, len(data) - 5),
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "another file": lambda data: b"{}" * 500,
+}
+
+
+def flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_state_is_named_and_the_one_before_is_resumed(tmp_path, how):
+    whole = trained(tmp_path / "whole", 40)
+    trained(tmp_path / "run", 10, 20)
+    state = tmp_path / "run" / STATE
+    state.write_bytes(DAMAGE[how](state.read_bytes()))
+    with pytest.warns(UserWarning, match=rf"{STATE} is damaged.*resumes from {PREVIOUS}, at step 10"):
+        again = trained(tmp_path / "run", 40)
+    assert torch.equal(whole.model[0].weight, again.model[0].weight)
+
+
+def test_every_flipped_byte_of_a_state_is_noticed(tmp_path):
+    trained(tmp_path, 3)
+    good = (tmp_path / STATE).read_bytes()
+    for at in range(0, len(good), len(good) // 200):
+        (tmp_path / STATE).write_bytes(flipped(good, at))
+        with pytest.raises(TrainingError, match="is damaged"):
+            read_state(tmp_path)
+
+
+def test_without_an_undamaged_state_both_are_named(tmp_path):
+    trained(tmp_path, 10, 20)
+    for name in (STATE, PREVIOUS):
+        (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(TrainingError, match=rf"{STATE} is damaged.*{PREVIOUS} is damaged.*Remove the file"):
+        trained(tmp_path, 30)
+
+
+def test_a_state_of_version_01_has_no_digest(tmp_path):
+    trained(tmp_path, 10)
+    data = (tmp_path / STATE).read_bytes()
+    (tmp_path / STATE).write_bytes(data[: data.rindex(b"sha256:")])
+    assert read_state(tmp_path)[0]["step"] == 10
+
+
+def test_a_full_disk_is_named_and_costs_no_state(tmp_path):
+    trained(tmp_path, 10)
+    with full_disk(2000), pytest.raises(StorageError, match=STATE):
+        trained(tmp_path, 20)
+    assert read_state(tmp_path)[0]["step"] == 10
+    assert not list(tmp_path.glob(".*"))

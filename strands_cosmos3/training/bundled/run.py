@@ -38,11 +38,12 @@ from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, lower_precision, step_noise
 from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, latent_columns, state_row_of
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import STATE, Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
+from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
+from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
@@ -80,7 +81,7 @@ class TrainingRun:
         self._require_sizes_of_start()
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
-        fixed, has_joint_state = self.config.fixed, (folder / "joint" / STATE).exists()
+        fixed, has_joint_state = self.config.fixed, has_state(folder / "joint")
         optional = [] if has_joint_state else [name for name in fixed if name.startswith("joint_")]
         keep_settings(folder / "settings.json", fixed, optional)
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
@@ -140,8 +141,8 @@ class TrainingRun:
         )
         pictures, held_out = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
-        if (self.folder / "policy" / STATE).exists():
-            policy.load_state_dict(torch.load(self.folder / "policy" / STATE, weights_only=True)["ema"])
+        if has_state(self.folder / "policy"):
+            policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
         how = TrainLoopConfig(steps=config.joint_steps, lr=config.joint_lr, seed=config.seed)

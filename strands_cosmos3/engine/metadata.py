@@ -1,0 +1,97 @@
+"""What ``checkpoint.json`` may record, and its checks. :mod:`.checkpoint` lists the keys."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.embodiments import Sampling
+from strands_cosmos3.engine.variants import VARIANTS
+from strands_cosmos3.engine.weight_files import inside, read_config
+from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.observe.views import TIERS
+from strands_cosmos3.resources import require_file, shown
+
+METADATA = "checkpoint.json"
+_MOST = {"num_steps": 1000, "policy_frames": 1000, "replan_rows": 10_000, "prefix_rows": 10_000}
+_NAMES = {
+    "variant": tuple(VARIANTS),
+    "action_space": ("joint_pos", "midtrain"),
+    "prompt_format": ("plain", "json"),
+    "composition": ("letterbox", "framework"),
+}
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def read_metadata(root: Path) -> Mapping[str, Any]:
+    """The ``strands_cosmos3`` object of ``checkpoint.json``, empty if there is none; raises LayoutError for invalid values."""
+    if not os.path.lexists(root / METADATA):
+        return {}
+    found = read_config(root / METADATA, root).get("strands_cosmos3", {})
+    if not isinstance(found, dict):
+        raise _invalid("strands_cosmos3", found, "an object")
+    for name, valid in _NAMES.items():
+        if found.get(name) is not None and found[name] not in valid:
+            raise _invalid(name, found[name], f"one of {', '.join(valid)}")
+    if not isinstance(found.get("domain", ""), str):
+        raise _invalid("domain", found["domain"], "an embodiment's name")
+    tier = found.get("resolution_tier")
+    if tier is not None and (isinstance(tier, bool) or not isinstance(tier, int) or tier not in TIERS):
+        raise _invalid("resolution_tier", tier, f"one of {', '.join(map(str, TIERS))}")
+    _require_files(root, found.get("sha256"))
+    return found
+
+
+def _require_files(root: Path, recorded: Any) -> None:
+    """Require that recorded digests are digests, of files inside the checkpoint."""
+    if not isinstance(recorded, dict | None):
+        raise _invalid("sha256", recorded, "an object of file -> digest")
+    for name, digest in (recorded or {}).items():
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise _invalid(f"sha256 of {shown(name)}", digest, "64 lower-case hexadecimal digits")
+        require_file(inside(root / name, root), LayoutError, hint=f"{METADATA} records its sha256; download it again.")
+
+
+def read_sampling(metadata: Mapping[str, Any]) -> Sampling | None:
+    """The recorded preset, or None; raises LayoutError if it is incomplete or out of range."""
+    found = metadata.get("sampling")
+    if found is None:
+        return None
+    wanted = "num_steps of 1 to 1000, a finite guidance_scale and a finite flow_shift above zero"
+    try:
+        steps, guidance, shift = (found[name] for name in ("num_steps", "guidance_scale", "flow_shift"))
+        valid = _count("num_steps", steps) and all(type(x) in (int, float) and math.isfinite(x) for x in (guidance, shift))
+    except (KeyError, TypeError):
+        valid, steps, guidance, shift = False, 0, 0, 0
+    if not valid or shift <= 0:
+        raise _invalid("sampling", found, wanted)
+    return Sampling(steps, float(guidance), float(shift))
+
+
+def read_policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The recorded clip lengths, the default first; empty if there are none."""
+    found = metadata.get("policy_frames", [])
+    choices = found if isinstance(found, list) else [found]
+    if not all(_count("policy_frames", n) for n in choices):
+        raise _invalid("policy_frames", found, f"whole numbers of at least 1, at most {_MOST['policy_frames']}")
+    return tuple(choices)
+
+
+def read_rows(metadata: Mapping[str, Any], name: str) -> int | None:
+    """A recorded number of rows, or None."""
+    found = metadata.get(name)
+    if found is not None and not _count(name, found):
+        raise _invalid(name, found, f"a whole number of at least 1, at most {_MOST[name]}")
+    return found
+
+
+def _count(name: str, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST[name]
+
+
+def _invalid(name: str, found: object, wanted: str) -> LayoutError:
+    return LayoutError(f"{METADATA}: {name} must be {wanted}, got {shown(found)}. Correct it, or download it again.")

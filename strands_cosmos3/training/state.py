@@ -1,0 +1,91 @@
+"""The saved state of a training run: a ``torch.save`` file that ends with its SHA-256, and the state before it."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strands_cosmos3.errors import StorageError, TrainingError
+
+STATE, PREVIOUS = "state.pt", "state.previous.pt"
+_MARK = b"sha256:"
+_TRAILER = len(_MARK) + 64
+_PARTS = {"step", "model", "ema", "moments"}
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a folder holds a state, damaged or not."""
+    return any((folder / name).exists() for name in (STATE, PREVIOUS))
+
+
+def write_state(state: Mapping[str, Any], path: Path) -> None:
+    """Write a state and its digest; raises StorageError if torch cannot write it (a full disk)."""
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise StorageError(
+            f"{path} cannot be written ({reason}); the states before stay. Make room, and run it again."
+        ) from None
+    digest = _sha256(path, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(_MARK + digest)
+
+
+def read_state(folder: Path) -> tuple[Mapping[str, Any], Path]:
+    """Return the latest undamaged state of a folder, and its path; a damaged one is named in a warning.
+
+    A state of version 0.1 has no digest and is read without.
+
+    Raises:
+        TrainingError: None can be read; the message says why.
+    """
+    problems = []
+    for path in (folder / STATE, folder / PREVIOUS):
+        if path.exists():
+            try:
+                state = _read(path)
+            except (
+                OSError,
+                RuntimeError,
+                ValueError,
+                EOFError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                pickle.PickleError,
+            ) as error:
+                problems.append(f"{path} is damaged ({str(error).splitlines()[0] if str(error) else type(error).__name__})")
+                continue
+            for problem in problems:
+                warnings.warn(f"{problem}; training resumes from {path.name}, at step {state['step']}.", stacklevel=2)
+            return state, path
+    raise TrainingError(f"{'; '.join(problems)}. Remove the file to train from the start, or restore a copy.")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(size - _TRAILER, 0))
+        trailer = file.read()
+    if trailer.startswith(_MARK) and _sha256(path, size - _TRAILER) != trailer[len(_MARK) :]:
+        raise ValueError("its contents differ from its SHA-256")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or not state.keys() >= _PARTS:
+        raise ValueError("it is no state of a training run")
+    return state
+
+
+def _sha256(path: Path, size: int) -> bytes:
+    digest, left = hashlib.sha256(), size
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest().encode()
