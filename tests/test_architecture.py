@@ -78,7 +78,7 @@ HEAVY = {
     "strands_robots": {"policy"},
     "peft": {"training"},
     "msgpack": {"serving"},
-    "websockets": {"serving", "bench"},
+    "websockets": {"serving", "bench", "view"},
     "tyro": {"commands", "cli"},
     "rich": {"commands"},
 }

@@ -1,19 +1,25 @@
-"""docs/safety.md names the test that holds each promise; the names must be true."""
+"""docs/safety.md and SECURITY.md name the test that holds each promise; the names must be true."""
 
 from __future__ import annotations
 
 import ast
 import re
 
+import pytest
+
 from helpers.environments import ROOT
 
-PAGE = ROOT / "docs/safety.md"
-PROMISES = PAGE.read_text().split("## What is not guaranteed")[0]
+SAFETY, SECURITY = (ROOT / "docs/safety.md").read_text(), (ROOT / "SECURITY.md").read_text()
+PAGES = {
+    "safety": (SAFETY, SAFETY.split("## What is not guaranteed")[0], 30),
+    "security": (SECURITY, SECURITY.partition("## Promises")[2].split("## What is not promised")[0], 12),
+}
 
 
-def test_every_test_that_the_page_names_exists():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE.read_text())
-    assert len(named) > 30
+@pytest.mark.parametrize(("page", "promises", "least"), PAGES.values(), ids=PAGES)
+def test_every_test_that_the_page_names_exists(page, promises, least):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > least
     defined = {
         path: {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
         for path, _ in named
@@ -21,7 +27,8 @@ def test_every_test_that_the_page_names_exists():
     assert not [f"{path}::{name}" for path, name in named if name not in defined[path] or not name.startswith("test_")]
 
 
-def test_every_promise_names_a_test():
-    rows = [line for line in PROMISES.splitlines() if line.startswith("| ")]
-    assert len(rows) > 30
+@pytest.mark.parametrize(("page", "promises", "least"), PAGES.values(), ids=PAGES)
+def test_every_promise_names_a_test(page, promises, least):
+    rows = [line for line in promises.splitlines() if line.startswith("| ")]
+    assert len(rows) > least
     assert not [row for row in rows if "::test_" not in row and not row.endswith("| held by |")]

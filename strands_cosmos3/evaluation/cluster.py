@@ -28,7 +28,11 @@ ONE_THREAD: Mapping[str, str] = dict.fromkeys(
 WORKER_FAILURES = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
 """Raised by Ray if a process, or the machine it ran on, is gone."""
 _PREFIX = "sc3-ray-"
-_HERE: Mapping[str, str] = {"RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}
+_HERE: Mapping[str, str] = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # off: Ray stays on 127.0.0.1 instead of the machine's address
+}
 _OBJECT_STORE_BYTES = 128 * 2**20  # requests with images are some megabytes; videos are transferred one at a time
 _CONNECT_S = 10.0
 _LONGEST_FOLDER = 32  # Ray's socket paths are some 70 characters longer, and limited to 107
@@ -72,7 +76,7 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
         "_system_config": {"worker_niceness": 0},  # Ray's default slows the workers down
     }
     try:
-        with _environment({**ONE_THREAD, **_HERE, **_auth_token()}), _joined(options):
+        with _environment({**ONE_THREAD, **_HERE, **_auth_token()}), _on_loopback(), _joined(options):
             yield _resources()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,6 +125,19 @@ def _auth_token() -> Mapping[str, str]:
     """Return a token for Ray started here, which would otherwise write one to the home folder. Ray caches it, so do we."""
     named = [name for name in os.environ if name.startswith("RAY_AUTH_")]
     return {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_HERE` when it was imported."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

@@ -311,7 +311,7 @@ class PolicyServer:
         self.metrics.clients += 1
         self.metrics.connections += 1
         try:
-            await client.send(encode({SERVED_SPACE: self.policy.about["action_space"]}))
+            await client.send(encode({SERVED_SPACE: self._policies[0].about["action_space"]}))
             self._idle_since[client] = time.monotonic()
             async for frame in client:
                 arrived = time.monotonic()

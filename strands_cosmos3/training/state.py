@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from strands_cosmos3.errors import StorageError, TrainingError
+from strands_cosmos3.errors import TrainingError
 
 STATE, PREVIOUS = "state.pt", "state.previous.pt"
 _MARK = b"sha256:"
@@ -25,14 +25,11 @@ def has_state(folder: Path) -> bool:
 
 
 def write_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write a state and its digest; raises StorageError if torch cannot write it (a full disk)."""
+    """Write a state and its digest; raises OSError if the disk is full."""
     try:
         torch.save(state, path)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise StorageError(
-            f"{path} cannot be written ({reason}); the states before stay. Make room, and run it again."
-        ) from None
+    except RuntimeError as error:  # torch's way to say so
+        raise OSError(str(error).splitlines()[0]) from None
     digest = _sha256(path, path.stat().st_size)
     with path.open("ab") as file:
         file.write(_MARK + digest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Collection, Iterator
@@ -17,6 +18,7 @@ from websockets.http11 import Response
 
 from strands_cosmos3.errors import ConfigError, RenderError
 
+_HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?")
 _starting = threading.Lock()
 
 
@@ -51,10 +53,11 @@ def refused(host: str, origin: str | None, allowed: Collection[str]) -> str | No
 def _is_ours(host: str, allowed: Collection[str]) -> bool:
     if host in {urlsplit(origin).netloc for origin in allowed}:
         return True
+    found = _HOST.fullmatch(host.lower())
+    name = "" if found is None else found["six"] or found["name"]
+    if name in ("localhost", socket.gethostname().lower()):
+        return True
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in ("localhost", socket.gethostname().lower()):
-            return True
         ipaddress.ip_address(name)
     except ValueError:
         return False
@@ -74,7 +77,8 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
         started.append(True)
 
         def check(connection: Any, request: Any) -> Any:
-            why = refused(request.headers.get("Host", ""), request.headers.get("Origin"), allowed)
+            hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
+            why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)  # several of one are nobody's
             if why is not None:
                 text = f"{http.HTTPStatus.FORBIDDEN.phrase}: {why}\n".encode("ascii", "backslashreplace")
                 headers = Headers({"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text))})

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,35 @@ def test_workers_have_one_thread(local_ray):
     ray.kill(worker)
     assert {"OMP_NUM_THREADS", "LP_NUM_THREADS"} <= set(ONE_THREAD)
     assert seen == ["1"] * len(ONE_THREAD)
+
+
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+
+
+def test_ray_listens_on_loopback_only(local_ray):
+    pids = [path.name for path in Path("/proc").iterdir() if path.name.isdigit() and descends(path, os.getpid())]
+    sockets = {os.readlink(link) for pid in pids for link in links(Path("/proc") / pid / "fd")}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    assert len(listening) >= 4, "Ray's own processes and this one"
+    assert set(listening) <= set(LOOPBACK)
+
+
+def descends(path, pid):
+    """Whether a process is another one or was started by it, or by one that was."""
+    while path.name not in ("0", "1"):
+        if path.name == str(pid):
+            return True
+        try:
+            path = path.parent / path.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return False
+    return False
+
+
+def links(folder):
+    with suppress(OSError):
+        yield from (path for path in folder.iterdir() if path.is_symlink() and os.path.lexists(path))
 
 
 def test_a_second_ray_in_one_process_is_refused(local_ray, tmp_path):

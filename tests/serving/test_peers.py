@@ -54,7 +54,7 @@ def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
     backend.requires_images = True
     server = serve(backend, token=token[0] if token else None)
     metadata, first, second, error = map(json.loads, run(peer, "openpi_calls.py", server.port, *token).splitlines())
-    assert metadata == {}
+    assert metadata == {"cosmos3/action_space": "joint_pos"}
     np.testing.assert_allclose(np.array(first["rows"])[:, :7], np.arange(7) / 10 + 0.01 * np.arange(4)[:, None], atol=1e-6)
     np.testing.assert_allclose(np.array(second["rows"])[:, 7], 0.2, atol=1e-6)
     assert backend.requests[-1].gripper == pytest.approx(0.8)

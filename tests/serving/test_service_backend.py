@@ -356,6 +356,7 @@ def test_every_domain_is_created_by_name_and_answers_its_own_columns(name):
 
     class Own(Echo):
         def infer(self, request: Request):
+            self.requests.append(request)
             rows = np.tile(np.linspace(-0.5, 0.5, space.width), (request.n_rows, 1))
             return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
 

@@ -180,7 +180,7 @@ def test_an_embodiment_without_columns_is_named():
 def test_other_domains_travel_in_their_own_columns(name):
     embodiment = get_embodiment(name)
     space = embodiment.action_space()
-    asked = Request(embodiment=embodiment, action_space=space, instruction="go", n_rows=4, seed=3)
+    asked = Request(embodiment=embodiment, action_space=space, instruction="go", n_rows=4, q_rad=None, gripper=0.5)
     message = wire.encode_request(asked, wire.ROBOLAB, "s", 1)
     assert wire.JOINTS not in message
     assert wire.POSITION not in message
@@ -195,7 +195,9 @@ def test_other_domains_travel_in_their_own_columns(name):
 
 def test_quantiles_of_a_checkpoint_travel_with_its_own_columns():
     embodiment = get_embodiment("umi")
-    asked = Request(embodiment=embodiment, action_space=embodiment.action_space(), instruction="", n_rows=2)
+    asked = Request(
+        embodiment=embodiment, action_space=embodiment.action_space(), instruction="", n_rows=2, q_rad=None, gripper=0.5
+    )
     reply = {"action": np.zeros((2, 10), np.float32), wire.QUANTILES: np.stack([-np.ones(10), np.ones(10)])}
     got = wire.decode_reply(reply, asked, 1)
     assert got.quantiles is not None

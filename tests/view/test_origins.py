@@ -1,6 +1,8 @@
 """Foreign web pages: a browser that shows one must not read the scene, and neither must a name pointed at this machine."""
 
 import socket
+import urllib.error
+import urllib.request
 
 import pytest
 from websockets.exceptions import InvalidStatus
@@ -31,6 +33,8 @@ OWN, OTHER = "127.0.0.1:8080", "https://robots.example"
         ("evil.example:8080", "http://evil.example:8080", False),  # DNS rebinding
         ("evil.example:8080", None, False),
         ("127.0.0.1.evil.example", None, False),
+        ("127.0.0.1:8080, evil.example", None, False),
+        ("evil.example@127.0.0.1", None, False),
         ("", None, False),
         ("[::1", None, False),
     ],
@@ -55,7 +59,9 @@ def test_a_page_answers_its_own_pages_only():
                 connect(address, origin=origin)
             assert b"--page-origin" in caught.value.response.body
         with pytest.raises(InvalidStatus, match="403"):
-            connect(address, additional_headers={"Host": "evil.example"})
+            connect(address, additional_headers={"Host": "evil.example"})  # beside the right one
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(urllib.request.Request(stage.url, headers={"Host": "evil.example"}))
 
 
 def test_a_server_that_cannot_be_guarded_is_an_error():
