@@ -96,7 +96,7 @@ class Rollout:
     port: int | None = None
     """For service: its port; the default is 8000."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
-    """For service: its action space; the default is joint_pos."""
+    """For service: its action space; the default is the one that the server states, else joint_pos."""
     dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
     """For service: its variant of openpi's protocol; the default is robolab."""
     seed: int = 0

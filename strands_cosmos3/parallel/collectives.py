@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, RankLostError
 
 _ANSWER_S = 2.0
+_EXCHANGE = re.compile("gloo|nccl|connection|timed out", re.IGNORECASE)  # gloo's errors have no type of their own
 
 
 @dataclass
@@ -112,15 +114,15 @@ class Group:
 
 @contextmanager
 def naming_lost_ranks(doing: str) -> Iterator[None]:
-    """Raise :class:`RankLostError`, which names the ranks that are gone, where torch raises an error of its own.
+    """Raise :class:`RankLostError`, which names the ranks that are gone, where an exchange fails with torch's own error.
 
     Every rank that is still there says so in the group's store; those that do not within two seconds are gone, or hang.
     """
     try:
         yield
-    except Cosmos3Error:
-        raise
     except RuntimeError as error:
+        if isinstance(error, Cosmos3Error) or not (isinstance(error, dist.DistError) or _EXCHANGE.search(str(error))):
+            raise
         said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise RankLostError(
             f"rank {dist.get_rank()} could not exchange {doing!r}: {_lost_ranks()} ended or hangs. Its own error, if any, is "

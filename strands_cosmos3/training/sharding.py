@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from strands_cosmos3.parallel.collectives import naming_lost_ranks
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import DataShard
@@ -18,7 +19,10 @@ from strands_cosmos3.training.matching import DataShard
 
 @contextmanager
 def processes() -> Iterator[DataShard]:
-    """Join the processes that torchrun started; yield this one's data shard. Each must end with ``exit_rank``."""
+    """Join the processes that torchrun started; yield this one's data shard. Each must end with ``exit_rank``.
+
+    Raises RankLostError, which names the ranks that are gone, where an exchange fails.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield DataShard()
         return
@@ -27,8 +31,9 @@ def processes() -> Iterator[DataShard]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        yield DataShard(dist.get_rank(), dist.get_world_size())
-        dist.barrier()  # no process leaves during another's last exchange
+        with naming_lost_ranks("training"):
+            yield DataShard(dist.get_rank(), dist.get_world_size())
+            dist.barrier()  # no process leaves during another's last exchange
     finally:
         dist.destroy_process_group()
 
