@@ -325,9 +325,11 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
 
 def _video(value: Any) -> NDArray[np.uint8] | None:
     """A predicted video [F, H, W, 3] uint8, also where it is the only one of a batch; None for anything else."""
-    video = value[0] if isinstance(value, np.ndarray) and value.ndim == 5 and len(value) == 1 else value
+    if not isinstance(value, np.ndarray):
+        return None
+    video = cast("NDArray[Any]", value)
     try:
-        return None if video is None else image_array(video, "video", (None, None, None, 3))
+        return image_array(video[0] if video.ndim == 5 and video.shape[0] == 1 else video, "video", (None, None, None, 3))
     except InputError:
         return None
 

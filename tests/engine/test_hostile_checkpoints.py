@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.hostile_checkpoints import ATTACKS
+from helpers.hostile_checkpoints import ATTACKS, PRODUCTS
 from helpers.memory import peak_rss_growth
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.tokens import PromptTokenizer
@@ -37,10 +37,14 @@ def read(folder):
     PromptTokenizer(folder / "text_tokenizer")
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+OFTEN = list(PRODUCTS)[::6]
+RARELY = [pytest.param(name, marks=pytest.mark.slow) for name in PRODUCTS if name not in OFTEN]
+
+
+@pytest.mark.parametrize("name", [*ATTACKS, *OFTEN, *RARELY])
 def test_attack(checkpoints, tmp_path, name):
     folder = Path(shutil.copytree(checkpoints["silu"], tmp_path / "c"))
-    attack, word = ATTACKS[name]
+    attack, word = (ATTACKS | PRODUCTS)[name]
     attack(folder)
 
     grown = peak_rss_growth()

@@ -72,9 +72,6 @@ def many_files(folder: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Attack, str]] = {
-    **{
-        f"{name}: deep": (text(name, DEEP), name) for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX, "model_index.json")
-    },
     **{f"{name}: pipe": (instead(name, os.mkfifo), "ordinary") for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX)},
     **{f"{name}: loop": (instead(name, loop), name) for name in (TRANSFORMER, METADATA, "model_index.json", INDEX, SHARD)},
     **{f"{name}: folder": (instead(name, os.mkdir), "ordinary") for name in (TRANSFORMER, METADATA)},
@@ -86,11 +83,6 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "json of 9 MiB": (text(VAE, '{"a": "' + "x" * (9 << 20) + '"}'), "at most"),
     "layers": (put(TRANSFORMER, "num_hidden_layers", 10**6), "num_hidden_layers"),
     "layers within the limit": (put(TRANSFORMER, "num_hidden_layers", 512), "num_hidden_layers"),
-    **{
-        f"{key}: {type(value).__name__} {str(value)[:12]}": (put(TRANSFORMER, key, value), key)
-        for key in ("hidden_size", "vocab_size", "rms_norm_eps", "hidden_act", "attention_bias", "rope_axes_dim")
-        for value in ([1], {"a": 1}, "x", HUGE)
-    },
     "sizes beyond memory": (put(TRANSFORMER, "hidden_size", 2**62), "hidden_size"),
     "head width": (put(TRANSFORMER, "head_dim", 33), "head_dim"),
     "rope of strings": (put(TRANSFORMER, "rope_axes_dim", ["a", "b", "c"]), "rope_axes_dim"),
@@ -105,35 +97,11 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "latents_std of 0": (put(VAE, "latents_std", [0.0] * 16), "latents_std"),
     "latents_std NaN": (put(VAE, "latents_std", [float("nan")] * 16), "latents_std"),
     "latents_mean": (put(VAE, "latents_mean", [1e999] * 16), "latents_mean"),
-    **{
-        f"vae {key} {str(value)[:12]}": (put(VAE, key, value), "vae/config.json")
-        for key in ("base_dim", "num_res_blocks", "z_dim", "dim_mult", "patch_size", "latents_std", "scale_factor_spatial")
-        for value in ([[]], "x", 10**6, -1, 1e999, HUGE, {"a": 1})
-    },
     "dim_mult of 10**5": (put(VAE, "dim_mult", [1] * 10**5), "vae/config.json"),
-    **{
-        f"scheduler {key} {str(value)[:12]}": (put(SCHEDULER, key, value), SCHEDULER.rpartition("/")[2])
-        for key in ("flow_shift", "num_train_timesteps", "sigma_min", "solver_type")
-        for value in ([1], "x", 10**9 if key == "num_train_timesteps" else -1, float("nan"), 1e999, HUGE)
-    },
     "guidance NaN": (ours("sampling", {"num_steps": 4, "guidance_scale": float("nan"), "flow_shift": 5}), "guidance_scale"),
     "shift infinite": (ours("sampling", {"num_steps": 4, "guidance_scale": 1, "flow_shift": 1e999}), "flow_shift"),
     "steps": (ours("sampling", {"num_steps": 10**9, "guidance_scale": 1, "flow_shift": 5}), "num_steps"),
     "sampling list": (ours("sampling", ["num_steps"]), "sampling"),
-    **{
-        f"{key} {value!r:.12}": (ours(key, value), key)
-        for key in (
-            "variant",
-            "action_space",
-            "prompt_format",
-            "composition",
-            "resolution_tier",
-            "domain",
-            "state",
-            "policy_frames",
-        )
-        for value in (["small-silu"], {"a": 1}, -5, float("nan"))
-    },
     "state of infinities": (ours("state", {"columns": "pose9_opening", "mean": [1e999] * 10, "std": [1] * 10}), "state"),
     "policy_frames": (ours("policy_frames", 10**9), "policy_frames"),
     "prefix_rows": (ours("prefix_rows", 10**9), "prefix_rows"),
@@ -159,6 +127,41 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "tokenizer config: class": (put(TOKENIZER_CONFIG, "tokenizer_class", ["a"]), "text_tokenizer"),
 }
 """Name -> what spoils a checkpoint, and a word of the error."""
+PRODUCTS: dict[str, tuple[Attack, str]] = {
+    **{
+        f"{name}: deep": (text(name, DEEP), name) for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX, "model_index.json")
+    },
+    **{
+        f"{key}: {type(value).__name__} {str(value)[:12]}": (put(TRANSFORMER, key, value), key)
+        for key in ("hidden_size", "vocab_size", "rms_norm_eps", "hidden_act", "attention_bias", "rope_axes_dim")
+        for value in ([1], {"a": 1}, "x", HUGE)
+    },
+    **{
+        f"vae {key} {str(value)[:12]}": (put(VAE, key, value), "vae/config.json")
+        for key in ("base_dim", "num_res_blocks", "z_dim", "dim_mult", "patch_size", "latents_std", "scale_factor_spatial")
+        for value in ([[]], "x", 10**6, -1, 1e999, HUGE, {"a": 1})
+    },
+    **{
+        f"scheduler {key} {str(value)[:12]}": (put(SCHEDULER, key, value), SCHEDULER.rpartition("/")[2])
+        for key in ("flow_shift", "num_train_timesteps", "sigma_min", "solver_type")
+        for value in ([1], "x", 10**9 if key == "num_train_timesteps" else -1, float("nan"), 1e999, HUGE)
+    },
+    **{
+        f"{key} {value!r:.12}": (ours(key, value), key)
+        for key in (
+            "variant",
+            "action_space",
+            "prompt_format",
+            "composition",
+            "resolution_tier",
+            "domain",
+            "state",
+            "policy_frames",
+        )
+        for value in (["small-silu"], {"a": 1}, -5, float("nan"))
+    },
+}
+"""The same for every pair of a key and a strange value."""
 
 _ODD: tuple[Any, ...] = (
     None,
@@ -180,13 +183,21 @@ _ODD: tuple[Any, ...] = (
 )
 
 
+def _json(path: Path) -> Any:
+    """The contents of a JSON file that is not spoilt yet; None for any other."""
+    try:
+        return json.loads(path.read_text()) if path.suffix == ".json" else None
+    except ValueError:
+        return None
+
+
 def spoil(folder: Path, rng: random.Random) -> str:
     """Spoil a file of a checkpoint at random: bytes, a value of its JSON, its length, or its kind. Returns what was done."""
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     name = rng.choice(names)
     path, kind = folder / name, rng.choice(("value", "value", "value", "bytes", "cut", "kind"))
-    if kind == "value" and path.suffix == ".json":
-        data = json.loads(path.read_text())
+    data = _json(path) if kind == "value" else None
+    if data is not None:
         inner, key = data, ""
         while isinstance(inner, dict | list) and inner:
             outer, key = inner, rng.choice(sorted(inner)) if isinstance(inner, dict) else rng.randrange(len(inner))
