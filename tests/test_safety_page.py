@@ -22,7 +22,7 @@ def test_every_test_that_the_page_names_exists(page, promises, least):
     assert len(named) > least
     defined = {
         path: {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
-        for path, _ in named
+        for path in {path for path, _ in named}
     }
     assert not [f"{path}::{name}" for path, name in named if name not in defined[path] or not name.startswith("test_")]
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist
@@ -23,6 +25,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_the_lost_rank_is_named(tmp_path):
     done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "store"], capture_output=True, text=True, timeout=120)
     assert "rank 0 could not exchange 'layer': rank 1 ended" in done.stdout, done.stderr
