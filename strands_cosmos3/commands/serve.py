@@ -13,6 +13,7 @@ from rich.console import Console
 
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.parallel.process_exit import exit_rank
@@ -147,6 +148,10 @@ class Serve:
         parallel = ParallelConfig(self.tp, self.cfg) if (self.tp, self.cfg) != (1, 1) else None
         default = "native" if parallel is None else "distributed"
         name = self.backend or (default if self.trajectory is None else "replay")
+        if name == "replay" and "pose_abs" not in get_embodiment(self.embodiment).spaces:
+            raise ConfigError(
+                f"--embodiment {self.embodiment}: a recording is sent as poses, which only droid has on the wire; leave it out."
+            )
         degrees = {} if parallel is None else {"tp": self.tp, "cfg": self.cfg}
         given = {"num_steps": self.num_steps, "guidance_scale": self.guidance_scale, "policy_frames": self.policy_frames}
         flags = {"device": self.device, "trajectory": self.trajectory, "replicas": self.replicas, **degrees}

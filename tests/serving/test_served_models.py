@@ -60,7 +60,7 @@ def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp
     address = f"ws://127.0.0.1:{server.port}"
     message = encode(observation(**{name: np.zeros((90, 160, 3), np.uint8) for name in DROID.rig.wire_names}))
     with closing(backend), connect(address) as unlucky, connect(address) as other:
-        assert decode(unlucky.recv(timeout=10)) == decode(other.recv(timeout=10)) == {}
+        assert decode(unlucky.recv(timeout=10)) == decode(other.recv(timeout=10)) == {"cosmos3/action_space": "joint_pos"}
         pid = backend.engine.ranks.handles[0].pid
         os.kill(pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
         unlucky.send(message)
