@@ -112,6 +112,9 @@ class AdaptedBackend(Backend):
     def counters(self) -> Mapping[str, int]:
         return getattr(self._inner, "counters", super().counters)
 
+    def action_space_for(self, embodiment: Embodiment) -> str | None:
+        return getattr(self._inner, "action_space_for", super().action_space_for)(embodiment)
+
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         return getattr(self._inner, "compose", super().compose)(views, rig)
 
