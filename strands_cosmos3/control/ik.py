@@ -147,7 +147,7 @@ class MinkIKBridge:
             raise FrameError(f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm.")
         self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
         dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
-        self.limits = limits_of(model, self._joints, limits)
+        self.limits = limits_of(model, self._joints, limits, self.body_id)
         self.posture_rad = (
             self._home() if posture_rad is None else finite_array(posture_rad, "posture_rad", (len(self._joints),))
         )

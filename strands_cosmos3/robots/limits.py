@@ -15,6 +15,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.robots.model import chain_to_body
 from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS, JointLimits
 
 ASSUMED_VELOCITY = 1.3, 0.1
@@ -31,19 +32,21 @@ class LimitsAssumedWarning(UserWarning):
     """Rates of an arm's joints are not known, and the named default was taken."""
 
 
-def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits | str | None) -> JointLimits:
+def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits | str | None, body: int) -> JointLimits:
     """Return the limits of a chain of joints (ids, base first).
 
     Args:
         limits: Rates and, within the model's, ranges; or the name of a table (``"fer"``, ``"fr3"``). None is the Panda's
             table for an arm with a Franka's kinematics; for any other arm the ``ASSUMED_`` rates are taken, with one
-            :class:`LimitsAssumedWarning`.
+            :class:`LimitsAssumedWarning`. On another arm, a table's limits of the hand apply to ``body``.
+        body: Id of the body that the chain moves.
 
     Raises:
         UnknownNameError: There is no such table.
         ConfigError: The limits have another number of joints, or exclude all of a joint's range.
     """
     low, high, unlimited = _ranges(model, joints)
+    named = isinstance(limits, str)
     if isinstance(limits, str):
         if limits not in LIMITS:
             raise UnknownNameError("limits", limits, LIMITS)
@@ -60,7 +63,9 @@ def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits 
     if (low >= high).any():
         names = ", ".join(model.joint(joints[int(j)]).name for j in np.flatnonzero(low >= high))
         raise ConfigError(f"the limits leave nothing of the range that the model gives {names}; are they another robot's?")
-    return replace(limits, q_min=low, q_max=high)
+    if (hand := limits.hand) is not None and named and not is_franka(model, joints):
+        hand = replace(hand, chain=chain_to_body(model, body, joints))
+    return replace(limits, q_min=low, q_max=high, hand=hand)
 
 
 def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:

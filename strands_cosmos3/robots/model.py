@@ -133,8 +133,8 @@ def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
     return arm
 
 
-def chain_to_body(model: mujoco.MjModel, body: str, joints: tuple[str, ...]) -> SerialChain:
-    """Return the chain of hinges and slides, named from the base on, that moves a body's origin in a MuJoCo model."""
+def chain_to_body(model: mujoco.MjModel, body: str | int, joints: Sequence[str | int]) -> SerialChain:
+    """Return the chain of hinges and slides, by name or id from the base on, that moves a body's origin in a MuJoCo model."""
     at_zero = mujoco.MjData(model)
     ids = [model.joint(name).id for name in joints]
     for j in ids:

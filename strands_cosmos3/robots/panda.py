@@ -1,6 +1,7 @@
 """The Franka Panda: kinematics, limits, frames. numpy only.
 
-Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there.
+Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there, and its hand's
+acceleration from libfranka 0.15.0 (``kMaxTranslationalAcceleration`` in ``include/franka/rate_limiting.h``).
 
 Frames, from the wrist outwards: ``flange`` (also ``panda_link8``) lies .107 m along link7's z. ``hand`` shares its origin,
 yawed by -45 degrees; ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID frame is ``hand``
@@ -65,7 +66,7 @@ T_hand_flange = _screw_z(np.pi / 4, 0.0)
 
 @dataclass(frozen=True)
 class CartesianLimits:
-    """Limits of the flange: translation in m/s, m/s^2, m/s^3, rotation in rad/s, rad/s^2, rad/s^3."""
+    """Limits of the Panda's flange: translation in m/s, m/s^2, m/s^3, rotation in rad/s, rad/s^2, rad/s^3."""
 
     velocity: float = 1.7
     acceleration: float = 13.0
@@ -101,6 +102,7 @@ def _franka_chain() -> SerialChain:
 
 
 HAND_LIMITS = HandLimits(_franka_chain())
+FR3_HAND_LIMITS = replace(HAND_LIMITS, acceleration=9.0)
 
 
 _BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
@@ -181,9 +183,9 @@ FR3 = JointLimits(
     acceleration=_frozen([10.0] * 7),
     jerk=_frozen([5000.0] * 7),
     torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
-    hand=HAND_LIMITS,
+    hand=FR3_HAND_LIMITS,
 )
-"""The Franka Research 3: the same kinematics with other limits."""
+"""The Franka Research 3: the same kinematics with other limits. Near a joint's end its speed is limited further, not here."""
 
 LIMITS = MappingProxyType({"fer": FER, "fr3": FR3})
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.errors import ActuatorGuardError, MotionBoundsError
-from strands_cosmos3.robots.panda import CARTESIAN_LIMITS, FER, FR3, dh_forward
+from strands_cosmos3.robots.panda import FER, FR3, dh_forward
 from strands_cosmos3.types import JointTrajectory
 
 TABLES = {"fer": FER, "fr3": FR3, "derated": FER.derated(0.4)}
@@ -96,8 +96,7 @@ def sweep(seed, references, chunks=25, until=None):
     rng, judged, worst, tally = np.random.default_rng(seed), 0, np.zeros(len(NAMES)), Counter()
     while judged < references and (until is None or not until()):
         name = rng.choice(list(TABLES))
-        share = 0.4 if name == "derated" else 1.0
-        hand = CARTESIAN_LIMITS.velocity * share, CARTESIAN_LIMITS.acceleration * share
+        hand = {"fer": (1.7, 13.0), "fr3": (1.7, 9.0), "derated": (0.68, 5.2)}[name]
         hz = int(rng.choice(RATES_HZ, p=[0.02, 0.04, 0.04, 0.1, 0.1, 0.1, 0.2, 0.4]))
         try:
             q = stream(rng, TABLES[name], hz, chunks, tally)

@@ -68,10 +68,10 @@ def test_a_chain_moves_its_point_as_mujocos_jacobian_does(model, joints):
 def test_the_tables_limit_the_hand_that_the_model_has():
     chain = chain_to_body(load_panda(), "hand", ARM_JOINTS)
     q = np.random.default_rng(1).uniform(FER.q_min, FER.q_max, (50, 7))
-    for limits in (FER, FR3):
+    for limits, most in ((FER, 13.0), (FR3, 9.0)):
         assert limits.hand is not None
         np.testing.assert_allclose(limits.hand.chain.position(q), chain.position(q), atol=1e-12)
-        assert (limits.hand.velocity, limits.hand.acceleration) == (1.7, 13.0)
+        assert (limits.hand.velocity, limits.hand.acceleration) == (1.7, most)
         assert (CARTESIAN_LIMITS.velocity, CARTESIAN_LIMITS.acceleration) == (1.7, 13.0)
     assert FER.derated(0.5).hand.velocity == 0.85
     assert FER.derated(0.5).hand.acceleration == 6.5
@@ -137,6 +137,14 @@ def test_rates_come_from_the_caller_or_a_table_and_ranges_from_the_model():
         MinkIKBridge(model, limits=replace(own, q_min=np.where(np.arange(7) == 3, 4.0, -1.0)))
     with pytest.raises(ConfigError, match="6 joints"):
         MinkIKBridge(model, limits=own.only(np.arange(7) < 6))
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+def test_a_table_limits_the_hand_that_another_arm_has():
+    model = other_arm()
+    hand = MinkIKBridge(model, limits="fr3").limits.hand
+    assert (hand.velocity, hand.acceleration) == (1.7, 9.0)
+    np.testing.assert_allclose(hand.chain.position(Q_OTHER[None])[0], MinkIKBridge(model).ee_pose(Q_OTHER)[:3, 3], atol=1e-12)
 
 
 def test_an_arm_that_is_no_franka_is_solved_in_its_own_ranges():
