@@ -11,11 +11,13 @@ same signatures. It has not moved a real robot where it was written.
 import argparse
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.identification import identify
+from strands_cosmos3.control.trajectory import JointState, plan_stop
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_flange, T_hand_tcp, dh_forward
@@ -27,7 +29,8 @@ from strands_cosmos3.types import JointTrajectory
 STIFFNESS = np.array([600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0])  # N m/rad, of libfranka's joint impedance example
 DAMPING = np.array([50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0])  # N m s/rad
 STREAM_S = 1e-3  # between two references to franky
-COAST_S, BRAKE_S = 0.04, 0.3  # without rows: keep the velocity, then bring it to zero
+BUFFER_S = 0.04  # references are sent this long after the loop hands them out: so late may the next ones be
+JOIN_S = 1.0  # a thread that has not ended by then is left to itself
 JUMP_RAD = 0.1  # a reference this far from the measured angle is not followed
 FRAME_MM, FRAME_DEG = 1.0, 0.2
 GRIPPER_STEP, GRIPPER_M_S, GRASP_N = 0.1, 0.1, 20.0
@@ -36,27 +39,33 @@ GRIPPER_STEP, GRIPPER_M_S, GRASP_N = 0.1, 0.1, 20.0
 class FrankaArm:
     """`control.loop.Arm` on franky's joint impedance tracker. Use it as a context manager; leaving it brings the arm to rest.
 
-    `franky` is the module. Its controller takes references at 1 kHz from a thread here, and the robot itself compensates its
-    own weight, the load that `set_load` names and, by `coulomb`, friction; the delay is led here.
+    `franky` is the module. Its controller takes references at 1 kHz from a thread here, `BUFFER_S` after the loop has handed
+    them out, and behind the last one always stands the stop within the limits. The robot itself compensates its own weight,
+    the load that `set_load` names and, by `coulomb`, friction; the delay is led here. `clipped` counts the references that
+    the lead would have taken beyond the joints' range or velocity limit.
     """
 
     dt_s = 2e-3
 
     def __init__(self, franky, host, limits, compensation=NO_COMPENSATION):
-        self.franky, self.compensation = franky, compensation
+        self.franky, self.limits, self.compensation, self.clipped = franky, limits, compensation, 0
         self.robot, self.gripper = franky.Robot(host), franky.Gripper(host)
         self.max_width_m = self.gripper.max_width
         if not self.max_width_m > 0:
             raise ConfigError("the gripper does not know its width; run Gripper.homing() with empty fingers.")
         require_frames(self.robot)
         self.robot.set_collision_behavior(20.0, 30.0)  # N m, N: a contact beyond these stops the arm
-        load_kg = compensation.payload_kg
-        if load_kg:  # a ball of 3 cm at the tool centre point
-            inertia = 0.4 * load_kg * 0.03**2 * np.eye(3)
-            tcp_in_flange = np.linalg.inv(T_hand_flange) @ T_hand_tcp
-            self.robot.set_load(load_kg, tcp_in_flange[:3, 3].tolist(), inertia.ravel(order="F").tolist())
+        load_kg = compensation.payload_kg  # 0 kg as well: the robot keeps what it was told last
+        inertia = 0.4 * load_kg * 0.03**2 * np.eye(3)  # a ball of 3 cm at the tool centre point
+        tcp_in_flange = np.linalg.inv(T_hand_flange) @ T_hand_tcp
+        self.robot.set_load(load_kg, tcp_in_flange[:3, 3].tolist(), inertia.ravel(order="F").tolist())
         coulomb = np.broadcast_to(compensation.friction_nm, 7)
         friction = franky.FrictionCompensationParams(coulomb=coulomb.tolist(), max_torque=np.maximum(coulomb, 1.0).tolist())
+        self._width_m, self._wanted, self._closed = self.gripper.width, None, threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._stream, self._grip)]
+        q = np.asarray(self.robot.current_joint_positions, dtype=float)[None]
+        self.rows, self._end_s = (q, np.zeros((1, 7)), time.monotonic()), time.monotonic()  # angles, velocities, time of row 0
+        self._references = q, np.zeros((1, 7)), np.zeros((1, 7))  # the rows before they were led
         self.tracker = franky.JointImpedanceTracker(
             self.robot,
             stiffness=STIFFNESS,
@@ -65,21 +74,26 @@ class FrankaArm:
             lower_joint_limits=limits.q_min,
             upper_joint_limits=limits.q_max,
         )
-        q = np.asarray(self.robot.current_joint_positions, dtype=float)
-        self.rows = np.tile(q, (2, 1)), np.zeros((2, 7)), time.monotonic() - self.dt_s  # angles, velocities, time of row 0
-        self._width_m, self._wanted, self._closed = self.gripper.width, None, threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._stream, self._grip)]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self._closed.set()
+            self.tracker.stop()
+            raise
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._closed.set()
+        """Brake within the limits and stop the controller; only then wait for the threads, the gripper's last."""
+        try:
+            self._brake()
+        finally:
+            self._closed.set()
+            self.tracker.stop()
         for thread in self._threads:
-            thread.join()
-        self.tracker.stop()
+            thread.join(JOIN_S)
 
     def now_s(self):
         return time.monotonic()
@@ -93,19 +107,21 @@ class FrankaArm:
         q, qd, qdd = (
             np.concatenate((getattr(before, name)[None], getattr(block, name))) for name in ("q_rad", "qd_rad_s", "qdd_rad_s2")
         )
-        self._require_fit(q, qd, qdd, block.gripper)
-        _, _, from_s = self.rows
-        start_s = from_s + (len(self.rows[0]) - 1) * self.dt_s  # where the previous block ended
-        late_s = time.monotonic() - start_s
-        if late_s > COAST_S:  # the references were at rest by then, or about to be
-            if np.abs(qd[0]).max() > 1e-3:
-                raise ControlError(f"the loop was {late_s * 1e3:.0f} ms late, and the arm is braking; start again from rest.")
-            start_s = time.monotonic()
-        self.rows = *self.compensation.lead(q, qd, qdd), start_s
+        self._require_running()
+        if not all(np.isfinite(values).all() for values in (q, qd, qdd, block.gripper)):
+            raise ActuatorGuardError("a reference is not finite; nothing was sent.")
+        keep, start_s = self._until_the_next_block(qd[0])
+        to_come = self._references[0][keep.stop] - self._references[0][keep.start]
+        off = np.abs(q[0] - to_come - self.joint_state()[0])
+        if off.max() > JUMP_RAD:
+            raise ActuatorGuardError(
+                f"joint {off.argmax() + 1} is {off.max():.3f} rad from its reference (at most {JUMP_RAD:g}); nothing was sent."
+            )
+        self._follow(keep, (q, qd, qdd), start_s)
         self._wanted = float(block.gripper[-1])
         measured, opening = [], []
         for row in range(len(block)):
-            time.sleep(max(start_s + (row + 1) * self.dt_s - time.monotonic(), 0.0))
+            time.sleep(max(start_s - BUFFER_S + (row + 1) * self.dt_s - time.monotonic(), 0.0))
             self._require_running()
             at, _, open_fraction = self.joint_state()
             measured.append(at)
@@ -113,16 +129,48 @@ class FrankaArm:
         return np.stack(measured), np.array(opening)
 
     def reference_at(self, now_s):
-        """Angles and velocities [7] due at a time. After the last row: its velocity for a moment, then down to zero."""
+        """Angles and velocities [7] to be sent at a time."""
         q, qd, from_s = self.rows
         row = np.clip((now_s - from_s) / self.dt_s, 0.0, len(q) - 1.0)
         k, part = int(row), row - int(row)
         after = min(k + 1, len(q) - 1)
-        over_s = max(now_s - from_s - (len(q) - 1) * self.dt_s, 0.0)
-        braking_s = np.clip(over_s - COAST_S, 0.0, BRAKE_S)
-        speed = (1 - part) * qd[k] + part * qd[after]
-        travelled_s = min(over_s, COAST_S) + braking_s * (1 - braking_s / (2 * BRAKE_S))
-        return (1 - part) * q[k] + part * q[after] + travelled_s * speed, speed * (1 - braking_s / BRAKE_S)
+        return (1 - part) * q[k] + part * q[after], (1 - part) * qd[k] + part * qd[after]
+
+    def _until_the_next_block(self, qd):
+        """The rows that are to be sent before a block that begins with velocities [7], and the time of its first row."""
+        now_s, from_s, last = time.monotonic(), self.rows[2], len(self.rows[0]) - 1
+        if now_s <= self._end_s:
+            first, end = int((now_s - from_s) / self.dt_s), round((self._end_s - from_s) / self.dt_s)
+            return slice(max(min(first, end), 0), end), self._end_s
+        if np.abs(qd).max() > 1e-3:
+            late_ms = (now_s - self._end_s + BUFFER_S) * 1e3
+            raise ControlError(f"the loop was {late_ms:.0f} ms late, and the arm is braking; start again from rest.")
+        return slice(last, last), now_s + BUFFER_S
+
+    def _follow(self, keep, block, start_s):
+        """Send the rows `keep` of the present ones, then a block's, from `start_s` on, then the stop from the last of them."""
+        kept, sent = [values[keep] for values in self._references], [values[keep] for values in self.rows[:2]]
+        last = JointState(*(np.concatenate(both)[-1] for both in zip(kept, block, strict=True)))
+        stop = plan_stop(last, self.limits)
+        tail = stop.sample(self.dt_s * np.arange(1.0, np.ceil(stop.end_s / self.dt_s) + 2))
+        new = tuple(np.concatenate(both) for both in zip(block, tail, strict=True))
+        before = self.rows[0][keep.stop - 1]
+        *led, clipped = self.compensation.lead_within(new, self.limits, self.dt_s, before)
+        self.clipped += int(clipped[: len(block[0])].sum())
+        rows = (*(np.concatenate(both) for both in zip(sent, led, strict=True)), start_s - len(kept[0]) * self.dt_s)
+        references = tuple(np.concatenate(both) for both in zip(kept, new, strict=True))
+        end_s = start_s + (len(block[0]) - 1) * self.dt_s
+        self.rows, self._references, self._end_s = rows, references, end_s  # a Ctrl-C is heard before or after
+
+    def _brake(self):
+        """Send the stop from the row that is due next, if the arm does not brake already, and wait for its end."""
+        from_s, nothing = self.rows[2], np.zeros((0, 7))
+        due = max(int((time.monotonic() - from_s) / self.dt_s) + 2, 1)
+        if from_s + due * self.dt_s < self._end_s:
+            self._follow(slice(0, due), (nothing, nothing, nothing), from_s + due * self.dt_s)
+        rest_s = self.rows[2] + len(self.rows[0]) * self.dt_s
+        while time.monotonic() < rest_s and self.tracker.is_running and self._threads[0].is_alive():
+            time.sleep(STREAM_S)
 
     def _stream(self):
         try:
@@ -147,16 +195,6 @@ class FrankaArm:
                 under_way = self.gripper.move_async(wanted * self.max_width_m, GRIPPER_M_S)
             sent = wanted
 
-    def _require_fit(self, q, qd, qdd, gripper):
-        self._require_running()
-        if not all(np.isfinite(values).all() for values in (q, qd, qdd, gripper)):
-            raise ActuatorGuardError("a reference is not finite; nothing was sent.")
-        off = np.abs(q[0] - self.joint_state()[0])
-        if off.max() > JUMP_RAD:
-            raise ActuatorGuardError(
-                f"joint {off.argmax() + 1} is {off.max():.3f} rad from its reference (at most {JUMP_RAD:g}); nothing was sent."
-            )
-
     def _require_running(self):
         if self.tracker.is_running:
             if not self._threads[1].is_alive():
@@ -180,13 +218,10 @@ def frame_error(robot):
 
 
 def require_frames(robot):
-    """Raise a ConfigError unless the robot's kinematics, mounting and angles are those that targets are solved for."""
+    """Raise a ConfigError unless the robot's kinematics and angles are those that targets are solved for."""
     mm, deg = frame_error(robot)
     if mm > FRAME_MM or deg > FRAME_DEG:
         raise ConfigError(f"the robot's flange is {mm:.2f} mm and {deg:.2f} degrees from where its joint angles put it.")
-    down = np.asarray(robot.state.O_ddP_O)
-    if down[2] > -9.5:
-        raise ConfigError(f"the robot reports gravity along {down}; targets and payloads assume a base that stands upright.")
 
 
 def hand_eye(T_base_hand, T_camera_board):
@@ -251,6 +286,8 @@ def main(argv=None, franky=None):
     args = parser.parse_args(argv)
     limits = ControlConfig(args.limits, args.derating).joint_limits()
     compensation = Compensation(args.delay_s, args.payload_kg, args.friction_nm)
+    if args.identify and compensation != NO_COMPENSATION:
+        parser.error("--identify needs an arm without compensation; leave --delay-s, --payload-kg and --friction-nm out.")
     with np.printoptions(precision=4, suppress=True):
         print("at q =", HOME_Q, "the flange must be at, in the base's frame:", dh_forward(HOME_Q)[:3, 3], "m")
         cosmos = get_embodiment("droid").tool_frame.T_parent_cosmos
@@ -268,7 +305,8 @@ def main(argv=None, franky=None):
         if args.identify:
             q, _, opening = arm.joint_state()
             executor = Executor(limits, arm.dt_s, q, opening)
-            print("identified", identify(arm, executor, load_panda(), STIFFNESS, DAMPING))
+            found = identify(arm, executor, load_panda(), STIFFNESS, DAMPING)
+            print("identified", replace(found, delay_s=max(found.delay_s - BUFFER_S, 0.0)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.robots.servo import Compensation
+from strands_cosmos3.sim.robot import ControlConfig
 from strands_cosmos3.types import JointTrajectory
 
 spec = importlib.util.spec_from_file_location("real_franka", ROOT / "examples/10_real_franka.py")
@@ -108,32 +110,98 @@ def test_references_are_due_at_the_ends_of_their_steps(arm):
     np.testing.assert_allclose(arm.reference_at(from_s + 3.5 * arm.dt_s)[0][0], HOME_Q[0] + 0.0035)
 
 
-def test_a_loop_that_stalls_lets_the_arm_brake_to_rest(arm):
-    speed = np.full((5, 7), 0.2)
-    arm.execute(still(5, qd_rad_s=speed), JointState(HOME_Q, speed[0], np.zeros(7)))
-    _, _, from_s = arm.rows
-    end_s, step = from_s + 5 * arm.dt_s, 1e-3
-    q, qd = (np.stack(rows) for rows in zip(*(arm.reference_at(end_s + k * step) for k in range(500)), strict=True))
-    np.testing.assert_allclose(np.diff(q, axis=0) / step, (qd[1:] + qd[:-1]) / 2, atol=2e-3)  # angles follow the velocities
-    assert np.abs(np.diff(qd, axis=0) / step).max() < 1.0
-    np.testing.assert_allclose(qd[30], 0.2)
-    np.testing.assert_allclose(qd[-1], 0.0)
-    assert np.abs(q[-1] - HOME_Q).max() < 0.05
-    time.sleep(0.1)
-    with pytest.raises(ControlError, match="late"):
-        arm.execute(still(5, qd_rad_s=speed), JointState(HOME_Q, speed[0], np.zeros(7)))
+def drive(arm, executor, until):
+    """Send the arm what its executor plans until a reference satisfies something."""
+    while not until(executor.reference):
+        before, block = executor.reference, executor.advance(10)
+        arm.execute(block, before)
+
+
+def one_joint(joint, angle, q=HOME_Q):
+    return np.where(np.arange(7) == joint, angle, q)
+
+
+def assert_lawful(q, qd, limits, dt_s):
+    assert (q >= limits.q_min - 1e-6).all()
+    assert (q <= limits.q_max + 1e-6).all()
+    assert (np.abs(qd) <= limits.velocity * 1.002).all()
+    assert (np.abs(np.diff(q, axis=0)) / dt_s <= limits.velocity * 1.002).all()
+
+
+@pytest.mark.parametrize(("limits", "joint"), [(FER, 6), (ControlConfig("fr3", 0.1).joint_limits(), 3)], ids=["fer", "slow"])
+def test_a_loop_that_stalls_lets_the_arm_brake_within_its_range_and_limits(monkeypatch, limits, joint):
+    start = one_joint(joint, limits.q_max - 0.9 * limits.velocity)
+    monkeypatch.setattr(fake_franky.Robot, "START_Q", start)
+    with real_franka.FrankaArm(fake_franky, "fake", limits) as arm:
+        executor = Executor(limits, arm.dt_s, start)
+        executor.accept(JointTrajectory(one_joint(joint, limits.q_max - 1e-3, start)[None], np.array([0.1])))
+        drive(arm, executor, lambda at: at.qd_rad_s[joint] > 0.98 * limits.velocity[joint])
+        drive(arm, executor, lambda at: at.qdd_rad_s2[joint] < 0)
+        q, qd, from_s = arm.rows
+        assert np.abs(qd).max() > 0.5 * limits.velocity[joint]
+        assert_lawful(q, qd, limits, arm.dt_s)
+        assert (np.abs(np.diff(q, n=2, axis=0)) / arm.dt_s**2 <= limits.acceleration * 1.01).all()
+        np.testing.assert_array_equal(qd[-1], 0.0)
+        assert q[-1, joint] > limits.q_max[joint] - 0.5
+        block, before = executor.advance(10), executor.reference
+        time.sleep(0.1)
+        with pytest.raises(ControlError, match="late"):
+            arm.execute(block, before)
+        time.sleep(max(from_s + len(q) * arm.dt_s - time.monotonic(), 0.0))
+        np.testing.assert_array_equal(arm.reference_at(time.monotonic())[0], q[-1])
+
+
+def test_blocks_that_come_a_little_late_are_followed_without_a_jolt(arm):
+    executor, planned, from_s = Executor(FER, arm.dt_s, HOME_Q), [HOME_Q[None]], 0.0
+    executor.accept(JointTrajectory(HOME_Q[None] + 0.3, np.array([0.4])))
+    for _ in range(15):
+        before, block = executor.reference, executor.advance(10)
+        arm.execute(block, before)
+        from_s = arm.rows[2] if len(planned) == 1 else from_s
+        planned.append(block.q_rad)
+        time.sleep(0.005)
+    planned, (q, _, begun_s) = np.concatenate(planned), arm.rows
+    begun = round((begun_s - from_s) / arm.dt_s)
+    assert begun > 0
+    np.testing.assert_allclose(q[: len(planned) - begun], planned[begun:], atol=1e-12)
+    at_s, sent = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in range(2))
+    row = (at_s - from_s) / arm.dt_s
+    moving = (row > 0) & (row < len(planned) - 1)
+    due = np.stack([np.interp(row[moving], np.arange(len(planned)), angles) for angles in planned.T], axis=1)
+    assert np.median(np.abs(sent[moving] - due)) < 1e-3
+
+
+def test_a_lead_stays_inside_the_range_and_the_velocity_limit(monkeypatch):
+    class Late(fake_franky.JointImpedanceTracker):
+        def set_target(self, q, dq=None, tau_ff=None):
+            super().set_target(q, dq)
+            passed = [q for at_s, q, _ in self.sent if at_s < time.monotonic() - 0.1]
+            self.robot.q = passed[-1] if passed else start
+
+    start = one_joint(1, FER.q_max - 1.2)
+    monkeypatch.setattr(fake_franky.Robot, "START_Q", start)
+    monkeypatch.setattr(fake_franky, "JointImpedanceTracker", Late)
+    with real_franka.FrankaArm(fake_franky, "fake", FER, Compensation(delay_s=0.1)) as arm:
+        executor = Executor(FER, arm.dt_s, start)
+        executor.accept(JointTrajectory(one_joint(1, FER.q_max - 1e-3)[None], np.array([0.1])))
+        drive(arm, executor, lambda at: at.rests and at.q_rad[1] > FER.q_max[1] - 0.1)
+        q, qd = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in (1, 2))
+        assert (q >= FER.q_min).all()
+        assert (q <= FER.q_max).all()
+        assert (np.abs(qd) <= FER.velocity).all()
+        assert arm.clipped > 0
 
 
 def test_a_known_delay_is_led_payload_and_friction_are_told_to_the_robot():
     known = Compensation(delay_s=0.01, payload_kg=0.5, friction_nm=0.3)
     with real_franka.FrankaArm(fake_franky, "fake", FER, known) as arm:
-        speed = np.full((5, 7), 0.2)
-        arm.execute(still(5, qd_rad_s=speed), JointState(HOME_Q, speed[0], np.zeros(7)))
-        np.testing.assert_allclose(arm.rows[0][0], HOME_Q + 0.01 * 0.2)
+        arm.execute(still(5, qd_rad_s=np.full((5, 7), 0.2)), JointState.at_rest(HOME_Q))
+        np.testing.assert_allclose(arm.rows[0][1:6], np.tile(HOME_Q + 0.01 * 0.2, (5, 1)))
         (load,) = (call for call in arm.robot.calls if call[0] == "set_load")
         assert load[1] == 0.5
         np.testing.assert_allclose(load[2], [0, 0, 0.1034], atol=1e-9)
         assert arm.tracker.friction.coulomb == [0.3] * 7
+        assert arm.clipped == 0
 
 
 @pytest.mark.parametrize("field", ["q_rad", "qd_rad_s", "qdd_rad_s2", "gripper"])
@@ -156,21 +224,85 @@ def test_a_reflex_ends_the_motion_with_its_reason(arm):
         arm.execute(still(5), JointState.at_rest(HOME_Q))
 
 
+def test_a_load_of_an_earlier_program_is_taken_away(arm):
+    (load,) = (call for call in arm.robot.calls if call[0] == "set_load")
+    assert load[1] == 0.0
+    np.testing.assert_array_equal(load[3], 0.0)
+
+
+@pytest.mark.parametrize("flag", ["--delay-s=0.01", "--payload-kg=0.5", "--friction-nm=0.1"])
+def test_an_arm_that_is_compensated_is_not_identified(capsys, flag):
+    with pytest.raises(SystemExit):
+        real_franka.main(["--host", "fake", "--identify", flag], fake_franky)
+    assert "without compensation" in capsys.readouterr().err
+
+
 def test_leaving_brings_it_to_rest():
     with pytest.raises(ZeroDivisionError), real_franka.FrankaArm(fake_franky, "fake", FER) as arm:
         raise ZeroDivisionError
     assert arm.tracker.stopped.is_set()
 
 
-@pytest.mark.parametrize(("axis", "message"), [("shifted", "2.00 mm"), ("turned", "degrees"), ("hanging", "upright")])
+@pytest.mark.parametrize("blocks_s", [3.0, None])
+def test_leaving_while_it_moves_brakes_first_whatever_the_gripper_does(monkeypatch, blocks_s):
+    entered, left, made = threading.Event(), threading.Event(), []
+
+    class Blocking(fake_franky.Gripper):
+        @property
+        def width(self):
+            if made:  # the constructor has returned
+                entered.set()
+                left.wait(blocks_s)
+            return 0.08
+
+        @width.setter
+        def width(self, _):
+            pass
+
+    monkeypatch.setattr(fake_franky, "Gripper", Blocking)
+    arm = real_franka.FrankaArm(fake_franky, "fake", FER)
+    made.append(arm)
+    assert entered.wait(5.0)
+    executor = Executor(FER, arm.dt_s, HOME_Q)
+    executor.accept(JointTrajectory(one_joint(6, 1.0)[None], np.array([0.1])))
+    drive(arm, executor, lambda at: at.qd_rad_s[6] > 1.0)
+    interrupted_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), arm:
+        raise KeyboardInterrupt
+    assert time.monotonic() - interrupted_s < 2.5
+    assert arm.tracker.stopped.is_set()
+    at_s, q, qd = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in range(3))
+    assert at_s[-1] - interrupted_s < 1.0
+    np.testing.assert_array_equal(qd[-1], 0.0)
+    assert np.abs(np.diff(q, axis=0)).max() < 0.1
+    left.set()
+
+
+def test_an_error_after_the_tracker_has_started_stops_it(monkeypatch):
+    made = []
+
+    class Kept(fake_franky.JointImpedanceTracker):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    def no_more(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(fake_franky, "JointImpedanceTracker", Kept)
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    with pytest.raises(RuntimeError, match="thread"):
+        real_franka.FrankaArm(fake_franky, "fake", FER)
+    assert made[0].stopped.is_set()
+
+
+@pytest.mark.parametrize(("axis", "message"), [("shifted", "2.00 mm"), ("turned", "degrees")])
 def test_frames_are_compared_before_anything_is_in_control(monkeypatch, axis, message):
     T = np.eye(4)
     if axis == "shifted":
         T[0, 3] = 0.002
-    elif axis == "turned":
-        T[:3, :3] = so3_exp(np.array([0, 0, 0.01]))
     else:
-        monkeypatch.setattr(fake_franky.Robot, "GRAVITY", (0.0, 0.0, 9.81))
+        T[:3, :3] = so3_exp(np.array([0, 0, 0.01]))
     monkeypatch.setattr(fake_franky.Robot, "T_base_offset", T)
     started = []
     monkeypatch.setattr(fake_franky.JointImpedanceTracker, "__init__", lambda *_, **__: started.append(1))
@@ -225,7 +357,7 @@ def test_the_fake_has_frankys_signatures(pytestconfig, monkeypatch):
             if inspect.isfunction(ours):
                 written = getattr(getattr(franky, kind), name).__doc__
                 assert not [p for p in list(inspect.signature(ours).parameters)[1:] if f"{p}:" not in written]
-    for name in ("q", "O_T_EE", "F_T_EE", "O_ddP_O"):
+    for name in ("q", "O_T_EE", "F_T_EE"):
         assert hasattr(franky.RobotState, name)
     assert issubclass(franky.ControlException, Exception)
     friction = franky.FrictionCompensationParams(coulomb=[0.3] * 7, max_torque=[1.0] * 7)

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
-from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, T_hand_tcp
+from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, JointLimits, T_hand_tcp
 
 FRICTION_SPEED_RAD_S = 0.02
 """Speed at which the compensated friction reaches 76 % (tanh): a resting reference has no direction to push in."""
+_RATE_SLACK, _RANGE_SLACK_RAD = 1.001, 1e-6  # of references that the executor hands out
 _LARGEST = {"delay_s": 0.1, "payload_kg": 3.0, "friction_nm": 10.0}
 
 
@@ -62,6 +63,27 @@ class Compensation:
         """Return angles and velocities [..., 7] after the delay, by the present acceleration."""
         s = self.delay_s
         return q_rad + s * qd_rad_s + 0.5 * s * s * qdd_rad_s2, qd_rad_s + s * qdd_rad_s2
+
+    def lead_within(
+        self, references: tuple[F64, F64, F64], limits: JointLimits, dt_s: float, q_before_rad: F64
+    ) -> tuple[F64, F64, NDArray[np.bool_]]:
+        """Return :meth:`lead` inside the joints' range and velocity limit, and which of the M rows that has changed.
+
+        Args:
+            references: Angles, velocities and accelerations [M, 7], ``dt_s`` apart.
+            q_before_rad: [7] what was sent before the first row; the angles may not leave it faster than the limit either.
+        """
+        led_q, led_qd = self.lead(*references)
+        q, most = np.clip(led_q, limits.q_min, limits.q_max), limits.velocity * (_RATE_SLACK * dt_s)
+        fast = (np.abs(np.diff(q, axis=0, prepend=q_before_rad[None])) > most).any(axis=1)
+        for row in range(int(fast.argmax()) if fast.any() else len(q), len(q)):
+            before = q[row - 1] if row else q_before_rad
+            q[row] = np.clip(q[row], before - most, before + most)
+        moved = np.abs(q - led_q) > _RANGE_SLACK_RAD
+        rate = np.diff(q, axis=0, prepend=q_before_rad[None]) / dt_s
+        qd = np.clip(np.where(moved, rate, led_qd), -limits.velocity, limits.velocity)
+        changed = moved | (np.abs(led_qd) > limits.velocity * _RATE_SLACK)
+        return q, qd, np.asarray(changed.any(axis=1), dtype=np.bool_)
 
 
 NO_COMPENSATION = Compensation()

@@ -74,6 +74,7 @@ class SimulatedArm:
         self._nominal = self.data if self.plant is None else mujoco.MjData(self.scene.model)  # the controller's view of it
         self._seed = 0
         self._ctrl_under_way: deque[F64] = deque()
+        self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
         self.control = ControlConfig() if control is None else control
         self.limits = self.control.joint_limits()
         if self.limits.hand is not None:
@@ -102,6 +103,7 @@ class SimulatedArm:
         self._seed = seed
         steps = 0 if self.plant is None else self.plant.delay_steps(self.dt_s)
         self._ctrl_under_way = deque([self.data.ctrl.copy() for _ in range(steps)])
+        self._led_q_rad = None
 
     def counters(self) -> dict[str, int]:
         """Events of the current episode by name, from the executor and the control loop."""
@@ -177,7 +179,7 @@ class SimulatedArm:
             raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
         fingers = PANDA_TENDON.from_fraction(block.gripper)
         until_s = data.time + len(block) * self.dt_s
-        q_rad, qd_rad_s = self.servo.compensation.lead(*references)
+        q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, load_nm)
         q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
@@ -198,6 +200,18 @@ class SimulatedArm:
         if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is not finite, and its clock
             raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
         return q, PANDA_FINGER.to_fraction(finger_q)
+
+    def _led(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
+        """Lead references [M, 7] by the known delay, inside range and velocity limit, and count the rows that this changes."""
+        known, references = self.servo.compensation, (q_rad, qd_rad_s, qdd_rad_s2)
+        if known.delay_s == 0:
+            return q_rad, qd_rad_s
+        before = known.lead(*references)[0][0] if self._led_q_rad is None else self._led_q_rad
+        led_q, led_qd, clipped = known.lead_within(references, self.limits, self.dt_s, before)
+        self._led_q_rad = led_q[-2]  # the next block begins with the last one
+        if clipped[1:].any():
+            self.executor.counters["lead_clipped"] += int(clipped[1:].sum())
+        return led_q, led_qd
 
     def _write_ctrl(self, arm: F64, gripper: float) -> None:
         """Write the controls, or those of a delay ago."""

@@ -5,7 +5,7 @@ import pytest
 
 from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M
 from strands_cosmos3.bench.tracking import recording_of_motion
-from strands_cosmos3.control.executor import ReferenceBlock
+from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.identification import SWAY_RAD, fit, identify, sway
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ControlError, Cosmos3Error, InputError
@@ -15,6 +15,7 @@ from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForw
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.types import JointTrajectory
 
 SCENE = Scene()
 BOTH = pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])
@@ -62,6 +63,42 @@ def test_the_lead_is_the_reference_after_the_delay():
     q, qd = jerk_free.lead(q0, qd0, qdd)
     np.testing.assert_allclose(q, q0 + 0.02 * qd0 + qdd * 0.02**2 / 2)
     np.testing.assert_allclose(qd, qd0 + 0.02 * qdd)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
+def test_a_lead_stays_inside_the_range_and_the_velocity_limit(delay_s):
+    """Led by 0.1 s, it would be 0.09 rad beyond the range as the joint brakes for its end."""
+    start, dt_s, known = np.where(np.arange(7) == 6, FER.q_max - 1.5, HOME_Q), 1 / 600, Compensation(delay_s)
+    executor, sent = Executor(FER, dt_s, start), start
+    executor.accept(JointTrajectory(np.where(np.arange(7) == 6, FER.q_max - 1e-3, start)[None], np.array([0.1])))
+    outside = changed = 0
+    for _ in range(60):
+        block = executor.advance(20)
+        rows = block.q_rad, block.qd_rad_s, block.qdd_rad_s2
+        q, qd, clipped = known.lead_within(rows, FER, dt_s, sent)
+        assert FER.outside(q.max(axis=0)) is FER.outside(q.min(axis=0)) is None
+        assert (np.abs(qd) <= FER.velocity).all()
+        assert (np.abs(np.diff(q, axis=0, prepend=sent[None])) <= FER.velocity * dt_s * 1.0011).all()
+        np.testing.assert_allclose(q[~clipped], known.lead(*rows)[0][~clipped], atol=2e-6)
+        outside = max(outside, (known.lead(*rows)[0] - FER.q_max).max())
+        changed, sent = changed + clipped.sum(), q[-1]
+    assert (outside > 0.05) == (delay_s > 0.05)
+    assert (changed > 0) == (delay_s > 0)
+    np.testing.assert_allclose(sent, executor.reference.q_rad, atol=1e-9)
+
+
+@pytest.mark.parametrize("speed", [0.1, 1.0])
+def test_the_simulated_servo_keeps_a_lead_inside_the_range_and_the_velocity_limit(speed):
+    arm = robot(compensation=Compensation(delay_s=0.1), feed_forward="none")
+    start, ctrl = np.where(np.arange(7) == 6, FER.q_max - 1.5, HOME_Q), []
+    arm.reset(0, q_rad=start)
+    arm.on_step = lambda *_: ctrl.append(arm.data.ctrl[arm.scene.arm_actuators].copy())
+    arm.executor.accept(JointTrajectory(np.where(np.arange(7) == 6, FER.q_max - 1e-3, start)[None], np.array([0.6 / speed])))
+    for _ in range(30):
+        before, block = arm.executor.reference, arm.executor.advance(20)
+        arm.execute(block, before)
+    assert ("lead_clipped" in arm.counters()) == (speed == 1.0)
+    assert (np.abs(np.diff(ctrl, axis=0)) <= FER.velocity * arm.dt_s * 1.0011).all()
 
 
 @pytest.mark.parametrize("feed_forward", list(FeedForward))

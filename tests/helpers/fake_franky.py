@@ -60,7 +60,6 @@ class Robot:
     """Starts at `START_Q`; its end effector is Franka's hand, as set in Desk."""
 
     START_Q = HOME_Q
-    GRAVITY = (0.0, 0.0, -9.81)
     T_base_offset = np.eye(4)
 
     def __init__(
@@ -85,9 +84,7 @@ class Robot:
     @property
     def state(self):
         O_T_EE = self.T_base_offset @ dh_forward(self.q) @ T_hand_tcp
-        return SimpleNamespace(
-            q=self.q.copy(), O_T_EE=Affine(O_T_EE), F_T_EE=Affine(T_flange_ee), O_ddP_O=np.array(self.GRAVITY)
-        )
+        return SimpleNamespace(q=self.q.copy(), O_T_EE=Affine(O_T_EE), F_T_EE=Affine(T_flange_ee))
 
     def set_collision_behavior(self, torque_thresholds, force_thresholds):
         self.calls.append(("set_collision_behavior", torque_thresholds, force_thresholds))
