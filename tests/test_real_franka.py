@@ -7,6 +7,7 @@ import inspect
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -59,15 +60,19 @@ class Circling:
         return JointTrajectory(q, t_s, np.full(16, 0.2))
 
 
-def test_the_loop_drives_it(arm):
+def test_the_loop_drives_it(arm, monkeypatch):
+    monkeypatch.setattr(real_franka, "BUFFER_S", 0.15)  # the machine that runs this may be busy
     loop = ControlLoop(arm, Circling(arm), Executor(FER, arm.dt_s, HOME_Q), LoopConfig(hz=50, latency_s=None))
-    off_rad = []
+    measured, references = [], []
     try:
         for _ in range(60):
             tick = loop.tick()
-            off_rad.append(np.abs(tick.q_rad - tick.block.q_rad).max())
+            measured.append(tick.q_rad)
+            references.append(tick.block.q_rad)
     finally:
         loop.close()
+    behind = round(0.15 / arm.dt_s)
+    off_rad = np.abs(np.concatenate(measured)[behind:] - np.concatenate(references)[:-behind]).max(axis=1)
     assert loop.counters["failed"] == loop.counters["rejected"] == 0
     assert np.ptp([q[0] for _, q, _ in arm.tracker.sent]) > 0.05
     assert np.median(off_rad) < 0.01
@@ -84,6 +89,7 @@ def test_an_open_fraction_is_a_share_of_the_gripper_s_width(arm):
 
 
 def test_what_the_fingers_hold_is_not_dropped_on_the_way_through_the_checklist(monkeypatch, capsys):
+    monkeypatch.setattr(real_franka, "BUFFER_S", 0.2)  # the machine that runs this may be busy
     grippers = []
 
     class Holding(fake_franky.Gripper):
@@ -110,11 +116,13 @@ def test_references_are_due_at_the_ends_of_their_steps(arm):
     np.testing.assert_allclose(arm.reference_at(from_s + 3.5 * arm.dt_s)[0][0], HOME_Q[0] + 0.0035)
 
 
-def drive(arm, executor, until):
-    """Send the arm what its executor plans until a reference satisfies something."""
-    while not until(executor.reference):
-        before, block = executor.reference, executor.advance(10)
-        arm.execute(block, before)
+def planned(limits, start, goal, until):
+    """The executor's references on the way to a goal, in one block, up to one that satisfies something."""
+    executor, blocks = Executor(limits, real_franka.FrankaArm.dt_s, start), []
+    executor.accept(JointTrajectory(goal[None], np.array([0.1])))
+    while not blocks or not until(executor.reference):
+        blocks.append(executor.advance(1))
+    return ReferenceBlock(*(np.concatenate([getattr(block, each.name) for block in blocks]) for each in fields(ReferenceBlock)))
 
 
 def one_joint(joint, angle, q=HOME_Q):
@@ -132,42 +140,45 @@ def assert_lawful(q, qd, limits, dt_s):
 def test_a_loop_that_stalls_lets_the_arm_brake_within_its_range_and_limits(monkeypatch, limits, joint):
     start = one_joint(joint, limits.q_max - 0.9 * limits.velocity)
     monkeypatch.setattr(fake_franky.Robot, "START_Q", start)
+    block = planned(
+        limits,
+        start,
+        one_joint(joint, limits.q_max - 1e-3, start),
+        lambda at: at.qdd_rad_s2[joint] < 0 and at.qd_rad_s[joint] > 0.9 * limits.velocity[joint],
+    )
     with real_franka.FrankaArm(fake_franky, "fake", limits) as arm:
-        executor = Executor(limits, arm.dt_s, start)
-        executor.accept(JointTrajectory(one_joint(joint, limits.q_max - 1e-3, start)[None], np.array([0.1])))
-        drive(arm, executor, lambda at: at.qd_rad_s[joint] > 0.98 * limits.velocity[joint])
-        drive(arm, executor, lambda at: at.qdd_rad_s2[joint] < 0)
+        arm.execute(block, JointState.at_rest(start))
         q, qd, from_s = arm.rows
         assert np.abs(qd).max() > 0.5 * limits.velocity[joint]
         assert_lawful(q, qd, limits, arm.dt_s)
         assert (np.abs(np.diff(q, n=2, axis=0)) / arm.dt_s**2 <= limits.acceleration * 1.01).all()
         np.testing.assert_array_equal(qd[-1], 0.0)
         assert q[-1, joint] > limits.q_max[joint] - 0.5
-        block, before = executor.advance(10), executor.reference
         time.sleep(0.1)
         with pytest.raises(ControlError, match="late"):
-            arm.execute(block, before)
+            arm.execute(block.rows(0, 5), JointState(block.q_rad[-1], block.qd_rad_s[-1], block.qdd_rad_s2[-1]))
         time.sleep(max(from_s + len(q) * arm.dt_s - time.monotonic(), 0.0))
         np.testing.assert_array_equal(arm.reference_at(time.monotonic())[0], q[-1])
 
 
-def test_blocks_that_come_a_little_late_are_followed_without_a_jolt(arm):
-    executor, planned, from_s = Executor(FER, arm.dt_s, HOME_Q), [HOME_Q[None]], 0.0
+def test_blocks_that_come_a_little_late_are_followed_without_a_jolt(arm, monkeypatch):
+    monkeypatch.setattr(real_franka, "BUFFER_S", 0.2)  # the machine that runs this may be busy
+    executor, plan, from_s = Executor(FER, arm.dt_s, HOME_Q), [HOME_Q[None]], 0.0
     executor.accept(JointTrajectory(HOME_Q[None] + 0.3, np.array([0.4])))
     for _ in range(15):
         before, block = executor.reference, executor.advance(10)
         arm.execute(block, before)
-        from_s = arm.rows[2] if len(planned) == 1 else from_s
-        planned.append(block.q_rad)
+        from_s = arm.rows[2] if len(plan) == 1 else from_s
+        plan.append(block.q_rad)
         time.sleep(0.005)
-    planned, (q, _, begun_s) = np.concatenate(planned), arm.rows
+    plan, (q, _, begun_s) = np.concatenate(plan), arm.rows
     begun = round((begun_s - from_s) / arm.dt_s)
     assert begun > 0
-    np.testing.assert_allclose(q[: len(planned) - begun], planned[begun:], atol=1e-12)
+    np.testing.assert_allclose(q[: len(plan) - begun], plan[begun:], atol=1e-12)
     at_s, sent = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in range(2))
     row = (at_s - from_s) / arm.dt_s
-    moving = (row > 0) & (row < len(planned) - 1)
-    due = np.stack([np.interp(row[moving], np.arange(len(planned)), angles) for angles in planned.T], axis=1)
+    moving = (row > 0) & (row < len(plan) - 1)
+    due = np.stack([np.interp(row[moving], np.arange(len(plan)), angles) for angles in plan.T], axis=1)
     assert np.median(np.abs(sent[moving] - due)) < 1e-3
 
 
@@ -178,17 +189,17 @@ def test_a_lead_stays_inside_the_range_and_the_velocity_limit(monkeypatch):
             passed = [q for at_s, q, _ in self.sent if at_s < time.monotonic() - 0.1]
             self.robot.q = passed[-1] if passed else start
 
-    start = one_joint(1, FER.q_max - 1.2)
+    start = one_joint(6, FER.q_max - 1.2)
     monkeypatch.setattr(fake_franky.Robot, "START_Q", start)
     monkeypatch.setattr(fake_franky, "JointImpedanceTracker", Late)
     with real_franka.FrankaArm(fake_franky, "fake", FER, Compensation(delay_s=0.1)) as arm:
-        executor = Executor(FER, arm.dt_s, start)
-        executor.accept(JointTrajectory(one_joint(1, FER.q_max - 1e-3)[None], np.array([0.1])))
-        drive(arm, executor, lambda at: at.rests and at.q_rad[1] > FER.q_max[1] - 0.1)
+        block = planned(FER, start, one_joint(6, FER.q_max - 1e-3), lambda at: at.rests)
+        arm.execute(block, JointState.at_rest(start))
+        time.sleep(2 * real_franka.BUFFER_S)
         q, qd = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in (1, 2))
-        assert (q >= FER.q_min).all()
-        assert (q <= FER.q_max).all()
-        assert (np.abs(qd) <= FER.velocity).all()
+        assert (q >= FER.q_min - 1e-12).all()
+        assert (q <= FER.q_max + 1e-12).all()
+        assert (np.abs(qd) <= FER.velocity + 1e-12).all()
         assert arm.clipped > 0
 
 
@@ -245,36 +256,45 @@ def test_leaving_brings_it_to_rest():
 
 @pytest.mark.parametrize("blocks_s", [3.0, None])
 def test_leaving_while_it_moves_brakes_first_whatever_the_gripper_does(monkeypatch, blocks_s):
-    entered, left, made = threading.Event(), threading.Event(), []
+    entered, left, pressed = threading.Event(), threading.Event(), []
 
     class Blocking(fake_franky.Gripper):
+        def __init__(self, fci_hostname):
+            self._width = 0.08
+            super().__init__(fci_hostname)
+
         @property
         def width(self):
-            if made:  # the constructor has returned
+            if threading.current_thread() is not threading.main_thread():
                 entered.set()
                 left.wait(blocks_s)
-            return 0.08
+            return self._width
 
         @width.setter
         def width(self, _):
             pass
 
+    class Interrupted(fake_franky.Robot):
+        @property
+        def current_joint_state(self):
+            if self.dq[6] > 1.0 and not pressed:
+                pressed.append(time.monotonic())
+                raise KeyboardInterrupt
+            return super().current_joint_state
+
     monkeypatch.setattr(fake_franky, "Gripper", Blocking)
-    arm = real_franka.FrankaArm(fake_franky, "fake", FER)
-    made.append(arm)
-    assert entered.wait(5.0)
-    executor = Executor(FER, arm.dt_s, HOME_Q)
-    executor.accept(JointTrajectory(one_joint(6, 1.0)[None], np.array([0.1])))
-    drive(arm, executor, lambda at: at.qd_rad_s[6] > 1.0)
-    interrupted_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), arm:
-        raise KeyboardInterrupt
+    monkeypatch.setattr(fake_franky, "Robot", Interrupted)
+    block = planned(FER, HOME_Q, one_joint(6, 2.0), lambda at: at.rests)
+    with pytest.raises(KeyboardInterrupt), real_franka.FrankaArm(fake_franky, "fake", FER) as arm:
+        arm.execute(block, JointState.at_rest(HOME_Q))
+    interrupted_s = pressed[0]
+    assert entered.is_set()
     assert time.monotonic() - interrupted_s < 2.5
     assert arm.tracker.stopped.is_set()
     at_s, q, qd = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in range(3))
     assert at_s[-1] - interrupted_s < 1.0
     np.testing.assert_array_equal(qd[-1], 0.0)
-    assert np.abs(np.diff(q, axis=0)).max() < 0.1
+    assert q[-1, 6] < 1.0  # of 2: it braked, and did not go on to the end
     left.set()
 
 
