@@ -30,6 +30,7 @@ STIFFNESS = np.array([600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0])  # N m/ra
 DAMPING = np.array([50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0])  # N m s/rad
 STREAM_S = 1e-3  # between two references to franky
 BUFFER_S = 0.04  # references are sent this long after the loop hands them out: so late may the next ones be
+LATE_S = 0.2  # longest wait for the last reference of a stop to be sent
 JOIN_S = 1.0  # a thread that has not ended by then is left to itself
 JUMP_RAD = 0.1  # a reference this far from the measured angle is not followed
 FRAME_MM, FRAME_DEG = 1.0, 0.2
@@ -66,6 +67,7 @@ class FrankaArm:
         q = np.asarray(self.robot.current_joint_positions, dtype=float)[None]
         self.rows, self._end_s = (q, np.zeros((1, 7)), time.monotonic()), time.monotonic()  # angles, velocities, time of row 0
         self._references = q, np.zeros((1, 7)), np.zeros((1, 7))  # the rows before they were led
+        self._sent_s = 0.0  # time of the last reference sent
         self.tracker = franky.JointImpedanceTracker(
             self.robot,
             stiffness=STIFFNESS,
@@ -169,13 +171,17 @@ class FrankaArm:
         if from_s + due * self.dt_s < self._end_s:
             self._follow(slice(0, due), (nothing, nothing, nothing), from_s + due * self.dt_s)
         rest_s = self.rows[2] + len(self.rows[0]) * self.dt_s
-        while time.monotonic() < rest_s and self.tracker.is_running and self._threads[0].is_alive():
+        while self._sent_s < rest_s and self.tracker.is_running and self._threads[0].is_alive():
+            if time.monotonic() > rest_s + LATE_S:
+                return
             time.sleep(STREAM_S)
 
     def _stream(self):
         try:
             while not self._closed.wait(STREAM_S) and self.tracker.is_running:
-                self.tracker.set_target(*self.reference_at(time.monotonic()))
+                now_s = time.monotonic()
+                self.tracker.set_target(*self.reference_at(now_s))
+                self._sent_s = now_s
         finally:  # whatever ends the stream, the arm comes to rest
             if not self._closed.is_set() and self.tracker.is_running:
                 self.tracker.stop()

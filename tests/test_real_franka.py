@@ -61,7 +61,7 @@ class Circling:
 
 
 def test_the_loop_drives_it(arm, monkeypatch):
-    monkeypatch.setattr(real_franka, "BUFFER_S", 0.15)  # the machine that runs this may be busy
+    monkeypatch.setattr(real_franka, "BUFFER_S", 0.4)  # the machine that runs this may be busy
     loop = ControlLoop(arm, Circling(arm), Executor(FER, arm.dt_s, HOME_Q), LoopConfig(hz=50, latency_s=None))
     measured, references = [], []
     try:
@@ -71,7 +71,7 @@ def test_the_loop_drives_it(arm, monkeypatch):
             references.append(tick.block.q_rad)
     finally:
         loop.close()
-    behind = round(0.15 / arm.dt_s)
+    behind = round(0.4 / arm.dt_s)
     off_rad = np.abs(np.concatenate(measured)[behind:] - np.concatenate(references)[:-behind]).max(axis=1)
     assert loop.counters["failed"] == loop.counters["rejected"] == 0
     assert np.ptp([q[0] for _, q, _ in arm.tracker.sent]) > 0.05
@@ -89,7 +89,7 @@ def test_an_open_fraction_is_a_share_of_the_gripper_s_width(arm):
 
 
 def test_what_the_fingers_hold_is_not_dropped_on_the_way_through_the_checklist(monkeypatch, capsys):
-    monkeypatch.setattr(real_franka, "BUFFER_S", 0.2)  # the machine that runs this may be busy
+    monkeypatch.setattr(real_franka, "BUFFER_S", 1.0)  # the machine that runs this may be busy
     grippers = []
 
     class Holding(fake_franky.Gripper):
@@ -162,10 +162,10 @@ def test_a_loop_that_stalls_lets_the_arm_brake_within_its_range_and_limits(monke
 
 
 def test_blocks_that_come_a_little_late_are_followed_without_a_jolt(arm, monkeypatch):
-    monkeypatch.setattr(real_franka, "BUFFER_S", 0.2)  # the machine that runs this may be busy
+    monkeypatch.setattr(real_franka, "BUFFER_S", 0.4)  # the machine that runs this may be busy
     executor, plan, from_s = Executor(FER, arm.dt_s, HOME_Q), [HOME_Q[None]], 0.0
     executor.accept(JointTrajectory(HOME_Q[None] + 0.3, np.array([0.4])))
-    for _ in range(15):
+    for _ in range(30):
         before, block = executor.reference, executor.advance(10)
         arm.execute(block, before)
         from_s = arm.rows[2] if len(plan) == 1 else from_s
