@@ -69,7 +69,10 @@ class CanvasComposite:
         content = np.zeros((*self.content_hw, 3), np.float32)
         for given, (tall, wide) in zip(views, self._maps, strict=True):
             view = given.astype(np.float32)
-            low = (tall.weights @ view.reshape(len(view), -1)).reshape(-1, *view.shape[1:])  # [h, W, 3]
+            lines = view.reshape(len(view), -1)  # low is [h, W, 3]
+            low = np.concatenate([weights @ lines[seen] for seen, weights in tall.bands]).reshape(
+                -1, *view.shape[1:]
+            )  # [h, W, 3]
             flat = np.ascontiguousarray(low.swapaxes(1, 2)).reshape(-1, low.shape[1])  # one product is faster than h
             content[tall.span, wide.span] += (flat @ wide.weights.T).reshape(len(low), 3, -1).swapaxes(1, 2)
         return np.clip(content + 0.5, 0, 255).astype(np.uint8)
@@ -82,16 +85,27 @@ class CanvasComposite:
 
 @dataclass(frozen=True, eq=False)
 class _Resampling:
-    """The rows of a resampling matrix that are not zero, and where they are on the canvas."""
+    """The rows of a resampling matrix that are not zero, and where they are on the canvas.
+
+    ``bands`` are the same rows in four groups: the pixels that a group reads, and its weights of these.
+    """
 
     span: slice
     weights: F32
+    bands: tuple[tuple[slice, F32], ...]
 
     @classmethod
     def of(cls, matrix: F32) -> _Resampling:
-        seen = np.flatnonzero(np.abs(matrix).max(1))
-        span = slice(int(seen[0]), int(seen[-1]) + 1)
-        return cls(span, np.ascontiguousarray(matrix[span]))
+        span = _used(matrix.T)
+        groups = [(_used(group), group) for group in np.array_split(matrix[span], 4)]
+        bands = tuple((used, np.ascontiguousarray(group[:, used])) for used, group in groups)
+        return cls(span, np.ascontiguousarray(matrix[span]), bands)
+
+
+def _used(matrix: F32) -> slice:
+    """The columns from the first to the last that is not zero."""
+    seen = np.flatnonzero(np.abs(matrix).max(0))
+    return slice(int(seen[0]), int(seen[-1]) + 1)
 
 
 def _letterbox(size: int, inner: int, full: int) -> F32:

@@ -1,5 +1,7 @@
 """The benchmark compares like with like; how fast it is is nobody's promise here."""
 
+import pytest
+
 from strands_cosmos3.bench import bundled
 from strands_cosmos3.bench.engine import SETTINGS, measure
 from strands_cosmos3.engine.factory import FactorySizes
@@ -19,6 +21,7 @@ def test_the_targets_are_the_projects():
     assert [(s.target_decoded, s.target_latent) for s in SETTINGS.values()] == [(2.4, 1.45), (4.5, 2.4)]
 
 
+@pytest.mark.slow
 def test_the_part_about_the_bundled_policy():
     figures = bundled.measure(repeats=1, progress=lambda _: None)
     assert figures["film"]["frames"] == 9, "the given frame and one for each of eight rows"
