@@ -98,6 +98,20 @@ def require_rigid(T: F64, name: str) -> None:
         raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
 
 
+def require_rows(n: int, *values: object, axes: int | None = None) -> None:
+    """Require float64 arrays [..., n] of one shape, with ``axes`` axes if given; ShapeError otherwise.
+
+    It takes a microsecond, for what runs at every physics step; the values are not looked at.
+    """
+    shape = getattr(values[0], "shape", None)
+    for value in values:
+        if not isinstance(value, np.ndarray) or value.dtype != np.float64 or value.shape[-1:] != (n,):
+            raise ShapeError(f"joint values must be float64 arrays [..., {n}], got {type(value).__name__}.")
+        if value.shape != shape or value.ndim != (axes or value.ndim):
+            of = f" with {axes} axes" if axes else ""
+            raise ShapeError(f"joint values must share one shape{of}, got {list(shape or ())} and {list(value.shape)}.")
+
+
 def constant_array(n: int, value: float | bool) -> NDArray[Any]:
     """Return a read-only array [n] of one value."""
     array = np.full(n, value)
@@ -107,7 +121,10 @@ def constant_array(n: int, value: float | bool) -> NDArray[Any]:
 
 def mask_array(value: Any, name: str, n: int) -> NDArray[np.bool_]:
     """Return a read-only copy of booleans [n]; anything else raises ShapeError."""
-    mask = np.array(value)
+    try:
+        mask = np.array(value)
+    except ValueError as error:  # a ragged list
+        raise ShapeError(f"{name} must be booleans of shape [{n}], got {type(value).__name__} ({error}).") from None
     if mask.dtype != np.bool_ or mask.shape != (n,):
         raise ShapeError(f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}.")
     mask.setflags(write=False)

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
+import pkgutil
+import re
+from enum import Enum
+from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
 
-from helpers.malformed import Call
+import strands_cosmos3
+from helpers.malformed import JUNK, Call
 from strands_cosmos3 import embodiments
 from strands_cosmos3.actions import decode, normalization, rotations, stats
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.control.executor import Executor
+from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed
+from strands_cosmos3.control.collision_check import CollisionCheck
+from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk, tool_frame_in_ee
-from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.control.trajectory import JointState, braking_position, plan_motion, plan_stop
+from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.resample import resample, resample_rows
-from strands_cosmos3.robots import hosted, model, panda, servo
+from strands_cosmos3.robots import chain, hosted, limits, model, panda, servo
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
-from strands_cosmos3.sim.dataset import rollout_spec
-from strands_cosmos3.sim.episode import physics_steps_per_tick
+from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
+from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import VideoRecorder
+from strands_cosmos3.sim.handling import cube_state
 from strands_cosmos3.sim.plant import PlantErrors
+from strands_cosmos3.sim.plot import plot_rollout
+from strands_cosmos3.sim.policy_planner import planner_for
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import Polyline, Quality, Renderer, choose_gl
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
+from strands_cosmos3.sim.scene_builder import build
 from strands_cosmos3.sim.tasks import TASKS, Judge, get_task
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, PoseTrajectory
 
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 DROID = get_embodiment("droid")
 MODEL = model.load_panda()
 BRIDGE = MinkIKBridge(MODEL)
@@ -71,8 +86,29 @@ LIMITS = {name: getattr(FER, name) for name in ("q_min", "q_max", "velocity", "a
 SCRIPTED = {"embodiment": "droid", "backend": "scripted"}
 
 
+REST = JointState.at_rest(HOME_Q)
+STATES = np.tile(HOME_Q, (3, 1))
+STATE = {"q_rad": HOME_Q, "qd_rad_s": np.full(7, 0.1), "qdd_rad_s2": np.zeros(7)}
+FILM = VideoRecorder(SCENE, None, 50.0)
+ROLLOUT = ROBOT.run_policy(policy_config=SCRIPTED, task="pick", duration=0.06)
+
+
 def executor(**given):
     return Executor(**{"limits": FER, "dt_s": 1 / 600, "q_rad": HOME_Q, "gripper": 1.0, **given})
+
+
+def take_up(prepared):
+    made = executor()
+    return made.take_up(made.takeover().prepare(PLAN) if isinstance(prepared, str) and prepared == "good" else prepared)
+
+
+def record(writer, embodiment):
+    with DatasetWriter("dataset", rollout_spec()) as good:
+        return RolloutRecorder(good if isinstance(writer, str) and writer == "good" else writer, embodiment)
+
+
+def execute(before=REST, **block):
+    return ROBOT.execute(ReferenceBlock(**block, nominal_s=np.full(3, np.nan)), before)
 
 
 ACTIONS = [
@@ -141,6 +177,21 @@ ROBOTS = [
         servo.JointServo(MODEL).computed_torque,
         {"data": mujoco.MjData(MODEL), "q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)},
     ),
+    Call(FER.outside, {"q_rad": HOME_Q, "tolerance_rad": 0.0}),
+    Call(FER.only, {"joints": np.arange(7) < 3}),
+    Call(chain.SerialChain, {"T_parent_joint": EYES, "point_m": np.zeros(3), "slides": np.zeros(3, dtype=bool)}),
+    Call(panda.HAND_LIMITS.chain.motion, {"q_rad": STATES, "qd_rad_s": STATES, "qdd_rad_s2": STATES}),
+    Call(panda.HAND_LIMITS.chain.position, {"q_rad": STATES}),
+    Call(panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}),
+    Call(servo.Compensation, {"delay_s": 0.01, "payload_kg": 0.5, "friction_nm": 0.5}),
+    Call(servo.Compensation(0.01).lead, {"q_rad": HOME_Q, "qd_rad_s": HOME_Q, "qdd_rad_s2": HOME_Q}),
+    Call(servo.JointServo(MODEL, servo.Compensation(0.01, 1.0)).load_torque, {"q_rad": STATES, "qd_rad_s": STATES}),
+    Call(servo.Payload, {"model": MODEL, "mass_kg": 1.0}),
+    Call(servo.Payload(MODEL, 1.0).torque, {"q_rad": STATES}),
+    Call(servo.Payload(MODEL, 1.0).position_m, {"q_rad": STATES}),
+    Call(limits.limits_of, {"model": MODEL, "joints": range(7), "limits": FER, "body": BRIDGE.body_id}),
+    Call(limits.is_franka, {"model": MODEL, "joints": range(7)}),
+    Call(model.chain_to_body, {"model": MODEL, "body": "hand", "joints": ARM_JOINTS}),
     Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
@@ -180,6 +231,33 @@ CONTROL = [
     Call(lambda **given: executor().accept(**given), {"trajectory": PLAN}, name="Executor.accept"),
     Call(lambda **given: executor().advance(**given), {"n_steps": 12}, name="Executor.advance"),
     Call(lambda **given: executor().steps_to_row(**given), {"row": 0}, name="Executor.steps_to_row"),
+    Call(lambda **given: executor().takeover(**given), {"steps": 12}, name="Executor.takeover"),
+    Call(lambda **given: executor().takeover(**given).reference, {"steps": 12}, name="Takeover.reference"),
+    Call(lambda trajectory: executor().takeover().prepare(trajectory), {"trajectory": PLAN}, name="Takeover.prepare"),
+    Call(take_up, {"prepared": "good"}),
+    Call(lambda **given: executor().fault(**given), {"followed": True}, name="Executor.fault"),
+    Call(plan_motion, {"start": REST, "q_rad": PLAN.q_rad, "t_s": TIMES, "limits": FER, "dt_s": 1 / 600}),
+    Call(lambda **given: plan_motion(JointState(**given), PLAN.q_rad, TIMES, FER, 1 / 600), STATE, name="plan_motion of"),
+    Call(plan_stop, {"start": REST, "limits": FER}),
+    Call(lambda **given: plan_stop(JointState(**given), FER), STATE, name="plan_stop of"),
+    Call(braking_position, {"q": HOME_Q, "v": HOME_Q, "a": np.zeros(7), "limits": FER}),
+    Call(drop_elapsed, {"trajectory": PLAN, "elapsed_s": 0.1}),
+    Call(
+        blend_chunk,
+        {
+            "trajectory": PLAN,
+            "q_departure": HOME_Q,
+            "elapsed_s": 0.1,
+            "reference": REST,
+            "limits": FER,
+            "blend_s": 0.4,
+        },
+    ),
+    Call(CollisionCheck, {"model": MODEL, "joints": range(7)}),
+    Call(BRIDGE.collisions.distances, {"q_rad": np.tile(FULL, (2, 1))}),
+    Call(BRIDGE.collisions.examine, {"q_start": FULL, "q_rad": np.tile(FULL, (2, 1))}),
+    Call(BRIDGE.collisions.hold, {"q_start": FULL, "q_rad": np.tile(FULL, (2, 1)), "n_rows": 3}),
+    Call(BRIDGE.stop_before_collision, {"q": FULL, "q_rad": np.tile(FULL, (2, 1))}),
     Call(LoopConfig, {"hz": 50.0, "replan_rows": 8, "latency_s": 0.0, "patience_s": 1.0}),
     Call(JointState.at_rest, {"q_rad": HOME_Q}),
     Call(JointState, {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)}),
@@ -242,6 +320,7 @@ POLICIES = [
     Call(POLICY.reset, {"seed": 0}),
     Call(POLICY.plan, {"observation": FLAT, "instruction": "pick up the red cube", "raw_actions": None, "video": None}),
     Call(POLICY.plan, {"observation": SEEN, "instruction": "pick up the red cube", "action_prefix": None}),
+    Call(POLICY.get_actions_batch, {"observations": [FLAT, FLAT], "instructions": "pick up the red cube"}),
     Call(POLICY.get_actions_sync, {"observation_dict": FLAT, "instruction": "pick up the red cube"}),
     Call(resample, {"plan": PLAN, "observation": SEEN, "hz": 50.0, "limits": FER, "lead_s": np.zeros(7)}),
     Call(resample_rows, {"chunk": JOINTS, "hz": 50.0}),
@@ -293,6 +372,31 @@ SIM = [
     Call(PlantErrors, {"link_mass_scale": 1.0, "payload_kg": 0.0, "joint_friction_nm": 0.0, "actuation_delay_s": 0.0}),
     Call(PlantErrors, {"sensor_noise_rad": 0.0, "seed": 0}),
     Call(PlantErrors().apply, {"model": MODEL}),
+    Call(PlantErrors(actuation_delay_s=0.01).delay_steps, {"dt_s": 1 / 600}),
+    Call(PlantErrors(sensor_noise_rad=1e-3).noise_rad, {"episode_seed": 0, "step": 3, "n": 7}),
+    Call(ROBOT.execute, {"block": ReferenceBlock(STATES, STATES * 0, STATES * 0, np.ones(3), np.zeros(3)), "before": REST}),
+    Call(execute, {"q_rad": STATES, "qd_rad_s": STATES * 0, "qdd_rad_s2": STATES * 0, "gripper": np.ones(3)}),
+    Call(
+        planner_for,
+        {"arm": ROBOT, "policy": POLICY, "instruction": "pick up the red cube", "film": FILM, "hz": 50.0},
+    ),
+    Call(
+        lambda **given: Episode(**given).loop.close(),
+        {
+            "arm": ROBOT,
+            "planner": planner_for(ROBOT, POLICY, "pick up the red cube", FILM, 50.0),
+            "judge": None,
+            "film": FILM,
+            "config": LoopConfig(),
+            "realtime": False,
+            "on_tick": None,
+        },
+        name="Episode",
+    ),
+    Call(record, {"writer": "good", "embodiment": "droid"}, name="RolloutRecorder"),
+    Call(plot_rollout, {"rollout": ROLLOUT, "path": "plot.png"}),
+    Call(build, {"cubes": DEFAULT_CUBES, "arm": None}),
+    Call(cube_state, {"scene": SCENE, "data": DATA, "cube": "cube_red"}),
     Call(physics_steps_per_tick, {"control_frequency": 50.0}),
     Call(rollout_spec, {"embodiment": "droid"}),
     Call(
@@ -346,6 +450,50 @@ def run(calls, n):
         for call, rng in zip(itertools.islice(itertools.cycle(calls), n), rngs, strict=False)
         if (found := untyped(call, rng))
     ]
+
+
+def public_names():
+    """Public functions and classes of five packages that take an argument, by the rule of docs/architecture.md."""
+    page = (Path(strands_cosmos3.__file__).parents[1] / "docs/architecture.md").read_text()
+    (trusting,) = re.findall(r"as do the whole\s+modules (.*?)\.\n", page, re.DOTALL)
+    internal = {f"strands_cosmos3.{name}" for name in re.findall(r"`([\w.]+)`", trusting)}
+    found = {}
+    for package in ("actions", "control", "policy", "robots", "sim"):
+        path = [str(Path(strands_cosmos3.__file__).parent / package)]
+        for module in (importlib.import_module(f"strands_cosmos3.{package}.{one.name}") for one in pkgutil.iter_modules(path)):
+            if module.__name__ in internal:
+                internal.remove(module.__name__)
+                continue
+            own = [name for name, made in vars(module).items() if getattr(made, "__module__", None) == module.__name__]
+            for name in getattr(module, "__all__", [name for name in own if name[0] != "_"]):
+                if callable(made := getattr(module, name)) and (inspect.isfunction(made) or is_made(made)):
+                    found[f"{module.__name__}.{name}"] = made
+    assert not internal, f"the page names modules that do not exist: {internal}"
+    return found
+
+
+def is_made(kind):
+    """Whether a class can be constructed by a caller."""
+    other = isinstance(kind, type) and (issubclass(kind, Enum | BaseException) or getattr(kind, "_is_protocol", False))
+    return isinstance(kind, type) and not other and not inspect.isabstract(kind)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_public_name_refuses_junk():
+    rng, found, n = np.random.default_rng(0), [], 0
+    for name, function in public_names().items():
+        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
+        for _ in range(5 if needed else 0):
+            given = {p.name: JUNK[int(rng.integers(len(JUNK)))] for p in needed}
+            n += 1
+            try:
+                function(**given)
+            except Cosmos3Error:
+                continue
+            except Exception as error:
+                found.append(f"{name}({given!r:.100}): {type(error).__name__}: {error!s:.100}")
+    assert n > 400
+    assert not found, "\n".join(found)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,8 @@ from strands_cosmos3.checks import F64, finite_array, instance_of, typed
 from strands_cosmos3.errors import ActionOutOfRangeError, StatisticsError, UnknownNameError
 from strands_cosmos3.types import WILD_Z
 
+__all__ = ["FIGURES", "ActionStats", "Affine", "Method"]
+
 Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
 FIGURES = ("q01", "q99", "mean", "std", "min", "max")  # the first two are always present
 _SMALLEST_SPREAD = 1e-12  # the narrowest in real data, AgiBot's still head, is 1e-6

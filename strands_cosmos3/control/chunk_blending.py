@@ -12,8 +12,8 @@ import numpy as np
 from scipy.interpolate import CubicSpline  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.actions.rotations import interpolate_poses
-from strands_cosmos3.checks import F64, positive
-from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, typed
+from strands_cosmos3.control.stops import JointState, checked_state
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 
@@ -24,8 +24,10 @@ _BY_ROW = ("q_rad", "residual_m", "residual_rad", "converged", "clamped")
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
     """Return the remaining rows with times counted from now, or None if all have passed.
 
-    The poses' anchor moves to where the intended path would be now.
+    The poses' anchor moves to where the intended path would be now. InputError or NonFiniteError: an argument is malformed.
     """
+    instance_of(trajectory, JointTrajectory, "trajectory")
+    elapsed_s = float(finite_array(elapsed_s, "elapsed_s", ()))
     first = int(np.searchsorted(trajectory.t_s, elapsed_s + _NOW_S, side="right"))
     if first >= len(trajectory.t_s):
         return None
@@ -39,6 +41,7 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
     return replace(trajectory, t_s=t_s, gripper=gripper, poses=poses, **rows)
 
 
+@typed("elapsed_s", "blend_s")
 def blend_chunk(
     trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
 ) -> JointTrajectory | None:
@@ -51,15 +54,22 @@ def blend_chunk(
         q_departure: [n] angles that the chunk departs from.
         elapsed_s: Time since then on the motion's clock; 0 returns the chunk unchanged.
         reference: The present reference.
+
+    Raises:
+        InputError, ShapeError, NonFiniteError: An argument is malformed, or the joints differ in number.
     """
+    elapsed_s, blend_s = float(finite_array(elapsed_s, "elapsed_s", ())), positive(blend_s, "blend_s")
     if elapsed_s <= _NOW_S:
         return trajectory
     rest = drop_elapsed(trajectory, elapsed_s)
     if rest is None:
         return None
+    reference = checked_state(reference, limits)
+    q_departure = finite_array(q_departure, "q_departure", limits.q_min.shape)
+    finite_array(trajectory.q_rad, "the chunk", (None, len(q_departure)))
     spline = _spline(q_departure, trajectory)
     offset, offset_speed = reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)
-    s = np.minimum(rest.t_s / positive(blend_s, "blend_s"), 1.0)[:, None]
+    s = np.minimum(rest.t_s / blend_s, 1.0)[:, None]
     fading = offset * (1 - s) ** 2 * (1 + 2 * s) + offset_speed * blend_s * s * (1 - s) ** 2
     in_range = (rest.q_rad >= limits.q_min) & (rest.q_rad <= limits.q_max)  # the executor rejects the others
     q = np.clip(rest.q_rad + fading, limits.q_min, limits.q_max)

@@ -19,8 +19,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, require_rows, whole_number
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
+from strands_cosmos3.robots.model import joint_ids
 
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
 _KEPT_M = 0.005  # distance that a solution around a collision keeps
@@ -29,6 +30,7 @@ _CONFIGURATIONS = 32  # in which links must overlap to be left out
 _FAR_M = 0.15  # exact distances are not needed beyond
 _MAX_PARTS = 8  # into which the way to a row is divided
 _TOUCH_M = 1e-4  # how much closer two bodies may come that are within the clearance at the start
+_MOST_ROWS = 1_000_000
 _CONTACT_M = 1e-5  # about the accuracy of a distance
 _COAST = 0.15  # share of a row by which the executor's spline overshoots a sudden hold, and a margin (0.085 in theory)
 
@@ -42,9 +44,13 @@ class CollisionCheck:
 
     Attributes:
         pairs: [P, 2] ids of the geometries that are checked; empty if the model has none.
+
+    Raises:
+        InputError, ShapeError: The model, the joints' ids or a method's configurations are malformed.
     """
 
     def __init__(self, model: mujoco.MjModel, joints: Sequence[int]):
+        joints = joint_ids(model, joints)
         self.model, self._data = model, mujoco.MjData(model)
         self.pairs = self._ever_apart(_pairs(model, joints), joints)
         radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # 0: no bounding sphere, as of a plane
@@ -60,9 +66,9 @@ class CollisionCheck:
         others = self.pairs[pairs, 1 - column]
         return pairs, np.searchsorted(self._geoms, others), radius[others]
 
-    def _ever_apart(self, pairs: NDArray[np.intp], joints: Sequence[int]) -> NDArray[np.intp]:
+    def _ever_apart(self, pairs: NDArray[np.intp], joints: list[int]) -> NDArray[np.intp]:
         """The pairs without links that overlap wherever the arm is: coarse shapes do, about a joint."""
-        model, chain = self.model, list(joints)
+        model, chain = self.model, joints
         low, high = np.where(model.jnt_limited[chain, None] > 0, model.jnt_range[chain], (-np.pi, np.pi)).T
         roots = model.body_rootid[model.geom_bodyid[pairs]]
         overlap = roots[:, 0] == roots[:, 1]
@@ -77,6 +83,7 @@ class CollisionCheck:
 
     def distances(self, q_rad: F64) -> F64:
         """[R, P] distances at configurations [R, nq]: exact below 30 mm, else lower bounds; below zero, minus the depth."""
+        require_rows(self.model.nq, q_rad, axes=2)
         return self._distances(q_rad)[0]
 
     def _distances(self, q_rad: F64) -> tuple[F64, F64]:
@@ -116,6 +123,7 @@ class CollisionCheck:
 
         Two bodies that are too close at the start may move apart.
         """
+        self._require_path(q_start, q_rad)
         q = np.vstack((q_start, q_rad))
         distance, centres = self._distances(q)
         least, closest = _least(distance[0]), distance[1:]
@@ -139,6 +147,8 @@ class CollisionCheck:
 
         It is held earlier if it would collide while it comes to rest.
         """
+        self._require_path(q_start, q_rad)
+        whole_number(n_rows, "n_rows", len(q_rad), _MOST_ROWS)
         least = _least(self.distances(q_start[None])[0])
         q, row = np.vstack((q_start, q_rad)), len(q_rad)
         while row > 0:
@@ -147,6 +157,10 @@ class CollisionCheck:
                 break
             row -= 1
         return np.vstack((q[1 : row + 1], np.repeat(q[row][None], n_rows - row, axis=0))), row
+
+    def _require_path(self, q_start: F64, q_rad: F64) -> None:
+        require_rows(self.model.nq, q_start, axes=1)
+        require_rows(self.model.nq, q_rad, axes=2)
 
     def _report(self, outcome: CollisionOutcome, row: int | None, distance: F64) -> CollisionReport:
         worst = int(np.argmin(distance))
@@ -165,7 +179,7 @@ def _least(at_start: F64) -> F64:
     return np.where(at_start > 0, apart, at_start - _TOUCH_M)
 
 
-def _pairs(model: mujoco.MjModel, joints: Sequence[int]) -> NDArray[np.intp]:
+def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
     """[P, 2] geometries between which chain joints lie, by the rules of this module but for overlaps."""
     order = {joint: place for place, joint in enumerate(joints, 1)}
     joints_below = np.zeros(model.nbody, dtype=int)  # chain joints between the base and each body

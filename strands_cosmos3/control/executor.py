@@ -17,9 +17,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
-from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
-from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion
+from strands_cosmos3.checks import F64, finite_array, instance_of, require_type, whole_number
+from strands_cosmos3.control.stops import JointState, StopProfile, quickest_stop
+from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
 from strands_cosmos3.robots.panda import HandLimits, JointLimits
 from strands_cosmos3.types import JointTrajectory
@@ -133,7 +133,7 @@ class Takeover:
     def braking(self) -> ReferenceBlock:
         """Return the stop from this reference, which is row 0. A plan that brakes already goes on."""
         if self.n_head <= self.step < self.n_motion:
-            return _braking(plan_stop(self.reference, self.limits), self.gripper, self.dt_s)
+            return _braking(quickest_stop(self.reference, self.limits), self.gripper, self.dt_s)
         last = len(self.plan) - 1 if self.step >= self.n_motion else self.n_head
         block = self.plan.rows(min(self.step, last), last + 1)
         return replace(block, gripper=np.full(len(block), self.gripper), nominal_s=np.full(len(block), np.nan))
@@ -158,7 +158,7 @@ class Takeover:
         at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
         segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
-        stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
+        stop = quickest_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
         into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
         tail = _braking(stop, float(gripper_rows[-1]), dt_s, into_s)
         q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
@@ -173,7 +173,7 @@ class Executor:
     """Turns joint trajectories into references on the physics clock.
 
     Args:
-        limits, dt_s: Limits of the joints and of the hand, and the physics step.
+        limits, dt_s: Limits of the joints and of the hand, and the physics step, at least 0.1 ms.
         q_rad, gripper: Initial reference [n], at rest, and open fraction.
 
     Attributes:
@@ -185,7 +185,7 @@ class Executor:
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float = 1.0):
         self.limits = instance_of(limits, JointLimits, "limits")
-        self.dt_s = positive(dt_s, "dt_s")
+        self.dt_s = reference_period(dt_s)
         q = finite_array(q_rad, "q_rad", (len(limits.velocity),))
         if (outside := limits.outside(q)) is not None:
             raise InputError(f"the arm cannot start here: {outside}. Move it inside first.")
@@ -240,13 +240,14 @@ class Executor:
 
     def takeover(self, steps: int = 0) -> Takeover:
         """Return the reference ``steps`` from now, if nothing else is taken up before, to plan from."""
-        step, plan = self._cursor + steps, self._plan
+        step, plan = self._cursor + whole_number(steps, "steps", 0, _MOST_STEPS), self._plan
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
         gripper = float(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
         return Takeover(self.limits, self.dt_s, plan, step, self._n_head, self._n_motion, motion_s, gripper)
 
     def steps_until(self, prepared: PreparedMotion) -> int:
         """Physics steps until the reference that a prepared motion continues; negative once that has passed."""
+        instance_of(prepared, PreparedMotion, "prepared")
         rests = len(self._plan) - 1
         return min(prepared.step, rests) - min(self._cursor, rests) if prepared.of is self._plan else -1
 
@@ -292,9 +293,10 @@ class Executor:
 
         If the arm has not ``followed`` the steps handed out last, braking begins at the reference before them.
         """
+        require_type(followed, bool, "followed")
         if not followed:
             self._cursor, self._gripper, self._history = self._before
-        self._brake(_braking(plan_stop(self.reference, self.limits), self._gripper, self.dt_s))
+        self._brake(_braking(quickest_stop(self.reference, self.limits), self._gripper, self.dt_s))
         self.state = ExecutorState.FAULT
         self.counters["faults"] += 1
 

@@ -28,6 +28,8 @@ from strands_cosmos3.errors import FrameError, InputError, UnknownNameError
 from strands_cosmos3.robots.limits import is_franka, limits_of
 from strands_cosmos3.robots.panda import HOME_Q, JointLimits
 
+__all__ = ["METHODS", "IKSolution", "Method", "MinkIKBridge"]
+
 Method = Literal["auto", "mink"]
 METHODS = ("auto", "mink")
 POSITION_TOLERANCE_M = 1e-6
@@ -225,10 +227,7 @@ class MinkIKBridge:
                 :data:`START_TOLERANCE_RAD`. Nothing was solved.
         """
         targets, q = rigid(T_world_ee, "T_world_ee", leading=1), self.configuration(q_init, "q_init")
-        return self.solve_trusted(targets, q, dt_s if dt_s is None else positive(dt_s, "dt_s"), method)
-
-    def solve_trusted(self, targets: F64, q: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
-        """As :meth:`solve`, for poses and a configuration that have been checked."""
+        dt_s = dt_s if dt_s is None else positive(dt_s, "dt_s")
         how = self.method if method is None else _method(method)
         angles = q[self.q_address]
         if (outside := self.limits.outside(angles, START_TOLERANCE_RAD)) is not None:
@@ -307,7 +306,11 @@ class MinkIKBridge:
         return replace(solution, **joined)
 
     def stop_before_collision(self, q: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
-        """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in collision, and a report."""
+        """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in collision, and a report.
+
+        Errors as :meth:`configuration`.
+        """
+        q, q_rad = self.configuration(q, "q"), trailing(q_rad, "q_rad", (self.model.nq,), leading=1)
         if self.collisions is None:
             return q_rad, CollisionReport()
         found = self.collisions.examine(q, q_rad)

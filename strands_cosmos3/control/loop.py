@@ -27,6 +27,7 @@ from strands_cosmos3.control.trajectory import JointState, PlannedMotion
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error, InputError
 from strands_cosmos3.types import JointTrajectory, Observation
 
+__all__ = ["ANCHOR_TOLERANCE_RAD", "AcceptedChunk", "Arm", "ControlLoop", "LoopConfig", "Planner", "PrefixSpan", "Tick"]
 _T = TypeVar("_T")
 _COUNTERS = (
     *("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences"),
@@ -259,8 +260,8 @@ class ControlLoop:
         interrupted: Callable[[], bool] = lambda: False,
     ):
         self.arm, self.planner, self.executor = arm, planner, instance_of(executor, Executor, "executor")
-        self.config = config or LoopConfig()
-        steps = 1.0 / (self.config.hz * arm.dt_s)
+        self.config = instance_of(config or LoopConfig(), LoopConfig, "config")
+        steps = 1.0 / (self.config.hz * positive(getattr(arm, "dt_s", None), "the arm's dt_s"))
         if steps < 1 - 1e-9 or abs(steps - round(steps)) > 1e-6:
             raise ConfigError(
                 f"{self.config.hz:g} ticks per second are not a whole number of reference steps of {arm.dt_s * 1e3:g} ms; "

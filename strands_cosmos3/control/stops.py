@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, instance_of, require_rows
 from strands_cosmos3.robots.panda import JointLimits
+
+__all__ = ["JointState", "StopProfile", "braking_position", "plan_stop"]
 
 RANGE_TOLERANCE_RAD = 2e-7  # a stop may turn this far beyond a joint's end, where the acceleration has yet to fade
 _STOP_S = (0.0, 0.05, 0.065, 0.08, 0.1, 0.125, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.65)
@@ -69,7 +71,22 @@ def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
 
     If the acceleration a were first brought to zero with jerk J, the velocity would become ``v + a|a| / 2J``; its sign gives
     the direction of braking. The peak deceleration A follows from ``A^2 = J v + a^2 / 2``, capped at the limit.
+
+    Raises:
+        InputError, ShapeError, NonFiniteError: The state or the limits are malformed, or have different joints.
     """
+    return quickest_stop(checked_state(start, limits), limits)
+
+
+def checked_state(start: JointState, limits: JointLimits) -> JointState:
+    """Return a state whose angles, velocities and accelerations are finite and of the limits' joints; errors otherwise."""
+    joints = instance_of(limits, JointLimits, "limits").q_min.shape
+    values = vars(instance_of(start, JointState, "start"))
+    return JointState(**{name: finite_array(value, name, joints) for name, value in values.items()})
+
+
+def quickest_stop(start: JointState, limits: JointLimits) -> StopProfile:
+    """As :func:`plan_stop`, for a state that has been checked: a stop must not fail on the way."""
     state = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
     candidates_s = _STOP_S if limits.hand is not None else (0.0,)
     strain, phase_s, jerk = _strain(state, np.array(candidates_s), limits)
@@ -93,6 +110,7 @@ def stop_strain(q: F64, v: F64, a: F64, limits: JointLimits, enough: float) -> F
 
 def braking_position(q: F64, v: F64, a: F64, limits: JointLimits) -> F64:
     """[..., n] angles at which the joints would come to rest if they braked now, as hard as they may."""
+    require_rows(len(instance_of(limits, JointLimits, "limits").velocity), q, v, a)
     for t, jerk in zip(*_phases(v, a, limits.acceleration, limits.jerk), strict=True):
         q, v, a = constant_jerk(q, v, a, t, jerk)
     return q

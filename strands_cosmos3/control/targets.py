@@ -105,4 +105,4 @@ def _solve(
     cosmos = decode_chunk(chunk, bridge.ee_pose(q) @ T_ee_cosmos, stats)
     driven = to_frame(cosmos, np.linalg.inv(T_ee_cosmos), bridge.ee_frame_name)
     assert chunk.fps is not None  # ActionChunk resolved it
-    return cosmos, driven, bridge.solve_trusted(driven.T_base_frame, q, stretch / chunk.fps)
+    return cosmos, driven, bridge.solve(driven.T_base_frame, q, stretch / chunk.fps)

@@ -19,19 +19,20 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
 from scipy.linalg import solve_banded  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, finite_array, increasing_times, positive
 from strands_cosmos3.control.stops import (
     RANGE_TOLERANCE_RAD,
     JointState,
     StopProfile,
     braking_position,
     braking_range,
+    checked_state,
     constant_jerk,
     fastest,
     plan_stop,
     stop_strain,
 )
-from strands_cosmos3.errors import ControlError, MotionBoundsError
+from strands_cosmos3.errors import ControlError, InputError, MotionBoundsError
 from strands_cosmos3.robots.panda import HandLimits, JointLimits
 
 __all__ = ["JointSpline", "JointState", "PlannedMotion", "StopProfile", "braking_position", "plan_motion", "plan_stop"]
@@ -39,6 +40,7 @@ __all__ = ["JointSpline", "JointState", "PlannedMotion", "StopProfile", "braking
 MAX_ROWS = 1000
 MAX_DURATION_S = 60.0
 MAX_STRETCH_S = 40.0
+LEAST_PERIOD_S = 1e-4  # of references
 START_TOLERANCE_RAD = 0.02  # a measured start may lie a little outside the range that targets keep
 _SLOWEST = 2.0  # times as long as straight lines with halts; these are better then
 _MAX_PASSES = 60
@@ -101,14 +103,18 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
 
     Args:
         q_rad, t_s: [T, n] rows and [T] increasing times; a first row at zero is merged into the start.
-        dt_s: Period of the references; a stop may begin at any of them.
+        dt_s: Period of the references, at least :data:`LEAST_PERIOD_S`; a stop may begin at any of them.
 
     Raises:
+        InputError, ShapeError, NonFiniteError: An argument is malformed, or has other joints than the limits.
         MotionBoundsError: There are more than :data:`MAX_ROWS` rows, they take longer than :data:`MAX_DURATION_S`, or the
             limits would delay the last by more than :data:`MAX_STRETCH_S`.
         ControlError: The start lies outside the joints' range by more than :data:`START_TOLERANCE_RAD`, or is too fast for
             the rows, however far time is stretched; the latter never happens from rest.
     """
+    start, dt_s = checked_state(start, limits), reference_period(dt_s)
+    q_rad = finite_array(q_rad, "q_rad", (None, len(limits.velocity)))
+    t_s = increasing_times(t_s, len(q_rad))
     if (outside := limits.outside(start.q_rad, START_TOLERANCE_RAD)) is not None:
         raise ControlError(f"the motion cannot start here: {outside}. Move the arm inside first, e.g. to its home position.")
     _require_bounded(start.q_rad, q_rad, t_s, limits)
@@ -129,6 +135,13 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
         f"no time law within the joint limits was found for this chunk: it starts at {np.abs(start.qd_rad_s).max():.2f} rad/s "
         "and its rows cannot be met from there. Stop the arm first."
     )
+
+
+def reference_period(dt_s: float) -> float:
+    """Return the period of references; InputError unless it is a number of at least :data:`LEAST_PERIOD_S`."""
+    if positive(dt_s, "dt_s") < LEAST_PERIOD_S * (1 - 1e-9):
+        raise InputError(f"dt_s must be at least {LEAST_PERIOD_S:g} s ({1 / LEAST_PERIOD_S:g} Hz), got {dt_s!r}.")
+    return float(dt_s)
 
 
 def _require_bounded(q_start: F64, q_rad: F64, t_s: F64, limits: JointLimits) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.checks import instance_of, typed
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.policy.contract import Policy, Step
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
@@ -37,6 +38,7 @@ class BatchAnswers(Policy):
     @abstractmethod
     def _next_steps(self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int) -> list[Step]: ...
 
+    @typed("observations")
     def get_actions_batch(
         self, observations: Sequence[Mapping[str, Any]], instructions: str | Sequence[str]
     ) -> list[list[Step]]:
@@ -52,9 +54,10 @@ class BatchAnswers(Policy):
 
         Raises:
             ConfigError: The mode is not ``policy``.
-            InputError: Not as many instructions as observations.
+            InputError: Not as many instructions as observations, or an argument is malformed.
             ObservationError, BackendError: As of ``get_actions_sync``.
         """
+        instance_of(observations, Sequence, "observations")
         if self.mode is not Mode.POLICY:
             raise ConfigError(f"a batch is answered in mode 'policy', not in {str(self.mode)!r}.")
         texts = [instructions] * len(observations) if isinstance(instructions, str) else list(instructions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, positive, typed
+from strands_cosmos3.checks import F64, finite_array, positive, typed, whole_number
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
@@ -114,8 +114,12 @@ def _require_few(end_s: float, hz: float) -> None:
 def steps_of_rows(rows: int, fps: float | None, hz: float | None, lead: int = 1) -> int:
     """Return the control steps that rows take where limits do not ask for more time; without a rate, a row is a step.
 
-    ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after that.
+    ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after that. InputError: an
+    argument is malformed.
     """
+    whole_number(rows, "rows", 0, _MOST_STEPS)
+    whole_number(lead, "lead", 0, 1)
     if hz is None or fps is None:
         return max(1, rows)
-    return max(1, int(np.ceil((rows - 1 + lead) / fps * hz - 1e-9)))
+    steps = (rows - 1 + lead) / positive(fps, "fps") * positive(hz, "hz") - 1e-9
+    return max(1, int(np.ceil(min(steps, _MOST_STEPS))))

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, finite_array, mask_array, require_rows, rigid_transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +20,20 @@ class SerialChain:
             slide along, their z axis.
         point_m: [3] the point in the last joint's frame.
         slides: [n] whether a joint slides.
+
+    Raises:
+        InputError, ShapeError, NonFiniteError: An array is malformed.
     """
 
     T_parent_joint: F64
     point_m: F64
     slides: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        T = rigid_transform(self.T_parent_joint, "T_parent_joint", batch=True)
+        object.__setattr__(self, "T_parent_joint", T)
+        object.__setattr__(self, "point_m", finite_array(self.point_m, "point_m", (3,)))
+        object.__setattr__(self, "slides", mask_array(self.slides, "slides", len(T)))
 
     @cached_property
     def reach_m(self) -> F64:
@@ -37,6 +46,7 @@ class SerialChain:
 
         From the tip to the base. A turn by q takes ``c = x + iy`` to ``c e^iq``; the derivatives follow by the product rule.
         """
+        require_rows(len(self.slides), q_rad, qd_rad_s, qdd_rad_s2, axes=2)
         x = np.zeros((3, 3, len(q_rad)))  # position, velocity, acceleration; axis; M
         x[0] = self.point_m[:, None]
         q, qd, qdd = np.ascontiguousarray(q_rad.T), np.ascontiguousarray(qd_rad_s.T), np.ascontiguousarray(qdd_rad_s2.T)
@@ -56,6 +66,7 @@ class SerialChain:
 
     def position(self, q_rad: F64) -> F64:
         """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
+        require_rows(len(self.slides), q_rad, axes=2)
         x = np.repeat(self.point_m[:, None], len(q_rad), axis=1)
         turn = np.exp(1j * q_rad.T)
         for i in range(len(turn) - 1, -1, -1):

@@ -15,7 +15,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.robots.model import chain_to_body
+from strands_cosmos3.robots.model import chain_to_body, joint_ids
 from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS, JointLimits
 
 ASSUMED_VELOCITY = 1.3, 0.1
@@ -42,9 +42,11 @@ def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits 
         body: Id of the body that the chain moves.
 
     Raises:
+        InputError: An argument is malformed.
         UnknownNameError: There is no such table.
         ConfigError: The limits have another number of joints, or exclude all of a joint's range.
     """
+    joints = joint_ids(model, joints)
     low, high, unlimited = _ranges(model, joints)
     named = isinstance(limits, str)
     if isinstance(limits, str):
@@ -70,12 +72,13 @@ def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits 
 
 def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
     """Whether joints (ids, base first) have a Franka's axes, relative to the world's origin, whatever they are called."""
-    hinges = model.jnt_type[list(joints)] == int(mujoco.mjtJoint.mjJNT_HINGE)
+    joints = joint_ids(model, joints)
+    hinges = model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)
     if len(joints) != len(HOME_Q) or not hinges.all():
         return False
     data = mujoco.MjData(model)
     for q in _PROBES:
-        data.qpos[model.jnt_qposadr[list(joints)]] = q
+        data.qpos[model.jnt_qposadr[joints]] = q
         mujoco.mj_kinematics(model, data)
         T = np.eye(4)
         for joint, T_parent_joint, angle in zip(joints, HAND_LIMITS.chain.T_parent_joint, q, strict=True):
@@ -88,16 +91,14 @@ def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
     return True
 
 
-def _ranges(model: mujoco.MjModel, joints: Sequence[int]) -> tuple[F64, F64, list[str]]:
+def _ranges(model: mujoco.MjModel, ids: list[int]) -> tuple[F64, F64, list[str]]:
     """Least and greatest angles by the model, and the names of the joints that it does not limit."""
-    ids = list(joints)
     limited = model.jnt_limited[ids].astype(bool)
     low, high = (np.where(limited, model.jnt_range[ids, end], sign * ASSUMED_RANGE_RAD) for end, sign in ((0, -1.0), (1, 1.0)))
     return low, high, [model.joint(j).name for j, has in zip(ids, limited, strict=True) if not has]
 
 
-def _assumed(model: mujoco.MjModel, joints: Sequence[int], low: F64, high: F64, unlimited: list[str]) -> JointLimits:
-    ids = list(joints)
+def _assumed(model: mujoco.MjModel, ids: list[int], low: F64, high: F64, unlimited: list[str]) -> JointLimits:
     slide = (model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)).astype(int)
     velocity, acceleration = np.array(ASSUMED_VELOCITY)[slide], np.array(ASSUMED_ACCELERATION)[slide]
     names = ", ".join(model.joint(j).name for j in ids)

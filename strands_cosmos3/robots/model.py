@@ -10,11 +10,12 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, typed
+from strands_cosmos3.checks import F64, instance_of, typed, whole_number
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
+    InputError,
     MissingDependencyError,
     ResourceNotFoundError,
     UnknownNameError,
@@ -133,18 +134,45 @@ def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
     return arm
 
 
+def joint_ids(model: mujoco.MjModel, joints: Sequence[int]) -> list[int]:
+    """Return the ids of one or more joints of a model as a list; InputError if they are none."""
+    last = instance_of(model, mujoco.MjModel, "model").njnt - 1
+    try:
+        ids = [whole_number(joint, "a joint's id", 0, last) for joint in joints]
+    except TypeError:
+        raise InputError(f"joints must be ids of the model's joints, got {type(joints).__name__}.") from None
+    if not ids:
+        raise InputError("joints must be the ids of at least one joint, got none.")
+    return ids
+
+
+@typed()
 def chain_to_body(model: mujoco.MjModel, body: str | int, joints: Sequence[str | int]) -> SerialChain:
-    """Return the chain of hinges and slides, by name or id from the base on, that moves a body's origin in a MuJoCo model."""
+    """Return the chain of hinges and slides, by name or id from the base on, that moves a body's origin in a model.
+
+    An UnknownNameError says that the model has no such body or joint.
+    """
     at_zero = mujoco.MjData(model)
-    ids = [model.joint(name).id for name in joints]
+    ids = joint_ids(model, [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in joints])
+    body_id = _id(model, mujoco.mjtObj.mjOBJ_BODY, body)
     for j in ids:
         at_zero.qpos[model.jnt_qposadr[j]] = 0.0
     mujoco.mj_kinematics(model, at_zero)
     frames = [np.eye(4), *(_joint_frame(at_zero.xanchor[j], at_zero.xaxis[j]) for j in ids)]
     T_parent_joint = np.stack([np.linalg.inv(parent) @ child for parent, child in pairwise(frames)])
-    point = np.linalg.inv(frames[-1]) @ np.append(at_zero.xpos[model.body(body).id], 1.0)
+    point = np.linalg.inv(frames[-1]) @ np.append(at_zero.xpos[body_id], 1.0)
     slides = model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)
     return SerialChain(T_parent_joint, point[:3], slides)
+
+
+def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str | int) -> int:
+    what, count = ("body", model.nbody) if kind == mujoco.mjtObj.mjOBJ_BODY else ("joint", model.njnt)
+    if not isinstance(name, str):
+        return whole_number(name, f"a {what}'s id", 0, count - 1)
+    found = mujoco.mj_name2id(model, kind, name)
+    if found < 0:
+        raise UnknownNameError(what, name, filter(None, (mujoco.mj_id2name(model, kind, i) for i in range(count))))
+    return found
 
 
 def _joint_frame(anchor_m: F64, axis: F64) -> F64:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive
+from strands_cosmos3.checks import F64, finite_array, instance_of, mask_array, positive
 from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.robots.chain import SerialChain
 
@@ -88,6 +88,7 @@ class HandLimits:
     acceleration: float = CARTESIAN_LIMITS.acceleration
 
     def __post_init__(self) -> None:
+        instance_of(self.chain, SerialChain, "the hand's chain")
         for name in ("velocity", "acceleration"):
             positive(getattr(self, name), f"the hand's {name}")
 
@@ -141,6 +142,8 @@ class JointLimits:
 
     def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
         """Say which joint of a configuration [n] lies outside its range by more than a tolerance; None if all are inside."""
+        q_rad = finite_array(q_rad, "q_rad", self.q_min.shape)
+        tolerance_rad = float(finite_array(tolerance_rad, "tolerance_rad", ()))
         beyond = np.maximum(self.q_min - q_rad, q_rad - self.q_max)
         joint = int(np.argmax(beyond))
         if beyond[joint] <= tolerance_rad:
@@ -150,6 +153,7 @@ class JointLimits:
 
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:
         """Return the limits of some of the joints, without the hand's."""
+        joints = mask_array(joints, "joints", len(self.q_min))
         return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
 
     def derated(self, factor: float) -> JointLimits:
@@ -200,7 +204,7 @@ def dh_forward(q_rad: Any) -> F64:
     """
     try:
         q = np.asarray(q_rad, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"q_rad must be an array of real numbers, got {type(q_rad).__name__} ({error}).") from None
     if q.ndim == 0 or q.shape[-1] != 7:
         raise ShapeError(f"q_rad must have shape [..., 7], got {list(q.shape)}.")

@@ -15,9 +15,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError
 from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, JointLimits, T_hand_tcp
+
+__all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
 
 FRICTION_SPEED_RAD_S = 0.02
 """Speed at which the compensated friction reaches 76 % (tanh): a resting reference has no direction to push in."""
@@ -61,6 +63,7 @@ class Compensation:
 
     def lead(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
         """Return angles and velocities [..., 7] after the delay, by the present acceleration."""
+        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, qdd_rad_s2)
         s = self.delay_s
         return q_rad + s * qd_rad_s + 0.5 * s * s * qdd_rad_s2, qd_rad_s + s * qdd_rad_s2
 
@@ -125,19 +128,19 @@ class JointServo:
 
     def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
         """Return the torques [M, 7] of the compensated payload's weight and friction along references [M, 7]."""
-        _require_rows(q_rad, qd_rad_s)
+        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, axes=2)
         torque = np.asarray(self.compensation.friction_nm) * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
         return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
     def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, load_nm: F64 | float = 0.0) -> F64:
         """Return ctrl [..., 7] = ``q + ((kd + damping) qd + load) / kp``, clipped to the actuators' range."""
-        _require_rows(q_rad, qd_rad_s)
-        return self._in_range(q_rad + self._lead_s * qd_rad_s + load_nm / self.kp)
+        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s)
+        return self._in_range(q_rad + self._lead_s * qd_rad_s + _load(load_nm, q_rad) / self.kp)
 
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
         """Return ctrl [..., 7] = ``q + load / kp``, clipped to the actuators' range."""
-        _require_rows(q_rad)
-        return self._in_range(q_rad + load_nm / self.kp)
+        require_rows(len(ARM_JOINTS), q_rad)
+        return self._in_range(q_rad + _load(load_nm, q_rad) / self.kp)
 
     def computed_torque(
         self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0
@@ -146,11 +149,11 @@ class JointServo:
 
         ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the actuators' range.
         """
-        _require_rows(q_rad, qd_rad_s, qdd_rad_s2)
+        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
         mujoco.mj_mulM(self.model, instance_of(data, mujoco.MjData, "data"), self._torque, self._acceleration)
         dof = self.dof_address
-        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
+        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + _load(load_nm, q_rad)
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
 
     def _in_range(self, ctrl: F64) -> F64:
@@ -169,18 +172,21 @@ class Payload:
     _data: mujoco.MjData = field(init=False)
 
     def __post_init__(self) -> None:
-        self._data = mujoco.MjData(self.model)
+        self._data = mujoco.MjData(instance_of(self.model, mujoco.MjModel, "model"))
+        self.mass_kg = positive(self.mass_kg, "mass_kg")
         self._hand = _id(self.model, mujoco.mjtObj.mjOBJ_BODY, HAND_BODY)
         joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
         self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
         """Return the torques [M, 7] that hold it at angles [M, 7], or accelerate it [M, 3]: ``J' m (a - g)``."""
+        require_rows(len(ARM_JOINTS), q_rad, axes=2)
         force = self.mass_kg * (np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity)
         return np.stack([self._jacobian(q)[0].T @ f for q, f in zip(q_rad, force, strict=True)])
 
     def position_m(self, q_rad: F64) -> F64:
         """Return its positions [M, 3] in the world at angles [M, 7]."""
+        require_rows(len(ARM_JOINTS), q_rad, axes=2)
         return np.stack([self._jacobian(q)[1] for q in q_rad])
 
     def _jacobian(self, q_rad: F64) -> tuple[F64, F64]:
@@ -201,13 +207,12 @@ def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArr
     return (model.dof_damping[dofs] - bias[:, 2]) / kp
 
 
-def _require_rows(*values: F64) -> None:
-    """Check shapes and types only, as this runs at every physics step; the result is checked for finiteness."""
-    for value in values:
-        if not isinstance(value, np.ndarray) or value.dtype != np.float64 or value.shape[-1:] != (len(ARM_JOINTS),):
-            raise ShapeError(f"a reference must be a float64 array [..., {len(ARM_JOINTS)}], got {type(value).__name__}.")
-        if value.shape != values[0].shape:
-            raise ShapeError(f"references must share one shape, got {values[0].shape} and {value.shape}.")
+def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:
+    """Return torques of the references' shape, or one number; errors otherwise. It runs at every physics step."""
+    if isinstance(load_nm, np.ndarray):
+        require_rows(len(ARM_JOINTS), q_rad, load_nm)
+        return load_nm
+    return load_nm if type(load_nm) is float else float(finite_array(load_nm, "load_nm", ()))
 
 
 def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:

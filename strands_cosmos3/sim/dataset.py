@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.datasets.episode import EpisodeWriter
 from strands_cosmos3.datasets.spec import ACTION, DONE, EE_POSE, STATE, SUCCESS, DatasetSpec, arm_spec, camera_key
 from strands_cosmos3.datasets.writer import DatasetWriter
@@ -68,7 +68,7 @@ class RolloutRecorder:
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
-        self._writer = writer
+        self._writer = instance_of(writer, DatasetWriter, "writer")
         self._T_hand_cosmos = get_embodiment(embodiment).tool_frame.T_parent_cosmos
         self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from strands_cosmos3.backends.replay import Recording
-from strands_cosmos3.checks import positive
+from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick, with_old_names
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
@@ -51,8 +51,12 @@ class Episode:
         judge: The task's success criterion, or None.
         realtime: Whether a simulated second lasts at least a second of wall-clock time.
         on_tick: Called after every tick; the episode ends as interrupted if it returns True.
+
+    Raises:
+        InputError: An argument has another type.
     """
 
+    @typed()
     def __init__(
         self,
         arm: SimulatedArm,
@@ -71,6 +75,7 @@ class Episode:
         self._pacer = Pacer(arm.now_s()) if realtime else None
         self.loop = ControlLoop(arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested)
 
+    @typed()
     def run(
         self,
         n_ticks: int,

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import positive, typed
+from strands_cosmos3.checks import finite_array, positive, typed
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.record import VideoWriter, compose_film
@@ -29,11 +29,13 @@ PREDICTION_FPS = 15.0
 _TRAIL_POINTS = 240
 
 
+@typed("latency_s")
 def frames_shown(rows: int | None, latency_s: float) -> int | None:
     """Frames of a predicted video that are shown before the next one: the given one, one a row, and those of the latency.
 
-    None, all of them, where whole chunks are executed (``rows`` is None).
+    None, all of them, where whole chunks are executed (``rows`` is None). InputError: an argument is malformed.
     """
+    latency_s = float(finite_array(latency_s, "latency_s", ()))
     return None if rows is None else rows + 1 + math.ceil(latency_s * PREDICTION_FPS)
 
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.sim.scene import Scene
+
+__all__ = ["CubeHistory", "CubeState", "cube_state"]
 
 REACH_M = 0.030
 REST_M_S = 0.010
@@ -42,7 +45,10 @@ class CubeState:
 
 
 def cube_state(scene: Scene, data: mujoco.MjData, cube: str) -> CubeState:
-    """Return a cube's state, as of the last physics step."""
+    """Return a cube's state, as of the last physics step; UnknownNameError if the scene has no such cube."""
+    instance_of(data, mujoco.MjData, "data")
+    if instance_of(cube, str, "cube") not in instance_of(scene, Scene, "scene").cubes:
+        raise UnknownNameError("cube", cube, scene.cubes)
     model, body, dof = scene.model, scene.cube_body[cube], scene.cube_dof[cube]
     forces = _forces_on(scene, data, body)
     robot = {other for other in forces if model.body_rootid[other] == model.body_rootid[scene.hand_body]}

@@ -82,11 +82,18 @@ class PlantErrors:
         return Compensation(self.actuation_delay_s, self.payload_kg, self.joint_friction_nm)
 
     def delay_steps(self, dt_s: float) -> int:
-        """Return the delay in physics steps."""
-        return round(self.actuation_delay_s / dt_s)
+        """Return the delay in physics steps; InputError if there would be more than a million."""
+        steps = self.actuation_delay_s / positive(dt_s, "dt_s")
+        return whole_number(round(min(steps, 1e9)), "the delay in steps of dt_s", 0, 1_000_000)
 
     def noise_rad(self, episode_seed: int, step: int, n: int) -> F64:
-        """Return the error [n] of the angles measured at a physics step; reading twice gives the same value."""
+        """Return the error [n] of the angles measured at a physics step; reading twice gives the same value.
+
+        InputError: A seed or step is not a whole number of at least zero, or ``n`` not one from 1 to 1000.
+        """
+        for name, number in (("episode_seed", episode_seed), ("step", step)):
+            whole_number(number, name, 0)
+        whole_number(n, "n", 1, 1000)
         if not self.sensor_noise_rad:
             return np.zeros(n)
         return np.random.default_rng((self.seed, episode_seed, step)).normal(0.0, self.sensor_noise_rad, n)

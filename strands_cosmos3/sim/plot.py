@@ -9,19 +9,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.errors import MissingDependencyError
+from strands_cosmos3.checks import typed
+from strands_cosmos3.errors import InputError, MissingDependencyError
+from strands_cosmos3.resources import require_creatable
 from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.types import Rollout
+
+__all__ = ["plot_rollout"]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plot_rollout(rollout: Rollout, path: Path) -> None:
+_FORMATS = (".png", ".pdf", ".svg")
+
+
+@typed()
+def plot_rollout(rollout: Rollout, path: str | Path) -> None:
     """Plot hand position, joint angles, gripper and tracking error over time; the path's suffix selects the format.
 
-    Raises MissingDependencyError without matplotlib.
+    Raises:
+        InputError: The rollout has no trajectories, or the path another suffix than .png, .pdf or .svg.
+        ConfigError, MissingDependencyError: The file cannot be written; matplotlib is missing.
     """
+    if Path(path).suffix.lower() not in _FORMATS or "t_s" not in rollout.arrays:
+        raise InputError(
+            f"a plot needs a rollout with trajectories and a path ending in {', '.join(_FORMATS)}, got {str(path)!r}."
+        )
+    require_creatable(Path(path), "path")
     arrays, t = rollout.arrays, rollout.arrays["t_s"]
     figure = _page(11, 9)
     axes = figure.subplots(4, 1, sharex=True)

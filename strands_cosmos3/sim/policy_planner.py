@@ -10,15 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
+from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.control.loop import PrefixSpan
 from strands_cosmos3.embodiments import PANDA_FINGER
-from strands_cosmos3.errors import BackendError, ConfigError
+from strands_cosmos3.errors import BackendError, ConfigError, InputError
 from strands_cosmos3.observe.mapping import resolve_mapping
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
 from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
+
+__all__ = ["planner_for", "recording_of"]
+
+_MEMBERS = ("get_actions_sync", "set_robot_state_keys", "set_control_frequency", "actions_per_step", "requires_images")
 
 
 class PolicyPlanner:
@@ -112,10 +117,14 @@ class AdaptedPolicyPlanner:
         """Do nothing: such a policy cannot be cancelled."""
 
 
+@typed("policy", "hz")
 def planner_for(
     arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
 ) -> PolicyPlanner | AdaptedPolicyPlanner:
-    """Return the planner for a policy of any make."""
+    """Return the planner for a policy of any make; InputError if the policy lacks a member, or an argument is malformed."""
+    if missing := [name for name in _MEMBERS if not hasattr(policy, name)]:
+        raise InputError(f"policy must have {', '.join(missing)}, got {type(policy).__name__}.")
+    hz = positive(hz, "hz")
     if isinstance(policy, Cosmos3Policy):
         return PolicyPlanner(arm, policy, instruction, film)
     return AdaptedPolicyPlanner(arm, policy, instruction, film, hz)

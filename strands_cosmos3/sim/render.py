@@ -20,7 +20,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, typed, typed_fields
+from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array, typed, typed_fields
 from strands_cosmos3.errors import ConfigError, RenderError, UnknownNameError
 
 GL_BACKENDS = ("egl", "osmesa", "glfw")
@@ -98,7 +98,7 @@ class Renderer:
     It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`. ``gl``: :func:`choose_gl`.
 
     Raises:
-        ConfigError: The size is not positive.
+        ConfigError: A side is not 1 to 4096 pixels.
         RenderError: OpenGL does not start.
     """
 
@@ -108,8 +108,9 @@ class Renderer:
     ):
         self._context: Any = None
         self._gpu: Any = None
-        if height < 1 or width < 1:
-            raise ConfigError(f"a picture needs a positive size, got {height} x {width} (height x width).")
+        if not (1 <= height <= MAX_IMAGE_SIDE and 1 <= width <= MAX_IMAGE_SIDE):
+            size = f"{height} x {width} (height x width)"
+            raise ConfigError(f"a picture needs a positive size of at most {MAX_IMAGE_SIDE} pixels a side, got {size}.")
         self.quality = quality
         self.backend = choose_gl(gl)
         self._model = model

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, positive, typed_fields
+from strands_cosmos3.checks import F64, positive, typed, typed_fields
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
 from strands_cosmos3.robots.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
 
@@ -85,8 +85,9 @@ VIEWS: Mapping[str, View] = MappingProxyType(
 BIN = Bin()
 
 
+@typed()
 def build(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.MjSpec:
-    """Return an arm's specification with the scene added, ready to compile; ``arm`` as for ``load_spec``."""
+    """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as for ``load_spec``."""
     spec = load_spec(arm)
     spec.modelname = "tabletop"
     _set_physics(spec)

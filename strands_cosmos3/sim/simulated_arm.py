@@ -11,7 +11,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, seed_number, typed
+from strands_cosmos3.checks import F64, instance_of, require_rows, seed_number, typed
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
@@ -164,8 +164,10 @@ class SimulatedArm:
         Returns the true angles [M, 7] and open fractions [M] after each step.
 
         Raises:
+            InputError, ShapeError: An argument is malformed; nothing was written.
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
         """
+        _require_references(block, before)
         scene, data, model = self.scene, self.data, self.model
         references = [
             np.concatenate((first[None], rest))
@@ -238,3 +240,11 @@ class SimulatedArm:
         if self._feed_forward is FeedForward.NONE:
             return self.servo.no_feed_forward(q_rad[:-1], load_nm)
         return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], load_nm)
+
+
+def _require_references(block: ReferenceBlock, before: JointState) -> None:
+    """Check types and shapes, which is cheap: this runs at every control tick."""
+    now = vars(instance_of(block, ReferenceBlock, "block"))
+    require_rows(len(ARM_JOINTS), now["q_rad"], now["qd_rad_s"], now["qdd_rad_s2"], axes=2)
+    require_rows(len(block), now["gripper"], axes=1)
+    require_rows(len(ARM_JOINTS), *vars(instance_of(before, JointState, "before")).values(), axes=1)

@@ -504,6 +504,7 @@ def test_targets_outside_the_range_change_nothing():
         ((FER, DT, HOME_Q[:6]), ShapeError),
         ((FER, DT, HOME_Q * np.nan), NonFiniteError),
         ((FER, 0.0, HOME_Q), InputError),
+        ((FER, 1e-5, HOME_Q), InputError),  # a plan would have millions of steps
         ((FER, DT, HOME_Q, np.nan), NonFiniteError),
         ((FER, DT, HOME_Q, 1.5), InputError),
         (("fer", DT, HOME_Q), InputError),
@@ -512,6 +513,12 @@ def test_targets_outside_the_range_change_nothing():
 def test_a_malformed_start_is_refused(arguments, error):
     with pytest.raises(error):
         Executor(*arguments)
+
+
+def test_ten_kilohertz_is_the_fastest_rate():
+    assert Executor(FER, 1e-4, HOME_Q).dt_s == 1e-4
+    with pytest.raises(InputError, match=r"at least 0\.0001 s"):
+        Executor(FER, 0.9e-4, HOME_Q)
 
 
 def test_a_start_out_of_range_names_joint_value_and_range():
