@@ -1,6 +1,7 @@
 """Latency of Nano's real size with random weights, part by part, at the DROID shape (3093 generation tokens).
 
     python benchmarks/nano_latency.py --json nano.json            # on a GPU: bfloat16, 16 GB and a few minutes
+    python benchmarks/nano_latency.py --compile --json nano.json  # with torch.compile as well
     python benchmarks/nano_latency.py --small --device cpu        # that the script runs, on any machine
 
 Weights are made on the device and never touch a disk; what comes out means nothing, how long it takes does. Beside each
@@ -24,6 +25,7 @@ import torch
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, EngineOptions
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.vae import WanVae
@@ -62,7 +64,7 @@ class RandomWeights:
                 target.fill_(1.0)
 
 
-def build(small: bool, device: torch.device, dtype: torch.dtype, graphs: bool) -> Cosmos3Engine:
+def build(small: bool, device: torch.device, dtype: torch.dtype, options: EngineOptions) -> Cosmos3Engine:
     config = TransformerConfig.from_dict(SMALL if small else NANO)
     base = (8, 8) if small else (160, 256)
     vae_config = {
@@ -86,8 +88,9 @@ def build(small: bool, device: torch.device, dtype: torch.dtype, graphs: bool) -
         Path("random"), config, scheduler, vae_config, weights, weights, VARIANTS["small-silu"], "joint_pos", {}
     )
     vae = WanVae(vae_config, weights, device, dtype, decoder=False)
-    transformer = checkpoint.load_transformer(device, dtype)
-    return Cosmos3Engine(checkpoint, transformer, vae, device, cuda_graphs=graphs)
+    options.require_runnable(device.type)
+    transformer = checkpoint.load_transformer(device, dtype, torch.device("cpu") if options.offload_text else None)
+    return Cosmos3Engine(checkpoint, transformer, vae, device, options=options)
 
 
 def request(engine: Cosmos3Engine, small: bool, steps: int, interval: tuple[float, float] | None) -> Cosmos3ActionRequest:
@@ -112,10 +115,10 @@ def request(engine: Cosmos3Engine, small: bool, steps: int, interval: tuple[floa
     )
 
 
-def measure(small: bool, device: torch.device, dtype: torch.dtype, graphs: bool, repeats: int) -> dict[str, Any]:
+def measure(small: bool, device: torch.device, dtype: torch.dtype, options: EngineOptions, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    engine = build(small, device, dtype, graphs)
-    figures: dict[str, Any] = {"kept_gib": engine.kept_bytes / 2**30, "cuda_graphs": graphs}
+    engine = build(small, device, dtype, options)
+    figures: dict[str, Any] = {"kept_gib": engine.kept_bytes / 2**30, **vars(options)}
     for steps in (4, 2):
         for name, interval in (("every step", None), ("first step only", (960.0, 1001.0))):
             asked = request(engine, small, steps, interval)
@@ -136,6 +139,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--small", action="store_true", help="a tiny model, to see that the script runs")
+    parser.add_argument("--compile", action="store_true", help="measure with torch.compile as well, alone and with graphs")
+    parser.add_argument("--offload-text", action="store_true", help="keep the text tower in host memory")
+    parser.add_argument("--text-cache-bytes", type=int, default=TEXT_CACHE_BYTES, help="bytes of prompts to keep")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -146,9 +152,12 @@ def main() -> None:
         "dtype": options.dtype,
         "tokens": "small" if options.small else 3093,
     }
-    for graphs in (False, True) if device.type == "cuda" else (False,):
-        name = "graphs" if graphs else "eager"
-        figures[name] = measure(options.small, device, getattr(torch, options.dtype), graphs, options.repeats)
+    ways = {"eager": {}, "graphs": {"cuda_graphs": True}, "compiled": {"compile": True}}
+    ways["compiled graphs"] = ways["graphs"] | ways["compiled"]
+    for name, way in ways.items():
+        if (device.type == "cuda" or "cuda_graphs" not in way) and (options.compile or "compile" not in way):
+            chosen = EngineOptions(offload_text=options.offload_text, text_cache_bytes=options.text_cache_bytes, **way)
+            figures[name] = measure(options.small, device, getattr(torch, options.dtype), chosen, options.repeats)
     text = json.dumps(figures, indent=1)
     print(text)
     if options.json:

@@ -298,6 +298,8 @@ POLICIES = [
             "guidance_interval": None,
             "device": None,
             "dtype": None,
+            "engine_options": None,
+            "composition": None,
             "policy_frames": None,
             "host": None,
             "port": None,

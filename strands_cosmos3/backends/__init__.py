@@ -83,7 +83,10 @@ def make_backend(
         raise ConfigError(f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of your own.")
     made = None if isinstance(backend, str) else adapted(backend)
     name = backend if isinstance(backend, str) else type(backend).__name__
-    require_backend(name, {**vars(service), "parallel": None if options is None else options.parallel})
+    if options is not None:
+        own = {**options.engine.given, "composition": options.composition, "parallel": options.parallel}
+        require_backend(name, own)
+    require_backend(name, vars(service))
     if model is not None and name in _WITHOUT_MODEL:
         raise ConfigError(
             f"backend {name!r} runs no model, and model={str(model)!r} was given; leave one of them out: a model alone is "

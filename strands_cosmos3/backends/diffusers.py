@@ -23,6 +23,7 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_de
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.dtype import choose_dtype
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import DEFAULT_TIER
 from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
@@ -56,7 +57,8 @@ class DiffusersBackend(Backend):
         self.action_space = checkpoint.action_space
         self._tier = self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
         self._input = ModelInput(checkpoint, self._options)
-        self._device, dtype = resolve_device(self._options)
+        self._device = resolve_device(self._options)
+        dtype = choose_dtype(self._options.dtype, self._device, checkpoint.config)
         self._pipe: Any = _load(root, dtype).to(self._device)
 
     def infer(self, request: Request) -> ActionChunk:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 from strands_cosmos3.backends.model_input import as_path, resolve_device
 from strands_cosmos3.backends.native import EngineBackend
@@ -38,15 +37,21 @@ class DistributedBackend(EngineBackend):
     ):
         options = options or InferenceOptions()
         parallel = options.parallel or ParallelConfig()
-        device, dtype = resolve_device(options)
+        device = resolve_device(options)
         if ":" in str(device):
             raise ConfigError(f"device {options.device!r} is one GPU; ranks take one each: use device='cuda', or 'cpu'.")
         _check_gpus(device.type, parallel)
         number, count = replica
-        threads = max(1, len(os.sched_getaffinity(0)) // (parallel.world_size * count))
-        name: Literal["float32", "bfloat16"] = "bfloat16" if str(dtype) == "torch.bfloat16" else "float32"
-        first_gpu = number * parallel.world_size
-        rank = RankOptions(device.type, name, options.decode_video, action_space, threads if count > 1 else None, first_gpu)
+        threads = max(1, len(os.sched_getaffinity(0)) // (parallel.world_size * count)) if count > 1 else None
+        rank = RankOptions(
+            device.type,
+            options.dtype,
+            options.decode_video,
+            action_space,
+            threads,
+            first_gpu=number * parallel.world_size,
+            engine=options.engine,
+        )
         engine = RankGroupEngine.from_pretrained(as_path(model, "distributed"), parallel, rank, timeouts)
         super().__init__(engine, options, "distributed")
 

@@ -27,11 +27,9 @@ STATISTICS = "action_stats.json"
 """File in a checkpoint's folder with the statistics that its rows are normalised with, instead of the packaged ones."""
 
 
-def resolve_device(options: InferenceOptions) -> tuple[torch.device, torch.dtype]:
-    """Return device and type: CUDA and bfloat16 if torch sees a GPU, else the CPU and float32; options win."""
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    return device, getattr(torch, name)
+def resolve_device(options: InferenceOptions) -> torch.device:
+    """Return the device: CUDA if torch sees a GPU, else the CPU; the option wins."""
+    return torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class ModelInput:

@@ -136,15 +136,15 @@ class NativeBackend(EngineBackend):
         self, model: str | Path | Cosmos3Engine, options: InferenceOptions | None = None, action_space: str | None = None
     ):
         options = options or InferenceOptions()
-        device, dtype = resolve_device(options)
         if isinstance(model, Cosmos3Engine):
             engine = model
         else:
             engine: Cosmos3Engine = cast("Any", Cosmos3Engine).from_pretrained(
                 as_path(model, "native"),
-                device=device,
-                dtype=dtype,
+                device=resolve_device(options),
+                dtype=options.dtype,
                 decode_video=options.decode_video,
                 action_space=action_space,
+                **vars(options.engine),
             )
         super().__init__(engine, options)

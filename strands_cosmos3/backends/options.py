@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from strands_cosmos3.embodiments import Sampling
+from strands_cosmos3.engine.options import DTYPES, Dtype, EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.parallel.config import ParallelConfig
 
+COMPOSITIONS: tuple[str, ...] = get_args(Composition)
 MODEL_BACKENDS = ("native", "distributed", "diffusers")
 OPTION_BACKENDS = {
     **dict.fromkeys(("num_steps", "guidance_scale", "device", "dtype"), MODEL_BACKENDS),
-    **dict.fromkeys(("policy_frames", "replicas"), ("native", "distributed")),
+    **dict.fromkeys(("policy_frames", "composition", "replicas"), ("native", "distributed")),
+    **dict.fromkeys((option.name for option in fields(EngineOptions)), ("native", "distributed")),
     **dict.fromkeys(("tp", "cfg", "parallel"), ("distributed",)),
     "trajectory": ("replay",),
     **dict.fromkeys(("host", "port", "api_key", "client", "dialect"), ("service",)),
@@ -48,26 +51,31 @@ class InferenceOptions(Sampling):
     Args:
         num_steps, guidance_scale, flow_shift, guidance_interval: As in :class:`~strands_cosmos3.embodiments.Sampling`.
         device: ``cpu``, ``cuda`` or ``cuda:N``; None is CUDA where torch sees it, else the CPU.
-        dtype: ``float32`` or ``bfloat16``; None is bfloat16 on CUDA, else float32.
+        dtype: ``float32`` or ``bfloat16``; None is bfloat16 on CUDA, else float32. ``auto`` is bfloat16 on a CPU too if the
+            model is wide and the CPU multiplies bfloat16 much faster (:func:`~strands_cosmos3.engine.dtype.choose_dtype`).
         image_size: Resolution tier.
         prompt_format: ``plain`` or ``json``.
         composition: ``framework`` or ``letterbox``: how three views become one picture (:mod:`strands_cosmos3.engine.frames`).
         decode_video: Whether the predicted video is decoded.
         policy_frames: Frames of a policy's clip: 1 answers actions without a future, several times faster, where the checkpoint
             was trained to. None is the checkpoint's own.
+        engine: For ``native`` and ``distributed``: options of speed and memory.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`; None is one process.
     """
 
     device: str | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
+    dtype: Dtype | None = None
     image_size: int | None = None
     prompt_format: Literal["plain", "json"] | None = None
     composition: Composition | None = None
     decode_video: bool = False
     policy_frames: int | None = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
     parallel: ParallelConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dtype not in (None, "float32", "bfloat16"):
-            raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: bfloat16, float32.")
+        if self.dtype not in (None, *DTYPES):
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: {', '.join(DTYPES)}.")
+        if self.composition not in (None, *COMPOSITIONS):
+            raise ConfigError(f"composition {self.composition!r} does not exist; valid: {', '.join(COMPOSITIONS)}.")

@@ -69,10 +69,9 @@ def measure(
         write_checkpoint(folder, sizes=sizes)
         progress("loading it twice")
         pipe, engine = _pipeline(folder), Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, domains=(8,))
-        picture = np.random.RandomState(0).randint(0, 256, (*chosen.picture_hw, 3), dtype=np.uint8)
-        request = _request(chosen, picture, engine, steps, guidance)
-        run_pipe = _pipe_runner(pipe, chosen, picture, request, steps, guidance)
-        cold = _cpu(lambda: engine.step(request))[0]
+        request = random_request(chosen, engine, steps, guidance)
+        run_pipe = _pipe_runner(pipe, chosen, _picture(chosen), request, steps, guidance)
+        cold = cpu_seconds(lambda: engine.step(request))[0]
         run_pipe()  # as warm as the engine
         runs, difference = _alternate(engine, request, run_pipe, repeats, progress)
         engine.close()
@@ -102,14 +101,15 @@ def _alternate(
     for i in range(repeats):
         progress(f"run {i + 1} of {repeats}")
         theirs_first = run_pipe() if i % 2 else None
-        native, ours = _cpu(lambda: engine.step(request))
+        native, ours = cpu_seconds(lambda: engine.step(request))
         decoded, latent, theirs = theirs_first or run_pipe()
         runs.append((native, latent, decoded))
         difference = max(difference, float((ours["action"][0] - theirs).abs().max()))
     return runs, difference
 
 
-def _cpu(call: Callable[[], Any]) -> tuple[float, Any]:
+def cpu_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of a call, and what it returns."""
     start = time.process_time()
     result = call()
     return time.process_time() - start, result
@@ -127,8 +127,13 @@ def _pipeline(folder: str | Path) -> Any:
     return pipe
 
 
-def _request(chosen: Setting, picture: np.ndarray, engine: Cosmos3Engine, steps: int, guidance: float) -> Cosmos3ActionRequest:
-    canvas = to_canvas(picture[None], canvas_hw(*chosen.picture_hw, chosen.tier))
+def _picture(chosen: Setting) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, 256, (*chosen.picture_hw, 3), dtype=np.uint8)
+
+
+def random_request(chosen: Setting, engine: Cosmos3Engine, steps: int, guidance: float = 3.0) -> Cosmos3ActionRequest:
+    """A setting's request with seeded noise for a picture, the prompts and the sampler."""
+    canvas = to_canvas(_picture(chosen)[None], canvas_hw(*chosen.picture_hw, chosen.tier))
     rng, vocabulary = np.random.RandomState(_SEED), engine.config.vocab_size
     generator = torch.Generator().manual_seed(_SEED)  # the pipeline draws video, then action, from one generator
     shape = pixel_to_latent_shape(chosen.chunk + 1, *canvas.content_hw)

@@ -16,13 +16,15 @@ from strands_cosmos3.commands.files import require_apart, require_writable, vers
 from strands_cosmos3.errors import ConfigError
 
 _LEAST_WIDTH = 132  # of a table; a narrower terminal wraps its lines
+_ROLLOUTS = "engine --part bfloat16-rollouts"
 _BENCHES = {
     "chunks": ("ik", "tracking", "robustness", "loop"),
-    "episodes": ("sim", "tasks"),
+    "episodes": ("sim", "tasks", _ROLLOUTS),
     "plant_errors": ("tasks",),
     "exchanges": ("service",),
-    "seed": ("ik", "tracking", "robustness", "loop", "sim", "tasks", "service"),
+    "seed": ("ik", "tracking", "robustness", "loop", "sim", "tasks", "service", _ROLLOUTS),
     "episode": ("tracking", "robustness"),
+    "part": ("engine", _ROLLOUTS),
     **dict.fromkeys(("tier", "repeats", "steps"), ("engine",)),
 }
 """Option -> the benches that heed it."""
@@ -44,15 +46,18 @@ class Bench:
     chunks: int | None = None
     """Random chunks (ik, tracking, robustness, loop: 40)."""
     episodes: int | None = None
-    """Episodes (sim: 5, tasks: 100 for each task)."""
+    """Episodes (sim: 5, tasks: 100 for each task, bfloat16-rollouts: 100)."""
     plant_errors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
     exchanges: int | None = None
     """Round trips of each kind (service: 200)."""
     seed: int | None = None
-    """First seed; default: 0 (all but engine)."""
+    """First seed; default: 0 (all but the times of engine)."""
     episode: Path | None = None
     """Also measure a recorded DROID episode (tracking, robustness; .json)."""
+    part: Literal["pipeline", "bfloat16", "bfloat16-rollouts"] | None = None
+    """For engine: against diffusers' pipeline, and the bundled policy (the default); bfloat16 against float32 on a CPU; or the
+    bundled policy's success rates in both."""
     tier: Literal["256", "480", "bundled"] | None = None
     """A small composite at the 256 tier (minutes, the default), or DROID's at the 480 tier (half an hour), and then the bundled
     policy: films, composites, batches; or that alone (engine)."""
@@ -79,11 +84,14 @@ class Bench:
 
     def _check(self) -> None:
         """Refuse what the bench does not heed, and read the recording, before anything is measured."""
+        bench = _ROLLOUTS if self.what == "engine" and self.part == "bfloat16-rollouts" else self.what
         for name, owners in _BENCHES.items():
             value = getattr(self, name)
-            if value is not None and value is not False and self.what not in owners:
+            if value is not None and value is not False and bench not in owners:
                 flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} belongs to bench {' or '.join(owners)}, not to bench {self.what}; leave it out.")
+                raise ConfigError(f"{flag} belongs to bench {' or '.join(owners)}, not to bench {bench}; leave it out.")
+        if self.part == "bfloat16" and self.tier == "bundled":
+            raise ConfigError("--part bfloat16 measures --tier 256 or 480; the bundled policy stays in float32.")
         for name in ("chunks", "episodes", "exchanges", "repeats", "steps"):
             if (count := getattr(self, name)) is not None:
                 whole_number(count, f"--{name}", 1)
@@ -134,13 +142,7 @@ class Bench:
 
             return tasks.run(self.episodes or 100, seed, progress, self.plant_errors)
         if self.what == "engine":
-            from strands_cosmos3.bench import bundled, engine
-
-            figures = {"bundled": bundled.measure(max(self.repeats or 0, 9), progress=progress)}
-            if self.tier == "bundled":
-                return figures
-            tier, repeats = self.tier or "256", self.repeats or 3
-            return engine.measure(tier, repeats=repeats, steps=self.steps or 4, progress=progress) | figures
+            return self._measure_engine(progress)
         if self.what == "service":
             from strands_cosmos3.bench import service
 
@@ -148,6 +150,17 @@ class Bench:
         from strands_cosmos3.bench import sim
 
         return sim.run(self.episodes or 5, seed, progress)
+
+    def _measure_engine(self, progress: Any) -> dict[str, Any]:
+        from strands_cosmos3.bench import bfloat16, bundled, engine
+
+        tier, repeats, steps = self.tier or "256", self.repeats or 3, self.steps or 4
+        if self.part == "bfloat16-rollouts":
+            return bfloat16.closed_loop(self.episodes or 100, self.seed or 0, progress)
+        if self.part == "bfloat16":
+            return bfloat16.measure(tier, steps=steps, repeats=repeats, progress=progress)
+        figures = {"bundled": bundled.measure(max(self.repeats or 0, 9), progress=progress)}
+        return figures if tier == "bundled" else engine.measure(tier, repeats=repeats, steps=steps, progress=progress) | figures
 
 
 def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from strands_cosmos3.checks import seed_number
 from strands_cosmos3.commands.files import require_apart, require_writable, write_json
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
 from strands_cosmos3.parallel.config import ParallelConfig
 
@@ -99,8 +100,13 @@ class Infer:
     """Decode the predicted video; forward_dynamics always does."""
     device: str | None = None
     """cpu, cuda or cuda:N. The default is cuda where there is one."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Type of weights. The default is bfloat16 on cuda, else float32."""
+    dtype: Literal["auto", "bfloat16", "float32"] | None = None
+    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16 on a CPU too if the model is wide and
+    the CPU multiplies bfloat16 much faster."""
+    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
+        default_factory=EngineOptions
+    )
+    """Speed and memory."""
     tp: int = 1
     """Under torchrun: ranks that split every layer."""
     cfg: int = 1
@@ -234,16 +240,16 @@ def _engine(options: Infer, decode: bool, console: Console) -> Any:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"infer needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = options.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
     checkpoint = options.checkpoint or embedded_checkpoint()
     with console.status(f"loading {checkpoint}"):
         return Cosmos3Engine.from_pretrained(
             checkpoint,
             device=device,
-            dtype=getattr(torch, dtype),
+            dtype=options.dtype,
             parallel=ParallelConfig(options.tp, options.cfg, options.vae_split),
             decode_video=decode,
             action_space=options.action_space,
+            **vars(options.engine_options),
         )
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from strands_cosmos3.backends.options import MODEL_BACKENDS, require_backend
+from strands_cosmos3.backends.options import MODEL_BACKENDS, EngineOptions, require_backend
 from strands_cosmos3.checks import positive, seed_number
 from strands_cosmos3.commands.files import (
     numbered,
@@ -84,6 +84,13 @@ class Rollout:
     times faster, if the checkpoint was trained for it. The default is the checkpoint's."""
     device: str | None = None
     """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda if there is one."""
+    dtype: Literal["auto", "bfloat16", "float32"] | None = None
+    """For native, distributed and diffusers: type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
+    on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
+    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
+        default_factory=EngineOptions
+    )
+    """For native and distributed: speed and memory."""
     tp: int = 1
     """For distributed: ranks that split every layer."""
     cfg: int = 1
@@ -238,6 +245,7 @@ class Rollout:
         parallel = {name: None if degree == 1 else degree for name, degree in (("tp", self.tp), ("cfg", self.cfg))}
         served = {"host": self.host, "port": self.port, "dialect": self.dialect}
         require_backend(self.backend, {"trajectory": self.trajectory, **self._model_options, **parallel, **served}, flags=True)
+        require_backend(self.backend, self.engine_options.given, flags=True)
         if self.backend in MODEL_BACKENDS and self.model is None:
             raise ConfigError(
                 f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released layout, or a hub name."
@@ -262,7 +270,7 @@ class Rollout:
 
     @property
     def _model_options(self) -> dict[str, Any]:
-        names = ("num_steps", "guidance_scale", "device", "policy_frames")
+        names = ("num_steps", "guidance_scale", "device", "dtype", "policy_frames")
         return {name: getattr(self, name) for name in names}
 
     def _policy_config(self) -> dict[str, Any]:
@@ -270,7 +278,7 @@ class Rollout:
         if self.trajectory is not None:
             config["model"] = self.trajectory
         if self.backend in MODEL_BACKENDS:
-            config |= {"model": self.model, **self._model_options}
+            config |= {"model": self.model, **self._model_options, "engine_options": self.engine_options}
             config["decode_video"] = self._wants_prediction and self.policy_frames != 1
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)

@@ -14,6 +14,7 @@ from rich.console import Console
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.parallel.process_exit import exit_rank
@@ -21,6 +22,8 @@ from strands_cosmos3.parallel.process_exit import exit_rank
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
     from strands_cosmos3.backends.options import InferenceOptions
+
+_OF_MODEL = ("num_steps", "guidance_scale", "policy_frames", "device", "dtype")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,13 @@ class Serve:
     faster, where the checkpoint was trained to. The default is the checkpoint's own."""
     device: str | None = None
     """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    dtype: Literal["auto", "bfloat16", "float32"] | None = None
+    """For native, distributed and diffusers: type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
+    on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
+    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
+        default_factory=EngineOptions
+    )
+    """For native and distributed: speed and memory."""
     tp: int = 1
     """For distributed: ranks that split every layer."""
     cfg: int = 1
@@ -153,13 +163,13 @@ class Serve:
                 f"--embodiment {self.embodiment}: a recording is sent as poses, which only droid has on the wire; leave it out."
             )
         degrees = {} if parallel is None else {"tp": self.tp, "cfg": self.cfg}
-        given = {"num_steps": self.num_steps, "guidance_scale": self.guidance_scale, "policy_frames": self.policy_frames}
-        flags = {"device": self.device, "trajectory": self.trajectory, "replicas": self.replicas, **degrees}
+        given: dict[str, Any] = {option: getattr(self, option) for option in _OF_MODEL}
+        flags = {"trajectory": self.trajectory, "replicas": self.replicas, **degrees, **self.engine_options.given}
         require_backend(name, {**given, **flags}, flags=True)
         model = self.trajectory or self.model
         if model is None and name in ("native", "distributed"):
             model = embedded_checkpoint(self.embodiment)
-        options = InferenceOptions(**given, device=self.device, parallel=parallel)  # pyright: ignore[reportArgumentType]
+        options = InferenceOptions(**given, engine=self.engine_options, parallel=parallel)
         count = 1 if self.replicas is None else whole_number(self.replicas, "--replicas", int(name == "distributed"), 64)
         if count and name in ("native", "distributed") and model is not None:
             return name, self._replicas(count, model, options)

@@ -30,7 +30,9 @@ from strands_cosmos3.engine.denoising import (
     require_alike,
     starting_samples,
 )
+from strands_cosmos3.engine.dtype import choose_dtype
 from strands_cosmos3.engine.graphs import VelocityRunner
+from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.preflight import preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
     from strands_cosmos3 import ParallelConfig
 
 OnStep = Callable[[int, int], None]
-_TEXT_CACHE_BYTES = 512 << 20
 
 
 class Cosmos3Engine:
@@ -64,6 +65,7 @@ class Cosmos3Engine:
 
     Attributes:
         action_space: ``midtrain`` or ``joint_pos``; None if the checkpoint does not state it.
+        options: How it computes.
         text_cache: Keys and values of recent prompts; ``prefills`` counts runs of the text tower.
     """
 
@@ -75,10 +77,9 @@ class Cosmos3Engine:
         device: torch.device,
         *,
         parallel_context: ParallelContext | None = None,
-        text_cache_bytes: int = _TEXT_CACHE_BYTES,
-        offload_text: bool = False,
-        cuda_graphs: bool = False,
+        options: EngineOptions | None = None,
     ):
+        self.options = options = options or EngineOptions()
         self.checkpoint = checkpoint
         self.config: TransformerConfig = checkpoint.config
         self.action_space = checkpoint.action_space
@@ -86,11 +87,12 @@ class Cosmos3Engine:
         self.vae = vae
         self.device = device
         self.parallel_context = SingleProcess(device) if parallel_context is None else parallel_context
-        self.text_cache = TextCache(text_cache_bytes, self._prefill)
-        self._offload_text = offload_text
+        self.text_cache = TextCache(options.text_cache_bytes, self._prefill)
+        self._offload_text = options.offload_text
         self._heads: dict[int, ActionHead] = {}
         self._side_by_side: dict[tuple[int, ...], ActionHead] = {}
-        self._runner = VelocityRunner(transformer, cuda_graphs and device.type == "cuda")
+        compiler = "inductor" if options.compile else None
+        self._runner = VelocityRunner(transformer, device, capture=options.cuda_graphs, compiler=compiler)
         self._closed = False
 
     @classmethod
@@ -99,7 +101,7 @@ class Cosmos3Engine:
         path_or_repo_id: str | Path,
         *,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | Dtype | None = None,
         parallel: ParallelConfig | None = None,
         decode_video: bool = False,
         variant: str | None = None,
@@ -108,17 +110,19 @@ class Cosmos3Engine:
         revision: str | None = None,
         local_files_only: bool = False,
         verify: bool = True,
-        text_cache_bytes: int = _TEXT_CACHE_BYTES,
+        text_cache_bytes: int = TEXT_CACHE_BYTES,
         offload_text: bool = False,
         cuda_graphs: bool = False,
+        compile: bool = False,
     ) -> Cosmos3Engine:
         """Load a checkpoint.
 
         Args:
             path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the process's local rank.
-            dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU. The sampler and the time
-                embedding are in float32 in any case.
+            dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU, ``auto`` measures
+                (:func:`~strands_cosmos3.engine.dtype.choose_dtype`). The sampler and the time embedding are in float32 in any
+                case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
             decode_video: Whether predicted videos can be decoded to pixels; a request's ``decode_frames`` says how much of them
                 is. If not, the VAE's decoder is not read.
@@ -127,20 +131,24 @@ class Cosmos3Engine:
             domains: Action heads to read now; others are read on first use.
             revision, local_files_only: Options of a hub repository.
             verify: Whether to compare files with the recorded digests.
-            text_cache_bytes: Bytes of prompts' keys and values to keep across calls.
-            offload_text: Whether the text tower stays in host memory except while it reads a new prompt.
-            cuda_graphs: Whether to replay CUDA graphs, one for each shape and branch (CUDA only).
+            text_cache_bytes, offload_text, cuda_graphs, compile: See :class:`~strands_cosmos3.engine.options.EngineOptions`.
 
         Raises:
             CheckpointError: The checkpoint is damaged, is not the expected one, or does not fit; see the subclasses.
-            ConfigError: ``parallel`` does not fit the number of processes or the transformer.
+            ConfigError: ``parallel`` does not fit the number of processes or the transformer, or an option the device.
         """
+        options = EngineOptions(
+            cuda_graphs=cuda_graphs, compile=compile, offload_text=offload_text, text_cache_bytes=text_cache_bytes
+        )
+        options.require_runnable(torch.device(device).type, 1 if parallel is None else parallel.tp_size)
+        if dtype == "auto" and parallel is not None and parallel.world_size > 1:
+            raise ConfigError("dtype 'auto' could differ between ranks; name one: bfloat16 or float32.")
         parallel_context = SingleProcess(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
         with ExitStack() as on_failure:
             on_failure.callback(parallel_context.close)
             where = parallel_context.device
-            dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
             checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
+            dtype = choose_dtype(dtype, where, checkpoint.config)
             parallel_context.check(checkpoint.config)
             preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, shard=parallel_context.shard)
             if verify:
@@ -160,9 +168,7 @@ class Cosmos3Engine:
                 parallel_context.parallelize_vae(vae),
                 where,
                 parallel_context=parallel_context,
-                text_cache_bytes=text_cache_bytes,
-                offload_text=offload_text,
-                cuda_graphs=cuda_graphs,
+                options=options,
             )
             for domain in domains:
                 engine.action_head(domain)
@@ -462,7 +468,8 @@ class Cosmos3Engine:
         parts = []
         for each, of_branches in zip(passes, velocities, strict=True):
             of_branches = self.parallel_context.exchange(of_branches) if each.guided else of_branches
-            parts.append([combine(v_B, each.guided, scales_R11[list(each.members)]) for v_B in of_branches])
+            scales = scales_R11 if len(each.members) == len(scales_R11) else scales_R11[list(each.members)]  # no copy for one
+            parts.append([combine(v_B, each.guided, scales) for v_B in of_branches])
         if len(parts) == 1:
             return parts[0]
         order = torch.tensor([member for each in passes for member in each.members]).argsort()

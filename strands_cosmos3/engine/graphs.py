@@ -1,41 +1,91 @@
-"""Run the forward pass of a denoising step directly, or as a CUDA graph captured for each shape and set of prompts.
+"""Run the forward pass of a denoising step directly, compiled, or as a CUDA graph for each shape.
 
-A graph fixes the addresses of its tensors. Each owns copies of its inputs: a replay copies the new values into those that
-change and reads the fixed outputs, without host synchronisation. Shape suffixes as in :mod:`.transformer`.
+Graphs and compiled code are for fixed shapes. The prompts of all branches are therefore padded to one length, a multiple of
+:data:`BUCKET`, and a mask hides the padding: one graph serves all prompts up to that length. A graph also fixes the addresses
+of its tensors. Each owns copies of its inputs: a replay copies the new values into those that change and reads the fixed
+outputs, without host synchronisation. All graphs of an engine share one memory pool. Shape suffixes as in :mod:`.transformer`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
+from strands_cosmos3.errors import ConfigError
 
+BUCKET = 256
 _WARM_UP_RUNS = 3
-_KEPT_GRAPHS = 8
+_KEPT = 8  # graphs, and places for prompts
+_SHAPES = 64  # that may be compiled
+_CAPTURING = threading.Lock()  # torch allows one capture at a time in a process
 Velocities = tuple[torch.Tensor, torch.Tensor]
-_Fixed = tuple[tuple[TextKV, ...], ActionHead, slice, slice]  # prompts, head and groups: keys of a graph
+_Texts = tuple[TextKV, ...]
+_Groups = tuple[slice, slice]
+_K = TypeVar("_K")
+
+
+class _Prompts:
+    """Memory of fixed address for the prompts of all branches."""
+
+    def __init__(self, texts: _Texts, tokens: int):
+        self.padded = TextKV.padded(texts, tokens)
+        self._loaded: _Texts = ()  # alive here, so that comparing identities is safe
+
+    def load(self, texts: _Texts) -> TextKV:
+        """Copy prompts there unless they are there already."""
+        if len(texts) != len(self._loaded) or any(a is not b for a, b in zip(texts, self._loaded, strict=True)):
+            self.padded.fill(texts)
+            self._loaded = texts
+        return self.padded
 
 
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[torch.Tensor, ...]  # that a replay overwrites
+    prompts: _Prompts
+    head: ActionHead  # a copy, for all domains
     run: Callable[[], Velocities]  # what was captured; holds all that the graph reads
     outputs: Velocities
 
 
 class VelocityRunner:
-    """Runs :meth:`Cosmos3Transformer.velocity` directly, or with ``capture`` through CUDA graphs."""
+    """Runs :meth:`Cosmos3Transformer.velocity`.
 
-    def __init__(self, transformer: Cosmos3Transformer, capture: bool):
-        self._transformer = transformer
+    Args:
+        device: The model's; a capture and a replay select it, since worker threads start with the first GPU.
+        capture: Whether to capture and replay CUDA graphs.
+        compiler: Backend of ``torch.compile``, e.g. ``inductor``; None does not compile.
+        padded: Whether prompts are padded without graphs and compilation as well.
+    """
+
+    def __init__(
+        self,
+        transformer: Cosmos3Transformer,
+        device: torch.device,
+        *,
+        capture: bool = False,
+        compiler: str | None = None,
+        padded: bool = False,
+    ):
+        self._device = device
         self._capture = capture
-        self._graphs: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
+        self._padded = padded or capture or compiler is not None
+        self._velocity: Callable[..., Velocities] = transformer.velocity
+        if compiler is not None:
+            self._velocity = partial(
+                _call_compiled, torch.compile(transformer.velocity, fullgraph=True, dynamic=False, backend=compiler)
+            )
+        self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
+        self._prompts: OrderedDict[Hashable, _Prompts] = OrderedDict()
+        self._pool: Any = None
 
     def __call__(
         self,
@@ -44,40 +94,53 @@ class VelocityRunner:
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         rope: Rope,
-        texts: tuple[TextKV, ...],
+        texts: _Texts,
         head: ActionHead,
         vision_group: slice,
         action_group: slice,
     ) -> Velocities:
-        """As :meth:`Cosmos3Transformer.velocity`."""
-        inputs, fixed = (vision_VP, action_TA, time_D, noisy_N1, *rope), (texts, head, vision_group, action_group)
+        """As :meth:`Cosmos3Transformer.velocity`. Raises ConfigError if the forward pass cannot be compiled."""
+        inputs, groups = (vision_VP, action_TA, time_D, noisy_N1, *rope), (vision_group, action_group)
+        if not self._padded:
+            return self._run(inputs, texts, head, groups)
+        tokens = -(-max(text.tokens for text in texts) // BUCKET) * BUCKET
+        prompts = _kept(self._prompts, (len(texts), tokens), lambda: _Prompts(texts, tokens))
         if not self._capture:
-            return self._velocity(inputs, fixed)
-        # Prompts and heads are keyed by identity: a graph keeps its own alive, so an id is never reused.
-        bounds = vision_group.start, vision_group.stop, action_group.start, action_group.stop
-        key = (vision_VP.shape, action_TA.shape, tuple(map(id, texts)), id(head), bounds)
-        captured = self._graphs.get(key)
-        if captured is None:
-            captured = self._graphs[key] = self._captured(inputs, fixed)
-            if len(self._graphs) > _KEPT_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
-        for held, fresh in zip(captured.inputs, inputs, strict=True):
-            held.copy_(fresh)
+            return self._run(inputs, prompts.load(texts), head, groups)
+        with torch.cuda.device(self._device):
+            return self._replay(inputs, texts, prompts, head, groups)
+
+    def clear(self) -> None:
+        """Drop all graphs and prompts."""
+        self._graphs.clear()
+        self._prompts.clear()
+        self._pool = None
+
+    def _run(self, inputs: tuple[torch.Tensor, ...], texts: _Texts | TextKV, head: ActionHead, groups: _Groups) -> Velocities:
+        vision_VP, action_TA, time_D, noisy_N1, cos, sin = inputs
+        return self._velocity(vision_VP, action_TA, time_D, noisy_N1, (cos, sin), texts, head, *groups)
+
+    def _replay(
+        self, inputs: tuple[torch.Tensor, ...], texts: _Texts, prompts: _Prompts, head: ActionHead, groups: _Groups
+    ) -> Velocities:
+        bounds = tuple((group.start, group.stop) for group in groups)
+        key = (*(tensor.shape for tensor in (*inputs, head.b_in)), prompts.padded.tokens, bounds)
+        captured = _kept(self._graphs, key, lambda: self._captured(inputs, texts, prompts, head, groups))
+        captured.prompts.load(texts)
+        held = (*captured.inputs, *vars(captured.head).values())
+        for place, fresh in zip(held, (*inputs, *vars(head).values()), strict=True):
+            place.copy_(fresh)
         captured.graph.replay()
         return captured.outputs[0].clone(), captured.outputs[1].clone()
 
-    def clear(self) -> None:
-        """Drop all graphs."""
-        self._graphs.clear()
-
-    def _velocity(self, inputs: tuple[torch.Tensor, ...], fixed: _Fixed) -> Velocities:
-        vision_VP, action_TA, time_D, noisy_N1, cos, sin = inputs
-        return self._transformer.velocity(vision_VP, action_TA, time_D, noisy_N1, (cos, sin), *fixed)
-
-    def _captured(self, changing: tuple[torch.Tensor, ...], fixed: _Fixed) -> _Captured:
+    def _captured(
+        self, changing: tuple[torch.Tensor, ...], texts: _Texts, prompts: _Prompts, head: ActionHead, groups: _Groups
+    ) -> _Captured:
         inputs = tuple(tensor.clone() for tensor in changing)
-        run = partial(self._velocity, inputs, fixed)
+        head = ActionHead(**{name: tensor.clone() for name, tensor in vars(head).items()})
+        run = partial(self._run, inputs, prompts.load(texts), head, groups)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -85,6 +148,28 @@ class VelocityRunner:
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with _CAPTURING, torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             outputs = run()
-        return _Captured(graph, inputs, run, outputs)
+        return _Captured(graph, inputs, prompts, head, run, outputs)
+
+
+def _kept(held: OrderedDict[Hashable, _K], key: Hashable, make: Callable[[], _K]) -> _K:
+    """The value of a key, made if it is missing; the least recently used of more than :data:`_KEPT` is dropped."""
+    if key not in held:
+        held[key] = make()
+        if len(held) > _KEPT:
+            held.popitem(last=False)
+    held.move_to_end(key)
+    return held[key]
+
+
+def _call_compiled(velocity: Callable[..., Velocities], *args: Any) -> Velocities:
+    from torch._dynamo import config
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        with config.patch(recompile_limit=_SHAPES):
+            return velocity(*args)
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).split("\n")[:2])
+        raise ConfigError(f"compile failed: {reason}. Leave compile out; on a CPU it needs a C++ compiler (CXX).") from error

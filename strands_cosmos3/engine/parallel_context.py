@@ -57,7 +57,8 @@ class ParallelContext:
 
 
 class SingleProcess(ParallelContext):
-    """The context of an engine that runs in one process."""
+    """The context of an engine that runs in one process. ``cuda`` is the GPU of the thread that loads it."""
 
     def __init__(self, device: torch.device):
-        self.device = device
+        unnumbered = device.type == "cuda" and device.index is None and torch.cuda.is_available()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if unnumbered else device

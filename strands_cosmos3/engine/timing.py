@@ -11,9 +11,10 @@ import torch
 
 
 class Stopwatch:
-    """Times named parts of one call: wall-clock time on a CPU, CUDA events on a GPU."""
+    """Times named parts of one call: wall-clock time on a CPU, events in the device's current stream on a GPU."""
 
     def __init__(self, device: torch.device):
+        self._device = device
         self._cuda = device.type == "cuda"
         self._parts: list[tuple[str, Any, Any]] = []
 
@@ -27,7 +28,7 @@ class Stopwatch:
     def milliseconds(self) -> dict[str, float]:
         """Milliseconds of each part and their ``total``."""
         if self._cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         spent = {p: start.elapsed_time(end) if self._cuda else (end - start) * 1e3 for p, start, end in self._parts}
         return {**spent, "total": sum(spent.values())}
 
@@ -35,5 +36,5 @@ class Stopwatch:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))  # a thread's own device may be another
         return event

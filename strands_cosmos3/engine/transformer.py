@@ -56,9 +56,13 @@ GENERATION_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TextKV:
-    """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised and rotated."""
+    """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised and rotated.
+
+    ``mask_BS``: For prompts that are padded to one length (:meth:`padded`), 0 at tokens and -inf at padding, else None.
+    """
 
     layers: tuple[KeysValues, ...]
+    mask_BS: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -69,6 +73,23 @@ class TextKV:
     def nbytes(self) -> int:
         """Size of the keys and values in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer)
+
+    @classmethod
+    def padded(cls, texts: Sequence[TextKV], tokens: int) -> TextKV:
+        """Room for B prompts like these, [B, k, tokens, d]; :meth:`fill` copies them into it."""
+        first, B = texts[0].layers[0][0], len(texts)
+        layers = [tuple(t.new_zeros(B, t.shape[0], tokens, t.shape[2]) for t in layer) for layer in texts[0].layers]
+        return cls(tuple((k, v) for k, v in layers), first.new_zeros(B, tokens))
+
+    def fill(self, texts: Sequence[TextKV]) -> None:
+        """Copy prompts to the places made by :meth:`padded`, and hide what is behind their ends."""
+        assert self.mask_BS is not None
+        self.mask_BS.fill_(float("-inf"))
+        for i, text in enumerate(texts):
+            self.mask_BS[i, : text.tokens].fill_(0)
+            for places, layer in zip(self.layers, text.layers, strict=True):
+                for place, tensor in zip(places, layer, strict=True):
+                    place[i, :, : text.tokens].copy_(tensor)
 
 
 @dataclass(frozen=True)
@@ -304,7 +325,7 @@ class Cosmos3Transformer(nn.Module):
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         rope: Rope,
-        texts: Sequence[TextKV],
+        texts: Sequence[TextKV] | TextKV,
         head: ActionHead,
         vision_group: slice,
         action_group: slice,
@@ -316,13 +337,17 @@ class Cosmos3Transformer(nn.Module):
             time_D: Embedding of the step's timestep, in the model's dtype; it is added to noisy tokens only.
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
-            texts: The B prompts.
+            texts: The B prompts, or all of them in one, padded.
 
         A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one branch after the other's.
         """
         x_RND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head)
-        x_BND = x_RND.expand(len(texts) // math.prod(x_RND.shape[:-2]), *x_RND.shape).flatten(0, -3)
-        attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]
+        x_BND = x_RND.expand(len(rope[0]) // math.prod(x_RND.shape[:-2]), *x_RND.shape).flatten(0, -3)
+        if isinstance(texts, TextKV):
+            assert texts.mask_BS is not None, "one TextKV for several prompts is a padded one"
+            attentions = [partial(_over_padded, layer, texts.mask_BS) for layer in texts.layers]
+        else:
+            attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]
         of_vision, of_action = self.generation(x_BND, rope, attentions, (vision_group, action_group))
         return self.project(of_vision, of_action, head)
 
@@ -353,6 +378,20 @@ def _over_prompts(prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values
         for group, attended in zip(groups, made, strict=True):
             out[group] = attended
         return out
+
+    return attend
+
+
+def _over_padded(prompts: KeysValues, mask_BS: torch.Tensor, keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor) -> Attend:
+    """The same for prompts [B, k, S, d] of one length, where a mask hides the padding."""
+    keys, values = (torch.cat(pair, dim=-2) for pair in zip(prompts, (keys_BkNd, values_BkNd), strict=True))
+    mask = F.pad(mask_BS, (0, keys_BkNd.shape[-2]))[:, None, None]
+
+    def attend(q_BhNd: torch.Tensor) -> torch.Tensor:
+        # Kernels with a mask want as many query as key heads: queries that share a key head become rows of one head.
+        q_BkgNd = q_BhNd.unflatten(1, (keys.shape[1], -1))
+        attended = F.scaled_dot_product_attention(q_BkgNd.flatten(2, 3), keys, values, attn_mask=mask)
+        return attended.view_as(q_BkgNd).flatten(1, 2)
 
     return attend
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from strands_cosmos3.engine.options import Dtype, EngineOptions
 from strands_cosmos3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,13 +90,18 @@ class ParallelConfig:
 class RankOptions:
     """How every rank loads and computes. All values can be written as JSON.
 
-    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number plus ``first_gpu``. ``action_space`` is
-    for a checkpoint that does not state its own. ``threads`` are CPU threads of each rank; None keeps torch's default.
+    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number plus ``first_gpu``. ``dtype`` as in
+    ``Cosmos3Engine.from_pretrained``. ``action_space`` is for a checkpoint that does not state its own. ``threads`` are CPU
+    threads of each rank; None keeps torch's default.
     """
 
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype | None = "float32"
     decode_video: bool = False
     action_space: str | None = None
     threads: int | None = None
     first_gpu: int = 0
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "engine", EngineOptions.of(self.engine))  # a dictionary, when read from JSON

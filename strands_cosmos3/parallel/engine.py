@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.dtype import choose_dtype
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel import tensor
@@ -55,6 +59,9 @@ class RankGroupEngine:
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         tensor.check(checkpoint.config, parallel.tp_size)
+        options.engine.require_runnable(options.device.partition(":")[0], parallel.tp_size)
+        dtype = choose_dtype(options.dtype, torch.device(options.device), checkpoint.config)  # once for all ranks
+        options = replace(options, dtype=str(dtype).removeprefix("torch."))
         return cls(checkpoint, options.decode_video, rank_processes(folder, parallel, options, timeouts))
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:

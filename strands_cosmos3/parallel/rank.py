@@ -63,10 +63,11 @@ class Rank:
         self._engine = Cosmos3Engine.from_pretrained(
             str(locate(checkpoint)),
             device=device,
-            dtype=getattr(torch, options.dtype),
+            dtype=options.dtype,
             parallel=parallel,
             decode_video=options.decode_video,
             action_space=options.action_space,
+            **vars(options.engine),
         )
         self._engine.parallel_context.barrier()
 

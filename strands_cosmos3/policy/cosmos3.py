@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import Dtype, EngineOptions, InferenceOptions
 from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_number
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
@@ -23,6 +23,7 @@ from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embod
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.cameras import only_picture
 from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
 from strands_cosmos3.policy.contract import Step
@@ -44,8 +45,7 @@ class Cosmos3Policy(BatchAnswers):
             :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
             ``parallel``), and ``"service"`` where its host, port, api_key or client is given.
         model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the bundled
-            policy (:mod:`strands_cosmos3.embedded`), which knows one simulated table. For ``replay``, the
-            recording: a path or a :class:`~strands_cosmos3.backends.replay.Recording`.
+            policy, which knows one simulated table. For ``replay``, a path or ``Recording``.
         mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict the video: give
             ``raw_actions=`` to a call, which returns no actions and leaves the video in ``last_rollout["video"]``) and
             ``"inverse_dynamics"`` (recover the actions: give ``video=``).
@@ -73,15 +73,14 @@ class Cosmos3Policy(BatchAnswers):
         limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
         num_steps, guidance_scale, guidance_interval, device, dtype: As in
             :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of embodiment and checkpoint.
+        engine_options: For ``native`` and ``distributed``: ``EngineOptions`` or a dictionary of them (docs/engine.md).
+        composition: For the same: ``framework`` or ``letterbox``, how three views are composed; None is the checkpoint's way.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
         decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8.
         decode_frames: Only so many of its first frames, which costs less; 9 show eight rows. None is all of them.
-        policy_frames: 1 answers actions without a future, several times faster, where the checkpoint was trained to; None is
-            its own way.
-        host, port, api_key, client: For ``service``: where its server is (None is localhost and 8000; it is connected to on the
-            first call) and its token, or a :class:`~strands_cosmos3.serving.client.PolicyClient` of your own instead.
-        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``.
-        transport: ``"raw"``, the only one there is.
+        policy_frames: 1 answers actions without a future, several times faster, if the checkpoint can; None is its own way.
+        host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token, or a ``PolicyClient``.
+        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``; ``transport`` is ``"raw"``.
 
     Attributes:
         last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; a
@@ -117,7 +116,9 @@ class Cosmos3Policy(BatchAnswers):
         guidance_scale: float | None = None,
         guidance_interval: tuple[float, float] | None = None,
         device: str | None = None,
-        dtype: Literal["float32", "bfloat16"] | None = None,
+        dtype: Dtype | None = None,
+        engine_options: EngineOptions | Mapping[str, Any] | None = None,
+        composition: Composition | None = None,
         decode_video: bool = False,
         decode_frames: int | None = None,
         policy_frames: int | None = None,
@@ -163,6 +164,8 @@ class Cosmos3Policy(BatchAnswers):
             guidance_interval=guidance_interval,
             decode_video=decode_video or bool(decode_frames) or self.mode is Mode.FORWARD_DYNAMICS,  # which answers only so
             policy_frames=policy_frames,
+            composition=composition,
+            engine=EngineOptions.of(engine_options),
             parallel=parallel,
         )
         service = ServiceOptions(host, port, api_key, client, dialect)

@@ -7,7 +7,7 @@ from typing import Any
 
 from strands_cosmos3.backends import BACKENDS, needs_pictures, needs_privileged
 from strands_cosmos3.backends.base import adapted
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import EngineOptions, InferenceOptions
 from strands_cosmos3.checks import require_type, whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
@@ -111,7 +111,8 @@ def _require_hostable(backend: Any) -> None:
 
 def _check_values(options: Mapping[str, Any]) -> None:
     """Refuse values that the constructor would refuse."""
-    InferenceOptions(num_steps=options.get("num_steps"), dtype=options.get("dtype"))
+    EngineOptions.of(options.get("engine_options"))
+    InferenceOptions(num_steps=options.get("num_steps"), dtype=options.get("dtype"), composition=options.get("composition"))
     Mode.parse(options.get("mode", "policy"))
     for name in ("actions_per_step", "chunk_rows"):
         if options.get(name) is not None:

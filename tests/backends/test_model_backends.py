@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 
@@ -18,9 +19,10 @@ from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
 from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
-from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
+from strands_cosmos3.backends.options import EngineOptions, InferenceOptions  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
+from strands_cosmos3.engine.frames import compose_views  # noqa: E402
 from strands_cosmos3.errors import (  # noqa: E402
     ActionSpaceError,
     BackendError,
@@ -307,6 +309,31 @@ def test_behind_the_policy(folder, joint_folder):
     assert len(policy.get_actions_sync(flat, "pick up the red cube")) == 16
     joint = Cosmos3Policy("droid", model=str(joint_folder), num_steps=1, device="cpu")
     assert joint.action_space.name == "joint_pos", "the checkpoint says so"
+
+
+def test_options_reach_the_engine(folder):
+    chosen = {"compile": True, "offload_text": True, "text_cache_bytes": 0}
+    policy = Cosmos3Policy("droid", model=str(folder), device="cpu", dtype="bfloat16", engine_options=chosen)
+    with closing(policy), closing(make_backend("native", folder, replace(QUICK, engine=EngineOptions(**chosen)))) as backend:
+        for engine in (policy.backend.engine, backend.engine):
+            assert engine.options == EngineOptions(**chosen)
+        assert policy.backend.engine.dtype is torch.bfloat16
+    with pytest.raises(ConfigError, match="compile belongs to backend native or distributed, not to diffusers"):
+        make_backend("diffusers", folder, replace(QUICK, engine=EngineOptions(compile=True)))
+    with pytest.raises(ConfigError, match="unknown engine option 'graphs'"):
+        Cosmos3Policy.preflight({"image"}, engine_options={"graphs": True})
+
+
+def test_the_composition_can_be_chosen(folder):
+    views = {name: np.random.RandomState(i).randint(0, 256, (120, 160, 3), np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    for composition in ("framework", "letterbox"):
+        with closing(Cosmos3Policy("droid", model=str(folder), device="cpu", composition=composition)) as policy:
+            picture = policy.backend.compose(views, DROID_RIG)
+            assert np.array_equal(picture, compose_views(views, DROID_RIG, composition))
+    with pytest.raises(ConfigError, match="'stretch' does not exist; valid: letterbox, framework"):
+        Cosmos3Policy("droid", model=str(folder), composition="stretch")
+    with pytest.raises(ConfigError, match="composition belongs to backend native or distributed, not to scripted"):
+        Cosmos3Policy("droid", backend="scripted", composition="letterbox")
 
 
 def test_what_backends_need_is_known_before_they_are_made():

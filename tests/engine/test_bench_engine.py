@@ -3,6 +3,7 @@
 import pytest
 
 from strands_cosmos3.bench import bundled
+from strands_cosmos3.bench.bfloat16 import compare
 from strands_cosmos3.bench.engine import SETTINGS, measure
 from strands_cosmos3.engine.factory import FactorySizes
 
@@ -28,3 +29,10 @@ def test_the_part_about_the_bundled_policy():
     assert set(figures["film"]["chunk_cpu_ms"]) == {"without", "shown", "all"}
     assert set(figures["batch"]["cpu_ms"]) == {"one", "one_by_one", "together", "candidates"}
     assert set(figures["compose"]) == {"320x180", "640x360"}
+
+
+def test_both_dtypes_answer_the_same_request():
+    figures = compare("256", FactorySizes(), 2, 2, lambda _: None)
+    assert set(figures["cpu_s"]) == {"float32", "bfloat16"}
+    assert len(figures["ratio_each"]) == 2
+    assert 0 < figures["largest_action_difference"] < figures["actions_rms"]

@@ -1,5 +1,10 @@
-"""The book-keeping of CUDA graphs, with a graph that recomputes from its own fixed places: no GPU captured one here."""
+"""CUDA graphs, padded prompts and compilation: what a machine without a GPU can show of them.
 
+A stub stands for a CUDA graph: it recomputes from the fixed places that the runner holds for it. No GPU captured one here.
+"""
+
+import shutil
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -8,7 +13,13 @@ import torch
 
 from helpers.cosmos3_oracle import Case, engine, request
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.graphs import VelocityRunner
+from strands_cosmos3.engine.graphs import BUCKET, VelocityRunner
+from strands_cosmos3.engine.options import EngineOptions
+from strands_cosmos3.engine.timing import Stopwatch
+from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.parallel.config import ParallelConfig
+
+GPU = torch.device("cuda", 1)
 
 
 class Graph:
@@ -19,47 +30,158 @@ class Graph:
 
     def replay(self):
         mine = next(c for c in self.runner._graphs.values() if c.graph is self)
-        fresh = mine.run()
-        for held, new in zip(mine.outputs, fresh, strict=True):
+        for held, new in zip(mine.outputs, mine.run(), strict=True):
             held.copy_(new)
         Graph.replays += 1
 
 
 class Stream:
+    def __init__(self, device=None):
+        self.device = device
+
     def wait_stream(self, _):
         pass
 
 
 @pytest.fixture
-def graphed(checkpoints, monkeypatch):
-    model = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
-    model._runner = Graph.runner = VelocityRunner(model.transformer, capture=True)
-    Graph.replays = 0
-    for name, stub in {"CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream}.items():
+def captures(monkeypatch):
+    """Calls of torch.cuda so far: the options of each capture, the pools, and the selected devices with their threads."""
+    seen = {"graph": [], "pool": [], "device": []}
+
+    def capture(_, **options):
+        seen["graph"].append(options)
+        return nullcontext()
+
+    def select(device):
+        seen["device"].append((device, threading.get_ident()))
+        return nullcontext()
+
+    def pool():
+        seen["pool"].append(object())
+        return seen["pool"][-1]
+
+    stubs = {"CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream, "graph": capture, "device": select}
+    for name, stub in {**stubs, "graph_pool_handle": pool, "stream": lambda _: nullcontext()}.items():
         monkeypatch.setattr(torch.cuda, name, stub)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    return seen
+
+
+@pytest.fixture
+def graphed(checkpoints, captures):
+    model = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
+    model._runner = Graph.runner = VelocityRunner(model.transformer, GPU, capture=True)
+    Graph.replays = 0
     return model
 
 
-def test_replays_give_the_same_bits(graphed, checkpoints):
-    plain = engine(checkpoints["silu"], torch.float32)
-    asked = request(Case(checkpoints["silu"], steps=3))
-    variants = [asked, replace(asked, guidance_interval=(900, 1001)), replace(asked, fps=7.5), replace(asked, domain_id=6)]
-    variants += [replace(asked, text_ids=asked.text_ids + 1), replace(asked, cond_frame_indexes=(0, 1)), asked]
-    for one in variants:
-        found, expected = graphed.step(one), plain.step(one)
-        assert torch.equal(found["action"], expected["action"])
-        assert torch.equal(found["video"], expected["video"])
-    assert Graph.replays == 3 * len(variants)
+@pytest.fixture
+def padded(checkpoints):
+    model = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
+    model._runner = VelocityRunner(model.transformer, model.device, padded=True)
+    return model
 
 
-def test_graphs_are_reused_and_bounded(graphed, checkpoints):
-    asked = request(Case(checkpoints["silu"], steps=4))
-    graphed.step(asked)
-    assert len(graphed._runner._graphs) == 1, "one shape, one pair of prompts"
-    for i in range(10):
-        graphed.step(replace(asked, text_ids=asked.text_ids + i))
+def variants(folder):
+    asked = request(Case(folder, steps=2))
+    longer = torch.arange(100, 100 + BUCKET)
+    cases = [asked, replace(asked, guidance_interval=(900, 1001)), replace(asked, fps=7.5, domain_id=6)]
+    cases += [replace(asked, text_ids=asked.text_ids[..., :9] + 1), replace(asked, return_video=False), asked]
+    return [*cases, replace(asked, neg_text_ids=longer), replace(asked, guidance_scale=1.0)]
+
+
+def same(found, expected, tolerance=0.0):
+    names = [name for name in ("action", "video") if name in expected]
+    assert all((found[name] - expected[name]).abs().max() <= tolerance for name in names)
+
+
+def test_replays_give_the_same_bits(graphed, padded, checkpoints):
+    cases = variants(checkpoints["silu"])
+    for one in cases:
+        same(graphed.step(one), padded.step(one))
+    assert Graph.replays == 2 * len(cases)
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_padding_prompts_changes_nothing(kind, checkpoints):
+    """In float64, where the sampler alone rounds."""
+    plain, model = (Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=torch.float32) for _ in range(2))
+    for one in (plain, model):
+        one.transformer.double()
+    model._runner = VelocityRunner(model.transformer, model.device, padded=True)
+    for one in variants(checkpoints[kind])[:: 1 if kind == "silu" else 4]:
+        same(model.step(one), plain.step(one), 1e-6)
+
+
+def test_one_graph_serves_all_prompts_and_domains(graphed, captures, checkpoints):
+    asked = request(Case(checkpoints["silu"], steps=2))
+    for tokens in (1, 9, 35):
+        for domain in (8, 6):
+            graphed.step(replace(asked, text_ids=asked.text_ids[..., :tokens], domain_id=domain))
+    assert len(captures["graph"]) == 1
+    graphed.step(replace(asked, text_ids=torch.arange(BUCKET + 1)))
+    graphed.step(replace(asked, return_video=False))
+    assert len(captures["graph"]) == 3, "a longer prompt, and a last step of actions alone"
+
+
+def test_captures_share_a_pool_and_leave_other_threads_alone(graphed, captures, checkpoints):
+    asked = request(Case(checkpoints["silu"], steps=2))
+    worker = threading.Thread(target=lambda: [graphed.step(one) for one in (asked, replace(asked, guidance_scale=1.0))])
+    worker.start()
+    worker.join()
+    assert len(captures["pool"]) == 1
+    assert [options["capture_error_mode"] for options in captures["graph"]] == ["thread_local"] * 2
+    assert all(options["pool"] is captures["pool"][0] and options["stream"] for options in captures["graph"])
+    assert set(captures["device"]) == {(GPU, worker.ident)}, "a thread starts with the first GPU"
+
+
+def test_graphs_are_bounded(graphed, checkpoints):
+    asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
+    for i in range(9):
+        graphed.step(replace(asked, action_chunk=3 + i, action_noise=None))
     assert len(graphed._runner._graphs) == 8
     graphed.close()
     assert not graphed._runner._graphs
+
+
+def test_times_are_those_of_the_engines_device(monkeypatch):
+    asked = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            asked.append(stream.device)
+
+        def elapsed_time(self, _):
+            return 2.0
+
+    for name, stub in {"Event": Event, "current_stream": Stream, "synchronize": asked.append}.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    clock = Stopwatch(GPU)
+    with clock.part("denoise"):
+        pass
+    assert clock.milliseconds() == {"denoise": 2.0, "total": 2.0}
+    assert asked == [GPU] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++, and there is no compiler `c++`")
+def test_inductors_code_gives_the_same_actions(checkpoints):
+    asked = request(Case(checkpoints["silu"], steps=2))
+    with Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, compile=True) as model:
+        same(model.step(asked), engine(checkpoints["silu"], torch.float32).step(asked), 5e-5)
+
+
+def test_options_are_checked_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="cuda_graphs needs a CUDA device"):
+        Cosmos3Engine.from_pretrained("nowhere", cuda_graphs=True)
+    with pytest.raises(ConfigError, match="tp_size=2"):
+        Cosmos3Engine.from_pretrained("nowhere", compile=True, parallel=ParallelConfig(2))
+    with pytest.raises(InputError, match="text_cache_bytes"):
+        Cosmos3Engine.from_pretrained("nowhere", text_cache_bytes=-1)
+    with pytest.raises(InputError, match="compile must be"):
+        EngineOptions(compile="yes")
+    with pytest.raises(ConfigError, match=r"unknown engine option 'graphs'; valid: cuda_graphs, compile"):
+        EngineOptions.of({"graphs": True})
+    assert EngineOptions.of({"compile": True}).given == {"compile": True}

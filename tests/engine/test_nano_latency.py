@@ -2,24 +2,39 @@
 
 import json
 import runpy
+import shutil
 import sys
+
+import pytest
 
 from helpers.environments import ROOT
 
+SMALL = ("--small", "--device", "cpu")
+COMPILE = pytest.param(
+    ("--compile",),
+    {"eager", "compiled"},
+    marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler `c++` for inductor")],
+)
 
-def test_the_small_form_measures_every_case(tmp_path, monkeypatch, capsys):
+
+@pytest.mark.parametrize(
+    ("options", "ways"),
+    [((), {"eager"}), (("--dtype", "float32", "--offload-text", "--text-cache-bytes", "0"), {"eager"}), COMPILE],
+)
+def test_the_small_form_measures_every_case(options, ways, tmp_path, monkeypatch, capsys):
     out = tmp_path / "nano.json"
-    small = ["--small", "--device", "cpu", "--dtype", "float32", "--repeats", "1", "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", ["nano_latency.py", *small])
+    monkeypatch.setattr(sys, "argv", ["nano_latency.py", *SMALL, *options, "--repeats", "1", "--json", str(out)])
     runpy.run_path(str(ROOT / "benchmarks/nano_latency.py"), run_name="__main__")
     figures = json.loads(out.read_text())
     assert json.loads(capsys.readouterr().out) == figures
-    assert "graphs" not in figures, "CUDA graphs are measured on a GPU only"
-    cases = {name: case for name, case in figures["eager"].items() if name.startswith("N=")}
-    assert set(cases) == {f"N={steps}, guidance {when}" for steps in (4, 2) for when in ("every step", "first step only")}
-    for case in cases.values():
-        parts = dict(case["warm_ms"])
-        total = parts.pop("total")
-        assert set(parts) == {"encode", "text", "denoise"}
-        assert 0 < sum(parts.values()) <= 1.01 * total
-        assert case["generation_floor_ms"] is None, "floors are the full size's"
+    measured = {name: figure for name, figure in figures.items() if isinstance(figure, dict)}
+    assert set(measured) == ways, "CUDA graphs are measured on a GPU only"
+    for way in measured.values():
+        cases = {name: case for name, case in way.items() if name.startswith("N=")}
+        assert set(cases) == {f"N={steps}, guidance {when}" for steps in (4, 2) for when in ("every step", "first step only")}
+        for case in cases.values():
+            parts = dict(case["warm_ms"])
+            total = parts.pop("total")
+            assert set(parts) == {"encode", "text", "denoise"}
+            assert 0 < sum(parts.values()) <= 1.01 * total
+            assert case["generation_floor_ms"] is None, "floors are the full size's"

@@ -1,0 +1,104 @@
+"""``bench engine --part bfloat16``: float32 against bfloat16 on this CPU; ``bfloat16-rollouts``: the same in a closed loop.
+
+Times are CPU times of the benchmarks' random mid-size model. Whether actions are still good is measured on the bundled policy,
+the only trained one there is, with equal scenes, instructions and noise for both dtypes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from strands_cosmos3.bench.engine import SETTINGS, cpu_seconds, random_request
+from strands_cosmos3.engine.dtype import LEAST_GAIN, bfloat16_gain
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.factory import MID_SIZE, FactorySizes, write_checkpoint
+from strands_cosmos3.instruction import COLOURS, TEMPLATES, Verb
+
+DTYPES = ("float32", "bfloat16")
+MARGIN = 0.10
+_VERBS = (Verb.REACH, Verb.PICK)  # that the bundled policy knows
+_ONE_SIDED_95 = 1.645
+
+Progress = Callable[[str], None]
+
+
+def measure(tier: str = "256", *, steps: int = 4, repeats: int = 3, progress: Progress = print) -> dict[str, Any]:
+    """:func:`compare` on one thread, or ``skipped`` with the reason where this CPU does not multiply bfloat16 faster."""
+    torch.set_num_threads(1)
+    progress("matrix products")
+    gain = bfloat16_gain(MID_SIZE.hidden, MID_SIZE.intermediate, 1)
+    if gain < LEAST_GAIN:
+        reason = f"bfloat16 matrix products take 1/{gain:.2f} of float32's time: a CPU without AMX or AVX512-BF16?"
+        return {"skipped": reason}
+    return {"matrix_product_ratio": gain, "threads": 1, **compare(tier, MID_SIZE, steps, repeats, progress)}
+
+
+def compare(tier: str, sizes: FactorySizes, steps: int, repeats: int, progress: Progress) -> dict[str, Any]:
+    """Run both dtypes alternately; return medians, ratios and the largest difference of the actions."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as loaded:
+        write_checkpoint(folder, sizes=sizes)
+        engines = {
+            name: loaded.enter_context(Cosmos3Engine.from_pretrained(folder, dtype=name, domains=(8,))) for name in DTYPES
+        }
+        request = random_request(SETTINGS[tier], engines["float32"], steps)
+        single, half = (engine.step(request)["action"] for engine in engines.values())  # warms both up
+        seconds: dict[str, list[float]] = {name: [] for name in DTYPES}
+        for i in range(repeats):
+            for name in DTYPES if i % 2 == 0 else DTYPES[::-1]:
+                progress(f"run {i + 1} of {repeats}: {name}")
+                seconds[name].append(cpu_seconds(lambda name=name: engines[name].step(request))[0])
+    each = [one / other for one, other in zip(*seconds.values(), strict=True)]
+    return {
+        "setting": SETTINGS[tier].name,
+        "steps": steps,
+        "cpu_s": {name: statistics.median(times) for name, times in seconds.items()},
+        "ratio": statistics.median(each),
+        "ratio_each": each,
+        "largest_action_difference": float((single - half).abs().max()),
+        "actions_rms": float(single.square().mean().sqrt()),
+        "model": vars(sizes),
+    }
+
+
+def closed_loop(episodes: int, seed: int, progress: Progress) -> dict[str, Any]:
+    """Roll the bundled policy out in both dtypes; compare their success rates over the same episodes.
+
+    bfloat16 is not inferior if the difference of the rates, less 1.645 standard errors of the paired difference, is above
+    -:data:`MARGIN`.
+    """
+    from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
+    from strands_cosmos3.sim.robot import Robot
+
+    robot = Robot("panda")
+    won: dict[str, list[bool]] = {name: [] for name in DTYPES}
+    with ExitStack() as loaded:
+        policies = {name: loaded.enter_context(Cosmos3Policy(robot="panda", device="cpu", dtype=name)) for name in DTYPES}
+        for i in range(seed, seed + episodes):
+            verb = _VERBS[i % len(_VERBS)]
+            instruction = TEMPLATES[verb].format(a=COLOURS[i // 2 % 3])
+            for name, policy in policies.items():
+                progress(f"{verb}, seed {i}, {name}")
+                rollout = robot.run_policy(instruction=instruction, policy=policy, task=str(verb), seed=i, duration=20.0)
+                won[name].append(bool(rollout.success))
+    single, half = (np.array(won[name], dtype=float) for name in DTYPES)
+    difference = half - single
+    error = float(difference.std(ddof=1) / np.sqrt(episodes)) if episodes > 1 else float("nan")
+    lower = float(difference.mean()) - _ONE_SIDED_95 * error
+    return {
+        "episodes": episodes,
+        "seed": seed,
+        "successes": {name: sum(wins) for name, wins in won.items()},
+        "only_float32": int((difference < 0).sum()),
+        "only_bfloat16": int((difference > 0).sum()),
+        "difference": float(difference.mean()),
+        "lower_bound": lower,
+        "margin": MARGIN,
+        "not_inferior": lower > -MARGIN,
+    }

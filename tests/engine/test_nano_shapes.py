@@ -1,0 +1,104 @@
+"""Compilation of the forward pass, and Nano's real shapes through its padded and compiled forms, on tensors without data."""
+
+import runpy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers.environments import ROOT
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.graphs import BUCKET, VelocityRunner
+from strands_cosmos3.engine.sequence import SequenceLayout
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, TextKV
+from strands_cosmos3.engine.vae import materialise
+from strands_cosmos3.errors import ConfigError
+
+CPU = torch.device("cpu")
+NANO = TransformerConfig.from_dict(runpy.run_path(str(ROOT / "benchmarks/nano_latency.py"))["NANO"])
+DROID = SequenceLayout((9, 34, 40), 2, 33, (0,), 1, 8, 15.0, 0)
+
+
+def arguments(config, dtype, device, lengths=(160, 29)):
+    def empty(*shape):
+        return torch.empty(*shape, dtype=dtype, device=device)
+
+    D, A, d = config.hidden_size, config.action_dim, config.head_dim
+    rope = empty(len(lengths), DROID.tokens, d), empty(len(lengths), DROID.tokens, d)
+    layers = config.num_hidden_layers
+    texts = [TextKV(((empty(8, length, d), empty(8, length, d)),) * layers) for length in lengths]
+    head = ActionHead(empty(A, D), empty(D), empty(D, A), empty(A))
+    samples = empty(DROID.vision_tokens, config.patch_dim).float(), empty(DROID.action_rows, A).float()
+    return (*samples, empty(D), empty(DROID.tokens, 1), rope, tuple(texts), head, DROID.noisy_vision, DROID.noisy_action)
+
+
+def model(config, dtype, device, fill=lambda tensor: tensor):
+    with torch.device("meta"):
+        made = Cosmos3Transformer(config)
+    materialise(made, lambda name, shape: fill(torch.empty(shape, dtype=dtype, device=device)))
+    return made
+
+
+def check_shapes(velocities):
+    vision, action = velocities
+    assert DROID.tokens == 3093
+    assert vision.shape == (2, 8 * 17 * 20, 192)
+    assert action.shape == (2, 32, 64)
+
+
+def test_the_padded_pass_has_the_shapes_of_nano():
+    made = model(NANO, torch.bfloat16, "meta")
+    with torch.inference_mode():
+        check_shapes(VelocityRunner(made, torch.device("meta"), padded=True)(*arguments(NANO, torch.bfloat16, "meta")))
+
+
+def test_the_compiled_pass_is_one_graph():
+    """Tensors without data mix with none of the CPU: one that stayed there would raise. Layers are alike: two are enough."""
+    config = replace(NANO, num_hidden_layers=2)
+    graphs = []
+
+    def compiler(graph, _):
+        graphs.append(graph)
+        return graph
+
+    runner = VelocityRunner(model(config, torch.bfloat16, "meta"), torch.device("meta"), compiler=compiler)
+    with torch.inference_mode():
+        check_shapes(runner(*arguments(config, torch.bfloat16, "meta")))
+        check_shapes(runner(*arguments(config, torch.bfloat16, "meta", lengths=(BUCKET, 7))))
+    assert len(graphs) == 1, "prompts of all lengths share the code"
+
+
+SMALL = replace(
+    NANO, hidden_size=64, num_hidden_layers=1, num_attention_heads=16, head_dim=8, intermediate_size=96, rope_axes_dim=(2, 1, 1)
+)
+
+
+def test_compiled_and_eager_passes_agree():
+    torch.manual_seed(0)
+    made = model(SMALL, torch.float32, "cpu", lambda tensor: tensor.normal_(0, 0.2))
+    given = [random_like(value) for value in arguments(SMALL, torch.float32, "cpu")]
+    runner = VelocityRunner(made, CPU, compiler="aot_eager")
+    with torch.inference_mode():
+        for found, expected in zip(runner(*given), made.velocity(*given), strict=True):
+            assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+def random_like(value):
+    """The same structure, with noise in its tensors."""
+    if isinstance(value, torch.Tensor):
+        return torch.randn_like(value)
+    if isinstance(value, tuple):
+        return tuple(map(random_like, value))
+    if isinstance(value, (TextKV, ActionHead)):
+        fields = {name: random_like(part) for name, part in vars(value).items()}
+        return type(value)(**fields)
+    return value
+
+
+def test_a_failed_compilation_is_an_error_of_this_package():
+    def broken(*_):
+        raise RuntimeError("no compiler")
+
+    runner = VelocityRunner(model(SMALL, torch.float32, "meta"), torch.device("meta"), compiler=broken)
+    with pytest.raises(ConfigError, match=r"compile failed: .*no compiler"):
+        runner(*arguments(SMALL, torch.float32, "meta"))
