@@ -185,6 +185,10 @@ ROBOTS = [
     Call(panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}),
     Call(servo.Compensation, {"delay_s": 0.01, "payload_kg": 0.5, "friction_nm": 0.5}),
     Call(servo.Compensation(0.01).lead, {"q_rad": HOME_Q, "qd_rad_s": HOME_Q, "qdd_rad_s2": HOME_Q}),
+    Call(
+        servo.Compensation(0.01).lead_within,
+        {"references": (HOME_Q[None],) * 3, "limits": FER, "dt_s": 0.01, "q_before_rad": HOME_Q},
+    ),
     Call(servo.JointServo(MODEL, servo.Compensation(0.01, 1.0)).load_torque, {"q_rad": STATES, "qd_rad_s": STATES}),
     Call(servo.Payload, {"model": MODEL, "mass_kg": 1.0}),
     Call(servo.Payload(MODEL, 1.0).torque, {"q_rad": STATES}),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
 from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, JointLimits, T_hand_tcp
 
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
@@ -76,6 +76,12 @@ class Compensation:
             references: Angles, velocities and accelerations [M, 7], ``dt_s`` apart.
             q_before_rad: [7] what was sent before the first row; the angles may not leave it faster than the limit either.
         """
+        if not isinstance(references, tuple | list) or len(references) != 3:
+            raise ShapeError("references must be three arrays [M, 7]: angles, velocities and accelerations.")
+        require_rows(len(ARM_JOINTS), *references, axes=2)
+        require_rows(len(ARM_JOINTS), q_before_rad, axes=1)
+        instance_of(limits, JointLimits, "limits")
+        positive(dt_s, "dt_s")
         led_q, led_qd = self.lead(*references)
         q, most = np.clip(led_q, limits.q_min, limits.q_max), limits.velocity * (_RATE_SLACK * dt_s)
         fast = (np.abs(np.diff(q, axis=0, prepend=q_before_rad[None])) > most).any(axis=1)
