@@ -16,7 +16,7 @@ from helpers.serving import Echo, observation, picture
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import CheckpointError, UnknownNameError
 from strands_cosmos3.serving.codec import encode
-from strands_cosmos3.serving.served import ServedPolicy, Session
+from strands_cosmos3.serving.served import Message, ServedPolicy, Session
 from test_malformed_flags import COMMANDS, places  # noqa: F401 - a fixture
 
 SHORT, LONG = "short", pytest.param("long", marks=pytest.mark.slow)
@@ -71,11 +71,11 @@ def test_frames(form, endless_fails, caplog):
     outcomes = {"ok": 0, "error": 0, "reset": 0}
     for _ in range(10_000 if form == "long" else 500):
         endless_fails()
-        answer = served.answer(hostile_frame(rng), Session())
+        (answer,) = served.answer([Message(hostile_frame(rng), Session(), 0.0)])
         outcomes[answer.outcome] += 1
         assert isinstance(answer.frame, bytes) or answer.frame.isprintable()
         caplog.clear()
-    assert served.answer(good, Session()).outcome == "ok", "other clients are served"
+    assert served.answer([Message(good, Session(), 0.0)])[0].outcome == "ok", "other clients are served"
     assert min(outcomes["ok"], outcomes["error"]) > 20, outcomes
     assert grown() < LITTLE
 

@@ -78,11 +78,10 @@ class VelocityRunner:
         self._device = device
         self._capture = capture
         self._padded = padded or capture or compiler is not None
-        self._velocity: Callable[..., Velocities] = transformer.velocity
+        self._transformer = transformer
+        self._compiled: Callable[..., Velocities] | None = None
         if compiler is not None:
-            self._velocity = partial(
-                _call_compiled, torch.compile(transformer.velocity, fullgraph=True, dynamic=False, backend=compiler)
-            )
+            self._compiled = torch.compile(transformer.velocity, fullgraph=True, dynamic=False, backend=compiler)
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._prompts: OrderedDict[Hashable, _Prompts] = OrderedDict()
         self._pool: Any = None
@@ -118,7 +117,8 @@ class VelocityRunner:
 
     def _run(self, inputs: tuple[torch.Tensor, ...], texts: _Texts | TextKV, head: ActionHead, groups: _Groups) -> Velocities:
         vision_VP, action_TA, time_D, noisy_N1, cos, sin = inputs
-        return self._velocity(vision_VP, action_TA, time_D, noisy_N1, (cos, sin), texts, head, *groups)
+        arguments = vision_VP, action_TA, time_D, noisy_N1, (cos, sin), texts, head, *groups
+        return self._transformer.velocity(*arguments) if self._compiled is None else _call_compiled(self._compiled, *arguments)
 
     def _replay(
         self, inputs: tuple[torch.Tensor, ...], texts: _Texts, prompts: _Prompts, head: ActionHead, groups: _Groups

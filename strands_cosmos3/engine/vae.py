@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig, arrange_in_planes
+from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig, empty_weight
 from strands_cosmos3.engine.weight_files import WeightFiles
 from strands_cosmos3.errors import ShapeError
 
@@ -32,8 +32,7 @@ class WanVae:
         if not decoder:
             self.model.decoder = self.model.post_quant_conv = None
         self.has_decoder = decoder
-        files.read_into(materialise(self.model, lambda _, shape: torch.empty(shape, device=device, dtype=dtype)))
-        arrange_in_planes(self.model)
+        files.read_into(materialise(self.model, lambda _, shape: empty_weight(shape, device, dtype)))
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(described.latents_mean, dtype=dtype).view(shape).to(device)

@@ -127,7 +127,11 @@ def causal_convolution(
 
 
 def _in_planes(x: torch.Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype is torch.float32
+    return _plane_by_plane(x.device, x.dtype)
+
+
+def _plane_by_plane(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype is torch.float32
 
 
 def channels_last(x_BCTHW: torch.Tensor) -> torch.Tensor:
@@ -135,13 +139,14 @@ def channels_last(x_BCTHW: torch.Tensor) -> torch.Tensor:
     return x_BCTHW.contiguous(memory_format=torch.channels_last_3d) if _in_planes(x_BCTHW) else x_BCTHW
 
 
-def arrange_in_planes(model: nn.Module) -> None:
-    """Lay the weights out in memory as :func:`causal_convolution` reads them, tap by tap, in place; their values stay."""
-    for conv in model.modules():
-        if isinstance(conv, nn.Conv3d) and _in_planes(conv.weight):
-            conv.weight.data = conv.weight.data.permute(2, 0, 3, 4, 1).contiguous().permute(1, 4, 0, 2, 3)
-        elif isinstance(conv, nn.Conv2d) and _in_planes(conv.weight):
-            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+def empty_weight(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a weight of this shape, laid out as :func:`causal_convolution` reads it: tap by tap, channels last."""
+    if not _plane_by_plane(device, dtype) or len(shape) not in (4, 5):
+        return torch.empty(shape, device=device, dtype=dtype)
+    if len(shape) == 4:
+        return torch.empty(shape, device=device, dtype=dtype, memory_format=torch.channels_last)
+    o, i, t, h, w = shape
+    return torch.empty((t, o, h, w, i), device=device, dtype=dtype).permute(1, 4, 0, 2, 3)
 
 
 class CausalConv3d(nn.Conv3d):
