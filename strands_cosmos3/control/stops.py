@@ -22,7 +22,7 @@ RANGE_TOLERANCE_RAD = 2e-7  # a stop may turn this far beyond a joint's end, whe
 _STOP_S = (0.0, 0.05, 0.065, 0.08, 0.1, 0.125, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.65)
 _FEW_STOPS_S = (0.25, 0.5, 0.125, 0.065, 0.0)
 _GENTLEST = 0.02  # of a joint's acceleration limit
-_HARDER = 1.05  # than constant deceleration needs, as jerk is limited
+_FURTHER = 1.05  # margin on the way that a stop needs
 _STOP_SHARE = 0.999  # of the hand's limits that a stop may use
 
 
@@ -187,11 +187,16 @@ def _length(vectors: F64) -> F64:
 
 
 def _decelerations(q: F64, v: F64, a: F64, stop_s: F64, limits: JointLimits) -> F64:
-    """[..., n] decelerations that stop the joints in about ``stop_s``, or before their ends; the limits for ``stop_s`` = 0."""
+    """[..., n] decelerations that stop the joints in about ``stop_s``, or before their ends; the limits for ``stop_s`` = 0.
+
+    With deceleration A a joint of speed v turns by ``v^2 / 2A + v A / 2J`` before it rests; the smaller root is the gentler.
+    """
     speed = v + a * np.abs(a) / (2 * limits.jerk)
     room = np.maximum(np.where(speed > 0, limits.q_max - q, q - limits.q_min), 1e-9)
-    gentle = np.abs(speed) / np.maximum(stop_s, 1e-9)
-    wanted = np.maximum(np.maximum(gentle, _HARDER * speed * speed / (2 * room)), _GENTLEST * limits.acceleration)
+    gentle, fast, tight = np.abs(speed) / np.maximum(stop_s, 1e-9), np.abs(speed), room / _FURTHER
+    spare = tight * tight - fast**3 / limits.jerk
+    hard = np.where(spare > 0, fast * fast / (tight + np.sqrt(np.maximum(spare, 0.0))), limits.acceleration)
+    wanted = np.maximum(np.maximum(gentle, hard), _GENTLEST * limits.acceleration)
     return np.where(stop_s > 0, np.minimum(wanted, limits.acceleration), limits.acceleration)
 
 
