@@ -36,3 +36,13 @@ def test_both_dtypes_answer_the_same_request():
     assert set(figures["cpu_s"]) == {"float32", "bfloat16"}
     assert len(figures["ratio_each"]) == 2
     assert 0 < figures["largest_action_difference"] < figures["actions_rms"]
+
+
+def test_few_episodes_show_nothing():
+    """Exact binomial bounds: 28 episodes without a loss leave 10 % possible, 29 do not."""
+    from strands_cosmos3.bench.bfloat16 import MARGIN, most_lost
+
+    assert most_lost(0, 28) > MARGIN > most_lost(0, 29)
+    assert most_lost(0, 4) > 0.5
+    assert most_lost(3, 3) == 1.0
+    assert 1 - most_lost(0, 10) == pytest.approx(0.05**0.1)
