@@ -344,7 +344,7 @@ def test_clients_take_turns_however_many_connections_one_of_them_has(serve):
         for waiting, (owner, n) in enumerate(keys, 1):
             client = stack.enter_context(dial(server.port, additional_headers={"Authorization": f"Api-Key {owner}{TOKEN}"}))
             client.send(encode(observation(prompt=f"{owner} {n}")))
-            until(lambda waiting=waiting: server.metrics.in_flight == waiting)
+            until(lambda waiting=waiting: server.metrics.in_flight == waiting and server.busy_s > 0)
         gate.set()
         until(lambda: len(served) == 5)
     assert served == ["fleet 0", "fleet 1", "single 0", "fleet 2", "fleet 3"]
