@@ -105,28 +105,32 @@ class AdaptedBackend(Backend):
                 "strands_cosmos3.backends.base.Backend and implement infer()."
             )
         self._inner = inner
+        self._held = {name for name in dir(Backend) if hasattr(inner, name)}
         for name in self._VALUES:
-            setattr(self, name, getattr(inner, name, getattr(Backend, name)))
+            setattr(self, name, self._member(name))
+
+    def _member(self, name: str) -> Any:
+        """The object's member of that name, else the default. Nothing else asks what it has."""
+        return getattr(self._inner if name in self._held else super(), name)
 
     @property
     def counters(self) -> Mapping[str, int]:
-        return getattr(self._inner, "counters", super().counters)
+        return self._member("counters")
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
-        return getattr(self._inner, "action_space_for", super().action_space_for)(embodiment)
+        return self._member("action_space_for")(embodiment)
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
-        return getattr(self._inner, "compose", super().compose)(views, rig)
+        return self._member("compose")(views, rig)
 
     def infer(self, request: Request) -> ActionChunk:
         return self._inner.infer(request)
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
-        return getattr(self._inner, "infer_batch", super().infer_batch)(requests)
+        return self._member("infer_batch")(requests)
 
     def cancel(self) -> bool:
-        cancel = getattr(self._inner, "cancel", super().cancel)
-        return cancel() is not False
+        return self._member("cancel")() is not False
 
     def reset(self, seed: int | None = None) -> None:
         self._inner.reset(seed)

@@ -73,14 +73,14 @@ class EngineBackend(Backend):
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
         """Return the chunk for each request; those of equal shape and schedule share a pass. Errors as :meth:`infer`."""
         processed = [self._processed(request) for request in requests]
-        asked = [self._asked(one, request) for one, request in zip(processed, requests, strict=True)]
-        for i, one in enumerate(asked):  # the engine encodes the same tensor once
-            same = next(held for held in asked if torch.equal(held.cond_video_pixels, one.cond_video_pixels))
-            asked[i] = replace(one, cond_video_pixels=same.cond_video_pixels)
+        wanted = [self._engine_request(one, request) for one, request in zip(processed, requests, strict=True)]
+        for i, one in enumerate(wanted):  # the engine encodes the same tensor once
+            same = next(held for held in wanted if torch.equal(held.cond_video_pixels, one.cond_video_pixels))
+            wanted[i] = replace(one, cond_video_pixels=same.cond_video_pixels)
         results: dict[int, dict[str, Any]] = {}
-        for key in dict.fromkeys(one.batch_key for one in asked):
-            alike = [i for i, one in enumerate(asked) if one.batch_key == key]
-            results |= dict(zip(alike, self.engine.step_batch([asked[i] for i in alike]), strict=True))
+        for key in dict.fromkeys(one.batch_key for one in wanted):
+            alike = [i for i, one in enumerate(wanted) if one.batch_key == key]
+            results |= dict(zip(alike, self.engine.step_batch([wanted[i] for i in alike]), strict=True))
         return [self._chunk(requests[i], processed[i], results[i]) for i in range(len(requests))]
 
     def _processed(self, request: Request) -> ProcessedInput:
@@ -92,7 +92,7 @@ class EngineBackend(Backend):
             )
         return self._input(request, self.name)
 
-    def _asked(self, processed: ProcessedInput, request: Request) -> Cosmos3ActionRequest:
+    def _engine_request(self, processed: ProcessedInput, request: Request) -> Cosmos3ActionRequest:
         shown = self.engine.decodes_video and request.decode_frames != 0
         return processed.request(
             self._input.sampling(request),

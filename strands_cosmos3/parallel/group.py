@@ -103,7 +103,7 @@ class RankGroup:
     def start(self) -> None:
         """Start the ranks, if they are not running, and wait until all have loaded. After any error every rank was ended.
 
-        If one was lost while nothing was asked of it, all are started again.
+        If one was lost between two requests, all are started again.
         """
         if any(handle.lost for handle in self.handles):
             self.kill()

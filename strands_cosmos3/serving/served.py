@@ -76,8 +76,8 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """A request for an inference: the wire's message, its connection, and what the backend is asked."""
+class _PendingInference:
+    """A request for an inference: the wire's message, its connection, and what the backend gets."""
 
     message: Mapping[str, Any]
     session: Session
@@ -139,7 +139,7 @@ class ServedPolicy:
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the backend fails."""
         message = self._some_message() if self.warm_up_message is None else self.warm_up_message
-        self._infer([self._asked(decode(encode(dict(message), self.limits), self.limits), Session())])
+        self._infer([self._pending(decode(encode(dict(message), self.limits), self.limits), Session())])
         self.backend.reset(None)
 
     def answer(self, messages: Sequence[Message]) -> list[Answer]:
@@ -148,21 +148,21 @@ class ServedPolicy:
         Never raises: an error becomes a line of text; its traceback is logged here only. One message's error is not another's.
         """
         first = [self._caught(lambda one=one: self._prepare(one)) for one in messages]
-        asked = [i for i, one in enumerate(first) if isinstance(one, _Asked)]
+        pending = [i for i, one in enumerate(first) if isinstance(one, _PendingInference)]
         answers = {i: one for i, one in enumerate(first) if isinstance(one, Answer)}
-        questions = [one for one in first if isinstance(one, _Asked)]
-        answers |= dict(zip(asked, self._infer_all(questions), strict=True))
+        questions = [one for one in first if isinstance(one, _PendingInference)]
+        answers |= dict(zip(pending, self._infer_all(questions), strict=True))
         return [answers[i] for i in range(len(messages))]
 
-    def _infer_all(self, asked: Sequence[_Asked]) -> list[Answer]:
-        if len(asked) > 1:
+    def _infer_all(self, pending: Sequence[_PendingInference]) -> list[Answer]:
+        if len(pending) > 1:
             try:
-                return self._infer(asked)
+                return self._infer(pending)
             except RanksError as error:  # its processes are gone: asking again for each would start and lose them again
-                return [_refusal(error)] * len(asked)
+                return [_refusal(error)] * len(pending)
             except Exception:
                 logger.info("a batch failed; its requests are inferred for one by one", exc_info=True)
-        return [self._caught(lambda one=one: self._infer([one])[0]) for one in asked]
+        return [self._caught(lambda one=one: self._infer([one])[0]) for one in pending]
 
     def _caught(self, work: Callable[[], Caught]) -> Caught | Answer:
         try:
@@ -173,13 +173,13 @@ class ServedPolicy:
             logger.exception("inference failed")
             return Answer(f"InternalError: inference failed ({type(error).__name__}); see the server's log.", "error")
 
-    def _prepare(self, message: Message) -> _Asked | Answer:
+    def _prepare(self, message: Message) -> _PendingInference | Answer:
         """The request in a frame, or the answer to one that asks for no inference."""
         said, session = self._read(message.frame), message.session
         if said.get(wire.ENDPOINT) == "reset":
             return self._reset(session)
         session.roboarena |= said.get(wire.ENDPOINT) == "infer"
-        return self._asked(said, session)
+        return self._pending(said, session)
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:
         if isinstance(frame, str):
@@ -195,7 +195,7 @@ class ServedPolicy:
         reply = wire.reset_reply(session.roboarena)
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
-    def _asked(self, message: Mapping[str, Any], session: Session) -> _Asked:
+    def _pending(self, message: Mapping[str, Any], session: Session) -> _PendingInference:
         now = time.monotonic()
         if session.started_s is None:
             session.started_s = now
@@ -208,32 +208,32 @@ class ServedPolicy:
             seed=self.seed + session.calls,
             t_motion_s=now - session.started_s,
         )
-        return _Asked(message, session, request)
+        return _PendingInference(message, session, request)
 
-    def _infer(self, asked: Sequence[_Asked]) -> list[Answer]:
+    def _infer(self, pending: Sequence[_PendingInference]) -> list[Answer]:
         started_s = time.monotonic()
-        requests = [one.request for one in asked]
+        requests = [one.request for one in pending]
         try:
             found = [self.backend.infer(requests[0])] if len(requests) == 1 else self.backend.infer_batch(requests)
             chunks = [instance_of(chunk, ActionChunk, "the backend's answer") for chunk in found]
         except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
-        answers = [self._reply(one, chunk, infer_s) for one, chunk in zip(asked, chunks, strict=True)]
-        for one in asked:
+        answers = [self._reply(one, chunk, infer_s) for one, chunk in zip(pending, chunks, strict=True)]
+        for one in pending:
             one.session.calls += 1
         return answers
 
-    def _reply(self, asked: _Asked, chunk: ActionChunk, infer_s: float) -> Answer:
-        session = asked.session
-        rows = wire.encode_rows(chunk, asked.request)
+    def _reply(self, pending: _PendingInference, chunk: ActionChunk, infer_s: float) -> Answer:
+        session = pending.session
+        rows = wire.encode_rows(chunk, pending.request)
         timing = {"infer_ms": infer_s * 1e3}
         if session.previous_total_ms is not None:
             timing["prev_total_ms"] = session.previous_total_ms
         reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
         if chunk.quantiles is not None and rows.shape[1] == len(chunk.quantiles[0]):
             reply[wire.QUANTILES] = np.stack(chunk.quantiles)
-        if isinstance(request_id := asked.message.get(wire.REQUEST_ID), int | str):
+        if isinstance(request_id := pending.message.get(wire.REQUEST_ID), int | str):
             reply[wire.REQUEST_ID] = request_id
         return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
 
