@@ -171,7 +171,10 @@ ROBOTS = [
     Call(FER.derated, {"factor": 0.5}),
     Call(panda.CartesianLimits, {"velocity": 1.7, "jerk": 6500.0}),
     Call(servo.JointServo, {"model": MODEL}),
-    Call(servo.JointServo(MODEL).velocity_feed_forward, {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7)}),
+    Call(
+        servo.JointServo(MODEL).velocity_feed_forward,
+        {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)},
+    ),
     Call(servo.JointServo(MODEL).no_feed_forward, {"q_rad": HOME_Q}),
     Call(
         servo.JointServo(MODEL).computed_torque,

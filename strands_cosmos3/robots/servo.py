@@ -1,7 +1,8 @@
 """Feed-forward for MuJoCo's position actuators: references to ctrl.
 
 Such an actuator produces ``kp (ctrl - q) - kd qd``. To follow without lag, ctrl must lead the reference by
-``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else. A
+``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else. The velocity mode
+approximates M by each joint's own inertia at home; the computed torque takes M and the bias of the present state. A
 :class:`Compensation` adds what is known beyond the model: a delay, a payload, friction.
 """
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
-from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, JointLimits, T_hand_tcp
+from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, HOME_Q, JointLimits, T_hand_tcp
 
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
 
@@ -123,6 +124,7 @@ class JointServo:
             raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
         self._lead_s: F64 = lead_s
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
+        self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address)
         self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
         self._payload = Payload(model, self.compensation.payload_kg) if self.compensation.payload_kg else None
@@ -138,10 +140,14 @@ class JointServo:
         torque = np.asarray(self.compensation.friction_nm) * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
         return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
-    def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, load_nm: F64 | float = 0.0) -> F64:
-        """Return ctrl [..., 7] = ``q + ((kd + damping) qd + load) / kp``, clipped to the actuators' range."""
-        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s)
-        return self._in_range(q_rad + self._lead_s * qd_rad_s + _load(load_nm, q_rad) / self.kp)
+    def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0) -> F64:
+        """Return ctrl [..., 7] = ``q + ((kd + damping) qd + inertia qdd + load) / kp``, clipped to the actuators' range.
+
+        ``inertia`` [7] in kg m2 is what each joint alone feels at home. It needs no state, so a block is computed at once.
+        """
+        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, qdd_rad_s2)
+        torque = self.inertia * qdd_rad_s2 + _load(load_nm, q_rad)
+        return self._in_range(q_rad + self._lead_s * qd_rad_s + torque / self.kp)
 
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
         """Return ctrl [..., 7] = ``q + load / kp``, clipped to the actuators' range."""
@@ -211,6 +217,19 @@ def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArr
     if not (kp > 0).all() or not np.allclose(bias[:, 1], -kp):
         return None
     return (model.dof_damping[dofs] - bias[:, 2]) / kp
+
+
+def _joint_inertia(model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64:
+    """Return the diagonal [n] of the mass matrix in kg m2 with the arm at home."""
+    data, column, inertia = mujoco.MjData(model), np.empty(model.nv), np.empty(len(dofs))
+    data.qpos[q_address] = HOME_Q
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)
+    mujoco.mj_crb(model, data)
+    for i, dof in enumerate(dofs):
+        mujoco.mj_mulM(model, data, column, np.eye(model.nv)[dof])
+        inertia[i] = column[dof]
+    return inertia
 
 
 def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:

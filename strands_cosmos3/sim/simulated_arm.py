@@ -183,7 +183,7 @@ class SimulatedArm:
         until_s = data.time + len(block) * self.dt_s
         q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
-        arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, load_nm)
+        arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, references[2], load_nm)
         q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
         for k in range(len(block)):
             if arm_ctrl is None:
@@ -229,17 +229,18 @@ class SimulatedArm:
             mujoco.mj_step1(self.scene.model, self._nominal)
         return self._nominal
 
-    def _arm_ctrl(self, q_rad: F64, qd_rad_s: F64, load_nm: F64) -> F64 | None:
+    def _arm_ctrl(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64 | None:
         """Return the controls [M, 7] for references [M + 1, 7], or None if they depend on the state at each step.
 
         The servo compares ctrl with the angle at the beginning of the step, so it receives that reference angle. The
-        integrator is implicit in velocity, so it receives the reference velocity at the end of the step.
+        integrator is implicit in velocity, so it receives the reference velocity at the end of the step. The acceleration
+        acts during the step.
         """
         if self._feed_forward is FeedForward.COMPUTED_TORQUE:
             return None
         if self._feed_forward is FeedForward.NONE:
             return self.servo.no_feed_forward(q_rad[:-1], load_nm)
-        return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], load_nm)
+        return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
 
 
 def _require_references(block: ReferenceBlock, before: JointState) -> None:

@@ -175,7 +175,7 @@ def servo(rng):
     return pick(
         rng,
         lambda: JointServo(pick(rng, *NOTHING)),
-        lambda: SERVO.velocity_feed_forward(HOME_Q, qd),
+        lambda: SERVO.velocity_feed_forward(HOME_Q, qd, np.zeros(7)),
         lambda: SERVO.no_feed_forward(qd),
         lambda: SERVO.computed_torque(data, HOME_Q, qd, np.zeros(7)),
         lambda: SERVO.computed_torque(data, HOME_Q, np.zeros(7), qd),
