@@ -59,14 +59,15 @@ class ModelInput:
         """
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
-        if not request.instruction.strip() and not request.prompt:
+        textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY and not request.prompt
+        if not request.instruction.strip() and not request.prompt and not textless:
             raise InputError("the instruction is blank; say what is to be done, e.g. 'pick up the red cube'.")
         if request.conditioning_actions is not None:
             raw["cond_action"] = np.array(request.conditioning_actions)
         if request.action_prefix is not None:
             raw["action_prefix"] = np.array(request.action_prefix)
-        if request.prompt:
-            raw["caption"] = request.prompt
+        if request.prompt or textless:
+            raw["caption"] = request.prompt or ""
         if request.action_space.state_row:
             if request.q_rad is None:
                 raise BackendError(f"{request.action_space.name!r} starts from the joint angles, and the request has none.")

@@ -39,6 +39,8 @@ _BELOW_RIM_M = 0.01  # depth of the cube's centre below the bin's rim at release
 _STACK_GAP = 1.02  # distance between the cubes' centres at release, in edge lengths
 _STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in edge lengths
 _GRASP_WITHIN_RAD = float(np.deg2rad(4.0))  # rotation error within which to close the fingers
+_NEIGHBOUR_M = 0.095  # distance within which another cube can be in a finger's way
+_ROOM_MARGIN_M = 0.01
 _SQUEEZE_ROWS = 3  # rows to wait with closed fingers before lifting
 _RELEASE_OPENING = 0.75  # open fraction from which a cube is released
 
@@ -155,7 +157,7 @@ class ScriptedBackend(Backend):
 
 def _world_from_state(state: Mapping[str, F64], request: Request) -> _World:
     fps = request.embodiment.fps or 15.0
-    cubes = {name: T for name, T in state.items() if name.startswith("cube_")}
+    cubes = {name: T for name, T in state.items() if name.startswith(("cube_", "other_"))}
     return _World(
         p=state["tcp"][:3, 3].copy(),
         R_tcp=state["tcp"][:3, :3].copy(),
@@ -176,10 +178,23 @@ def _flat_yaw(R: F64) -> float:
 
 
 def _grasp_yaw(world: _World, cube: str) -> float:
-    """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to DROID's home (45 degrees)."""
+    """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to DROID's home (45 degrees).
+
+    If another cube stands where a finger would descend, the hand turns by 90 degrees.
+    """
     quarter = np.pi / 2
     home = np.pi / 4
-    return home + (world.yaw[cube] - home + quarter / 2) % quarter - quarter / 2
+    nearest = home + (world.yaw[cube] - home + quarter / 2) % quarter - quarter / 2
+    turned = nearest - quarter if nearest > home else nearest + quarter
+    return turned if _finger_room_m(world, cube, turned) > _finger_room_m(world, cube, nearest) + _ROOM_MARGIN_M else nearest
+
+
+def _finger_room_m(world: _World, cube: str, yaw_rad: float) -> float:
+    """Return how far the closest neighbour stands aside of the line on which the fingers of such a hand open."""
+    across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
+    offsets = [(p - world.cubes[cube])[:2] for name, p in world.cubes.items() if name != cube]
+    close = [abs(float(off @ across)) for off in offsets if np.linalg.norm(off) < _NEIGHBOUR_M]
+    return min(close, default=_NEIGHBOUR_M)
 
 
 def _act(world: _World, goal: Goal) -> float:

@@ -20,31 +20,36 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 
 _BATCH = 20
-_OPTIONS = ("perturbed", "distractors", "visual_randomization", "tier")
+_FRACTIONS = ("perturbed", "wandering", "distractors", "close")
+_OPTIONS = (*_FRACTIONS, "visual_randomization", "tier")
 
 
 @dataclass(frozen=True)
 class Demos:
     """Record the scripted expert on random tables, as a LeRobot v3 dataset to train on.
 
-    Tables, colours, light, cameras, start poses and wordings are random. Every second frame has the expert's unperturbed answer
-    for each goal (reach and pick, three colours). Start an interrupted run again to resume it.
+    Tables, colours, light, cameras, start poses and wordings are random. Every fourth frame has the expert's unperturbed answer
+    for each goal (reach, pick and place in the bin, three colours). Start an interrupted run again to resume it.
     """
 
     out: Path
     """Folder of the dataset. It appears when all episodes are recorded."""
     episodes: int = 1200
-    """Number of episodes, of up to 56 frames each at 15 Hz."""
+    """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
     workers: int = 1
     """Number of processes; use one per core."""
     seed: int = 0
     """Seed of everything random. The number of workers does not change the episodes."""
-    perturbed: float = 0.3
+    perturbed: float = 0.4
     """Fraction of chunks that are perturbed."""
-    distractors: float = 0.15
-    """Fraction of episodes with additional cubes of other colours."""
+    wandering: float = 0.15
+    """Fraction of episodes that move at random."""
+    distractors: float = 0.25
+    """Fraction of episodes with additional cubes of other colours and sizes."""
+    close: float = 0.35
+    """Fraction of episodes in which cubes may be 6 cm apart."""
     visual_randomization: float = 1.0
-    """Scale of the random changes of colours, light and cameras; 0 is the nominal scene."""
+    """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
     tier: int = 128
     """Resolution tier of the composites."""
 
@@ -61,7 +66,7 @@ class Demos:
         require_writable_folder(self.out, "--out")
         if self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
-        for name in ("perturbed", "distractors"):
+        for name in _FRACTIONS:
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
         if not 0 <= self.visual_randomization <= 10:

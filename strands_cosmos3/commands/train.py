@@ -49,7 +49,7 @@ class Train:
     """Number of layers of both towers."""
     vae_steps: int = 4000
     """Steps of the VAE on pictures."""
-    vae_clip_steps: int = 1500
+    vae_clip_steps: int = 2500
     """Steps of the VAE on clips; latents of first frames do not change."""
     policy_steps: int = 16000
     """Steps on frame 0 and actions."""

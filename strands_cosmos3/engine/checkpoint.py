@@ -3,10 +3,10 @@
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
 ``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
 ``variant``, ``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``, ``domain``,
-``state`` (see :mod:`.state`),
-``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a policy's clip
-may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute before requesting the next
-chunk), ``prefix_rows`` (longest action prefix seen in training) and ``sha256`` (file -> digest, checked before loading).
+``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
+(frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
+before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
+both dynamics read the empty caption) and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ class Checkpoint:
     def composition(self) -> Composition:
         """How views are composed for it: as its metadata says, else as its variant's are."""
         return self.metadata.get("composition", self.variant.composition)
+
+    @property
+    def dynamics_without_text(self) -> bool:
+        """Whether it was trained on dynamics with the empty caption, whatever the instruction."""
+        return self.metadata.get("dynamics_prompt") == "empty"
 
     @property
     def digest(self) -> str:

@@ -23,6 +23,7 @@ _NAMES = {
     "action_space": ("joint_pos", "midtrain"),
     "prompt_format": ("plain", "json"),
     "composition": ("letterbox", "framework"),
+    "dynamics_prompt": ("empty", "instruction"),
 }
 _SHA256 = re.compile("[0-9a-f]{64}")
 

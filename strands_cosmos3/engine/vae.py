@@ -37,6 +37,7 @@ class WanVae:
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(described.latents_mean, dtype=dtype).view(shape).to(device)
         self._inverse_std = (1.0 / torch.tensor(described.latents_std, dtype=dtype)).view(shape).to(device)
+        self._frame_scale = frame_scale(described)
 
     @property
     def channels(self) -> int:
@@ -54,15 +55,35 @@ class WanVae:
                 "Cosmos3PolicyProcessor pads them to a canvas that is."
             )
         raw = self.model.encode(pixels.to(self._mean.device, self._mean.dtype))
-        return ((raw - self._mean) * self._inverse_std).float()
+        latents = ((raw - self._mean) * self._inverse_std).float()
+        mean, std = self._frame_scale(latents)
+        return (latents - mean) / std
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F, H, W].
 
         Leading latents alone give the same leading frames, to the bit.
         """
-        raw = latents.to(self._mean.dtype) / self._inverse_std + self._mean
+        mean, std = self._frame_scale(latents)
+        raw = (latents * std + mean).to(self._mean.dtype) / self._inverse_std + self._mean
         return self.model.decode(raw).float()
+
+
+def frame_scale(config: WanConfig) -> Callable[[torch.Tensor], tuple[torch.Tensor | float, torch.Tensor | float]]:
+    """Return a function from latents [B, C, F, H, W] to mean and deviation [C, F, 1, 1] of their frames, by default (0, 1).
+
+    Latents of a clip's later frames hold motion as well and are larger than those of its first frame.
+    """
+    if not config.latent_frames:
+        return lambda latents: (0.0, 1.0)
+    table = torch.tensor(config.latent_frames)  # [frames, 2, C]
+
+    def scale(latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.arange(latents.shape[2]).clamp(max=len(table) - 1)
+        mean, std = table[index].permute(1, 2, 0)[..., None, None].to(latents.device)
+        return mean, std
+
+    return scale
 
 
 def materialise(module: nn.Module, empty: Callable[[str, tuple[int, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:

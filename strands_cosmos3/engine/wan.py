@@ -44,6 +44,8 @@ class WanConfig:
     patch_size: int
     latents_mean: tuple[float, ...]
     latents_std: tuple[float, ...]
+    latent_frames: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    """(mean, std) [z_dim] each of the normalised latents of frames 0, 1, ... of a clip; the last is that of later ones too."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> WanConfig:
@@ -65,6 +67,10 @@ class WanConfig:
                 patch_size=int(data.get("patch_size") or 1),
                 latents_mean=tuple(map(float, data["latents_mean"])),
                 latents_std=tuple(map(float, data["latents_std"])),
+                latent_frames=tuple(
+                    tuple(tuple(map(float, values)) for values in (each["mean"], each["std"]))
+                    for each in data.get("latent_frames", ())
+                ),
             )
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise LayoutError(f"vae/config.json does not describe a Wan VAE ({shown(error)}); download it again.") from None
@@ -73,8 +79,11 @@ class WanConfig:
             raise LayoutError("vae/config.json describes another Wan VAE; Cosmos 3 needs is_residual and no attn_scales.")
         if len(config.temporal_downsample) != len(config.dim_mult) - 1 or min(config.dim_mult, default=0) < 1:
             raise LayoutError("vae/config.json: temperal_downsample must have one value fewer than dim_mult.")
-        if not len(config.latents_mean) == len(config.latents_std) == config.z_dim:
-            raise LayoutError(f"vae/config.json: latents_mean and latents_std must have z_dim = {config.z_dim} values.")
+        scales = (config.latents_mean, config.latents_std), *config.latent_frames
+        if not all(len(values) == config.z_dim for scale in scales for values in scale):
+            raise LayoutError(
+                f"vae/config.json: latents_mean, latents_std and every latent_frames must have z_dim = {config.z_dim} values."
+            )
         scales = data.get("scale_factor_temporal", 4), data.get("scale_factor_spatial", 8)
         built = 2 ** sum(config.temporal_downsample), config.patch_size * 2 ** (len(config.dim_mult) - 1)
         if not scales == built == (_FRAMES, SPATIAL_COMPRESSION):
@@ -90,8 +99,9 @@ class WanConfig:
             largest = 4096 if name.endswith(("dim", "channels")) else 16
             if not 0 < size <= largest:
                 raise LayoutError(f"vae/config.json: {name} is {size}; it must be 1..{largest}. Download it again.")
-        if not all(map(math.isfinite, self.latents_mean)) or not all(0 < std < math.inf for std in self.latents_std):
-            raise LayoutError("vae/config.json: latents_mean must be finite and latents_std above zero; download it again.")
+        for mean, std in ((self.latents_mean, self.latents_std), *self.latent_frames):
+            if not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):
+                raise LayoutError("vae/config.json: means of latents must be finite, deviations above zero; download it again.")
 
 
 def causal_convolution(

@@ -1,12 +1,15 @@
-"""Perturbations of a policy's input. Each is a row of the report.
+"""Perturbations of a policy's input, its scene or its time. Each is a row of the report.
 
-A perturbation changes one thing and keeps the scene, the seed and the judge, so rows can be compared episode by episode:
+A perturbation changes one thing and keeps the seed and the judge, so rows can be compared episode by episode:
 
 - ``blank``: every image is black. The success of a policy that uses images falls to chance.
 - ``swapped``: the policy's instruction names another colour than the goal. A policy that reads it does the other thing.
 - ``shuffled``: the policy's instruction names a random colour. Success falls to chance for a policy that reads it.
 - ``paraphrased``: the same goal in words that no template of this package's demonstrations contains.
 - ``steps=N``, ``replan=N``: N denoising steps, or a new chunk after N rows.
+- ``latency=S``, ``limit=S``: an inference takes S simulated seconds; an episode ends after S seconds.
+- ``light=F``, ``table=NAME``, ``camera=CM``: lights times F, another table, the wrist camera moved by CM centimetres.
+- ``cubes=MM``, ``close``, ``crowded``: cubes of another size, another cube 6.5 cm from the goal's, two cubes of other colours.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
+from strands_cosmos3.sim.appearance import LARGEST_LIGHT, TABLES
 
 Text = Literal["asked", "swapped", "shuffled", "paraphrased"]
 Images = Literal["seen", "blank"]
@@ -55,6 +59,19 @@ PARAPHRASES: Mapping[Verb, tuple[str, ...]] = {
 }
 """Held out: demonstrations must not use these, or ``paraphrased`` is meaningless."""
 
+_NUMBERS: Mapping[str, tuple[str, float, float]] = {
+    "steps": ("num_steps", 1, 1000),
+    "replan": ("replan_rows", 1, 1000),
+    "latency": ("latency_s", 0, 10),
+    "limit": ("limit_s", 0.1, 3600),
+    "light": ("light", 0.05, LARGEST_LIGHT),
+    "camera": ("camera_cm", 0, 20),
+    "cubes": ("cubes_mm", 20, 60),
+}
+"""Short form -> field, least and largest value."""
+_WHOLE = ("num_steps", "replan_rows")
+_FLAGS = ("close", "crowded")
+SHORT_FORMS = (*CONTROLS, *(f"{name}=N" for name in _NUMBERS), "table=NAME", *_FLAGS)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._=+-]*")
 
 
@@ -66,6 +83,12 @@ class Perturbation:
         images: ``seen``, or ``blank`` for black images of the same size.
         text: The policy's instruction: ``asked`` for the goal's own, or one of the other three.
         num_steps, replan_rows: Denoising steps, and rows before the next chunk; None for the evaluation's own.
+        latency_s, limit_s: Simulated duration of an inference, and longest duration of an episode; None for 0 and its own.
+        light, table: Factor on all lights, and one of :data:`~strands_cosmos3.sim.appearance.TABLES`; None as it is.
+        camera_cm: Displacement of the wrist camera in a random direction, None for none.
+        cubes_mm: Edge of the cubes, None for 40.
+        close: Whether another cube stands 6.5 cm from the goal's, centre to centre.
+        crowded: Whether there are two more cubes, of other colours.
 
     Raises:
         ConfigError, UnknownNameError: The name cannot name a folder, or a value is invalid.
@@ -76,17 +99,41 @@ class Perturbation:
     text: Text = "asked"
     num_steps: int | None = None
     replan_rows: int | None = None
+    latency_s: float | None = None
+    limit_s: float | None = None
+    light: float | None = None
+    table: str | None = None
+    camera_cm: float | None = None
+    cubes_mm: float | None = None
+    close: bool = False
+    crowded: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(f"conditions: {self.name!r} must consist of a-z, 0-9 and . _ = + -, because it names a folder.")
-        if self.images not in IMAGES:
-            raise UnknownNameError("images of a condition", self.images, IMAGES)
-        if self.text not in TEXTS:
-            raise UnknownNameError("text of a condition", self.text, TEXTS)
-        for name, value in (("num_steps", self.num_steps), ("replan_rows", self.replan_rows)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"condition {self.name!r}: {name} must be a whole number of at least 1, got {value!r}.")
+        for name, value, known in (("images", self.images, IMAGES), ("text", self.text, TEXTS), ("table", self.table, TABLES)):
+            if value not in known and not (name == "table" and value is None):
+                raise UnknownNameError(f"{name} of a condition", value, known)
+        for name, least, largest in _NUMBERS.values():
+            value = getattr(self, name)
+            if value is not None and not _is_number(value, least, largest, name in _WHOLE):
+                whole = "a whole number" if name in _WHOLE else "a number"
+                raise ConfigError(
+                    f"condition {self.name!r}: {name} must be {whole} from {least:g} to {largest:g}, got {value!r}."
+                )
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"condition {self.name!r}: {name} must be true or false, got {getattr(self, name)!r}.")
+
+    @property
+    def changes_scene(self) -> bool:
+        """Whether the scene differs from that of other conditions."""
+        return any((self.light, self.table, self.camera_cm, self.cubes_mm, self.close, self.crowded))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what determines an episode; fields that version 0.1 lacks only where they are set, so that it is the same."""
+        later = (*(name for name, _, _ in _NUMBERS.values() if name not in _WHOLE), "table", *_FLAGS)
+        return {name: value for name, value in vars(self).items() if name not in later or value not in (None, False)}
 
     @classmethod
     def parse(cls, text: str) -> Perturbation:
@@ -98,17 +145,7 @@ class Perturbation:
         parsed = cls(text)
         taken: set[str] = set()
         for part in text.split("+"):
-            name, _, number = part.partition("=")
-            if number:
-                key = {"steps": "num_steps", "replan": "replan_rows"}.get(name)
-                if key is None or not number.isdigit():
-                    raise UnknownNameError("condition", part, (*CONTROLS, "steps=N", "replan=N"))
-                change: dict[str, Any] = {key: int(number)}
-            elif part in CONTROLS:
-                key = "images" if part == "blank" else "text"
-                change = {} if part == "plain" else {key: part}
-            else:
-                raise UnknownNameError("condition", part, (*CONTROLS, "steps=N", "replan=N"))
+            change = _change(part)
             if taken & set(change):
                 raise ConfigError(f"condition {text!r} sets {', '.join(change)} twice.")
             taken |= set(change)
@@ -146,6 +183,29 @@ class Perturbation:
         if self.text == "swapped":
             free.remove(_colour(goal.cube))
         return _worded(TEMPLATES[goal.verb], replace(goal, cube=f"cube_{rng.choice(free)}"))
+
+
+def _change(part: str) -> dict[str, Any]:
+    """Return the fields that one part of a short form sets."""
+    name, equals, value = part.partition("=")
+    if equals and name == "table":
+        return {"table": value}
+    if equals and name in _NUMBERS:
+        field = _NUMBERS[name][0]
+        try:
+            return {field: int(value) if field in _WHOLE else float(value)}
+        except ValueError:
+            raise ConfigError(f"condition {part!r}: {value!r} is no {'whole ' * (field in _WHOLE)}number.") from None
+    if not equals and part in _FLAGS:
+        return {part: True}
+    if equals or part not in CONTROLS:
+        raise UnknownNameError("condition", part, SHORT_FORMS)
+    return {} if part == "plain" else {"images" if part == "blank" else "text": part}
+
+
+def _is_number(value: Any, least: float, largest: float, whole: bool) -> bool:
+    kind = int if whole else int | float
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value <= largest
 
 
 def _colour(cube: str) -> str:

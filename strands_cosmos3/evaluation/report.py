@@ -94,7 +94,11 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
     """Return the command that runs the same episode again. None if ``rollout`` cannot: it knows no perturbation of images or
     text, and chooses the dtype by the device."""
     perturbation, policy, topology = assignment.perturbation, settings.policy, settings.topology
-    same = perturbation.images == "seen" and assignment.goal_instruction == assignment.policy_instruction
+    same = (
+        perturbation.images == "seen"
+        and not perturbation.changes_scene
+        and assignment.goal_instruction == assignment.policy_instruction
+    )
     if not same or policy.dtype is not None:
         return None
     split = topology.ranks_per_replica > 1
@@ -112,6 +116,7 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "num_steps": perturbation.num_steps or policy.num_steps,
         "device": policy.device or on_cpu,
         "replan_rows": perturbation.replan_rows or policy.replan_rows,
+        "latency": perturbation.latency_s,
         "video": "again.mp4",
     }
     options |= {"backend": "distributed"} if split else {}

@@ -157,7 +157,7 @@ class Settings:
             "tp_size": self.topology.tp_size,
             "cfg_size": self.topology.cfg_size,
             "on_gpu": self.topology.num_gpus > 0,
-            "condition": dict(vars(assignment.perturbation)),
+            "condition": assignment.perturbation.identity(),
             "task": assignment.task,
             "index": assignment.index,
             "seed": assignment.seed,
@@ -178,7 +178,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, without the token."""
-        values = {**vars(self), "tasks": list(self.tasks), "conditions": [vars(c) for c in self.conditions]}
+        values = {**vars(self), "tasks": list(self.tasks), "conditions": [c.identity() for c in self.conditions]}
         topology = {**vars(self.topology), "replicas": self.topology.replicas}
         return {**values, "policy": self._policy_dict(), "topology": topology}
 

@@ -19,6 +19,7 @@ from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import MODEL_BACKENDS, Settings
+from strands_cosmos3.evaluation.stages import Stages
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.tasks import Judge, get_task
@@ -42,7 +43,7 @@ class Simulator:
         self._engine = engine
         self._num_steps: int | None = settings.policy.num_steps
         self._backend = self._open(self._num_steps)
-        self.robot = Robot("panda")
+        self.stages = Stages()
 
     @property
     def model_sha256(self) -> str | None:
@@ -99,23 +100,26 @@ class Simulator:
 
     def _episode(self, assignment: Assignment, video: Path | None) -> Record:
         perturbation, settings = assignment.perturbation, self.settings
+        robot, layout = self.stages.prepare(assignment)
         num_steps = settings.policy.num_steps if perturbation.num_steps is None else perturbation.num_steps
         replan = settings.policy.replan_rows if perturbation.replan_rows is None else perturbation.replan_rows
         backend = PerturbedBackend(self._backend_for(num_steps), perturbation, assignment.policy_instruction)
         policy = Cosmos3Policy(
             robot="panda",
             backend=backend,
-            limits=self.robot.limits,
+            limits=robot.limits,
             actions_per_step=replan,
             action_space=settings.policy.action_space,
         )
-        monitor = GoalMonitor(assignment, self.robot)
+        monitor = GoalMonitor(assignment, robot)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         try:
-            rollout = self.robot.run_policy(
+            rollout = robot.run_policy(
                 instruction=assignment.goal_instruction,
                 policy=policy,
-                duration=settings.duration,
+                duration=perturbation.limit_s or settings.duration,
+                latency=perturbation.latency_s or 0.0,
+                layout=layout,
                 control_frequency=settings.control_frequency,
                 video=video,
                 film_layout="views",

@@ -165,6 +165,16 @@ class Renderer:
         mujoco.mjr_readPixels(self._frame, None, self._viewport, self._gpu)
         return np.ascontiguousarray(self._frame[::-1])
 
+    def upload_texture(self, name: str) -> None:
+        """Draw with the model's present pixels of a texture from now on; errors as for :meth:`render`."""
+        if self._gpu is None:
+            raise RenderError("this renderer is closed; make another.")
+        index = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
+        if index < 0:
+            raise UnknownNameError("texture", name, (self._model.tex(i).name for i in range(self._model.ntex)))
+        self._context.make_current()
+        mujoco.mjr_uploadTexture(self._model, self._gpu, index)
+
     def close(self) -> None:
         """Free the GPU's memory and the context; closing twice is harmless."""
         if self._gpu is not None:

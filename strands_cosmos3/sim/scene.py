@@ -27,6 +27,7 @@ from strands_cosmos3.robots.panda import (
     HOME_Q,
     TCP_SITE,
 )
+from strands_cosmos3.sim.appearance import NOMINAL, Appearance
 from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, build
 
 DEFAULT_CUBES = (
@@ -34,6 +35,8 @@ DEFAULT_CUBES = (
     Cube("cube_green", (0.13, 0.58, 0.22)),
     Cube("cube_blue", (0.10, 0.32, 0.82)),
 )
+DISTRACTORS = (Cube("other_yellow", (0.90, 0.78, 0.12), 0.032, 0.03), Cube("other_violet", (0.50, 0.18, 0.62), 0.048, 0.09))
+"""Cubes that no instruction names."""
 SPAWN_X_M = (0.35, 0.65)
 SPAWN_Y_M = (-0.20, 0.20)
 SEPARATION_M = 0.10
@@ -72,7 +75,9 @@ class Scene:
     """
 
     @typed()
-    def __init__(self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None):
+    def __init__(
+        self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None, appearance: Appearance = NOMINAL
+    ):
         """Compile the scene; ConfigError if two cubes share a name.
 
         ``arm`` is None (embedded), the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (over the network).
@@ -81,8 +86,9 @@ class Scene:
             raise ConfigError(f"every cube needs its own name, got {[cube.name for cube in cubes]}.")
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
         self.bin: Bin = BIN
+        self.appearance = appearance
         self.view_names: tuple[str, ...] = DROID_RIG.views
-        self.model: mujoco.MjModel = build(cubes, arm).compile()
+        self.model: mujoco.MjModel = build(cubes, arm, appearance).compile()
         model = self.model
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in ARM_JOINTS])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
@@ -99,16 +105,16 @@ class Scene:
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
 
     @typed()
-    def sample_layout(self, rng: np.random.Generator) -> Layout:
-        """Return a layout uniform in the spawn region, at any yaw, ``SEPARATION_M`` apart; ConfigError if it cannot fit."""
+    def sample_layout(self, rng: np.random.Generator, separation_m: float = SEPARATION_M) -> Layout:
+        """Return a layout uniform in the spawn region, at any yaw, ``separation_m`` apart; ConfigError if it cannot fit."""
         placed: list[F64] = []
         for _ in range(_MAX_DRAWS):
             xy = np.array([rng.uniform(*SPAWN_X_M), rng.uniform(*SPAWN_Y_M)])
-            if all(np.linalg.norm(xy - other) >= SEPARATION_M for other in placed):
+            if all(np.linalg.norm(xy - other) >= separation_m for other in placed):
                 placed.append(xy)
             if len(placed) == len(self.cubes):
                 return Layout(tuple(self.cubes), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed)))
-        raise ConfigError(f"{len(self.cubes)} cubes do not fit {SEPARATION_M} m apart into the spawn region.")
+        raise ConfigError(f"{len(self.cubes)} cubes do not fit {separation_m:g} m apart into the spawn region.")
 
     @typed()
     def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
@@ -169,4 +175,16 @@ def _standing_boxes(model: mujoco.MjModel) -> tuple[Obstacle, ...]:
     return tuple(found)
 
 
-__all__ = ["BIN", "DEFAULT_CUBES", "SEPARATION_M", "SPAWN_X_M", "SPAWN_Y_M", "VIEWS", "Bin", "Cube", "Layout", "Scene"]
+__all__ = [
+    "BIN",
+    "DEFAULT_CUBES",
+    "DISTRACTORS",
+    "SEPARATION_M",
+    "SPAWN_X_M",
+    "SPAWN_Y_M",
+    "VIEWS",
+    "Bin",
+    "Cube",
+    "Layout",
+    "Scene",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ import numpy as np
 from strands_cosmos3.checks import F64, positive, typed, typed_fields
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
 from strands_cosmos3.robots.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
+from strands_cosmos3.sim.appearance import NOMINAL, Appearance, Surface
 
 _BOX = mujoco.mjtGeom.mjGEOM_BOX
 _PLANE = mujoco.mjtGeom.mjGEOM_PLANE
@@ -21,6 +22,8 @@ TABLE_X_M = (-0.32, 0.98)
 TABLE_Y_M = (-0.68, 0.68)
 TABLE_THICKNESS_M = 0.04
 FLOOR_Z_M = -0.74
+SURFACE = "surface"
+"""Name of the table's texture and material."""
 _CONTACT = {"friction": [0.5, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
 """Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding friction times that of the
 finger pads (1.5) stays below 1, so a finger that presses a cube down while pushing it aside cannot jam it."""
@@ -82,22 +85,33 @@ VIEWS: Mapping[str, View] = MappingProxyType(
     }
 )
 """The cameras by name: the views of the DROID rig, and one for the film."""
+_NEAR: Mapping[str, View] = {
+    "exterior_1": View((1.08, 0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
+    "exterior_2": View((1.08, -0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
+}
 BIN = Bin()
 
 
+def cameras(appearance: Appearance) -> dict[str, View]:
+    """Return the cameras of an appearance by name."""
+    views = {**VIEWS, **(_NEAR if appearance.rig == "near" else {})}
+    x_m, y_m, z_m = np.add(views["wrist"].position_m, appearance.wrist_offset_m).tolist()
+    return {**views, "wrist": replace(views["wrist"], position_m=(x_m, y_m, z_m))}
+
+
 @typed()
-def build(cubes: tuple[Cube, ...], arm: str | Path | None = None) -> mujoco.MjSpec:
+def build(cubes: tuple[Cube, ...], arm: str | Path | None = None, appearance: Appearance = NOMINAL) -> mujoco.MjSpec:
     """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as for ``load_spec``."""
     spec = load_spec(arm)
     spec.modelname = "tabletop"
     _set_physics(spec)
     _stiffen_gripper(spec)
-    _add_lights(spec)
-    _add_table(spec)
+    _add_lights(spec, appearance.light)
+    _add_table(spec, appearance.surface)
     _add_bin(spec, BIN)
     for cube in cubes:
         _add_cube(spec, cube)
-    for name, view in VIEWS.items():
+    for name, view in cameras(appearance).items():
         _add_camera(spec, name, view)
     return spec
 
@@ -119,10 +133,10 @@ def _stiffen_gripper(spec: mujoco.MjSpec) -> None:
     gripper.biasprm = np.multiply(gripper.biasprm, GRIP_GAIN)
 
 
-def _add_lights(spec: mujoco.MjSpec) -> None:
-    spec.visual.headlight.ambient = [0.36, 0.36, 0.36]
-    spec.visual.headlight.diffuse = [0.22, 0.22, 0.22]
-    spec.visual.headlight.specular = [0.05, 0.05, 0.05]
+def _add_lights(spec: mujoco.MjSpec, factor: float) -> None:
+    spec.visual.headlight.ambient = np.multiply(factor, [0.36, 0.36, 0.36])
+    spec.visual.headlight.diffuse = np.multiply(factor, [0.22, 0.22, 0.22])
+    spec.visual.headlight.specular = np.multiply(factor, [0.05, 0.05, 0.05])
     spec.visual.global_.offwidth = 1920
     spec.visual.global_.offheight = 1080
     spec.visual.map.znear = 0.01
@@ -144,8 +158,8 @@ def _add_lights(spec: mujoco.MjSpec) -> None:
         type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
         pos=[0.9, -0.8, 2.2],
         dir=[-0.28, 0.38, -0.88],
-        diffuse=[0.48, 0.46, 0.43],
-        specular=[0.22, 0.22, 0.22],
+        diffuse=np.multiply(factor, [0.48, 0.46, 0.43]),
+        specular=np.multiply(factor, [0.22, 0.22, 0.22]),
         castshadow=True,
     )
     world.add_light(
@@ -153,36 +167,18 @@ def _add_lights(spec: mujoco.MjSpec) -> None:
         type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
         pos=[0.6, 1.2, 1.6],
         dir=[-0.2, -0.7, -0.6],
-        diffuse=[0.16, 0.17, 0.19],
-        specular=[0.05, 0.05, 0.05],
+        diffuse=np.multiply(factor, [0.16, 0.17, 0.19]),
+        specular=np.multiply(factor, [0.05, 0.05, 0.05]),
         castshadow=False,
     )
 
 
-def _wood(width_px: int = 512, height_px: int = 512) -> F64:
-    """Return a wood texture, [H, W, 3] in 0..1: wavy grain along the rows, planks across."""
-    rng = np.random.default_rng(7)
-    y, x = np.mgrid[0:height_px, 0:width_px] / np.array([height_px, width_px]).reshape(2, 1, 1)
-    planks = 6
-    plank = np.minimum((y * planks).astype(int), planks - 1)
-    phase = rng.uniform(0, 50, planks)[plank]
-    wave = 0.35 * np.sin(2 * np.pi * (1.0 * x + phase)) + 0.12 * np.sin(2 * np.pi * (3.0 * x + 2.3 * phase))
-    rings = np.sin(2 * np.pi * (9.0 * y * planks / 2 + 1.5 * wave + phase))
-    fibre = rng.normal(0, 1, (height_px, 16)).repeat(width_px // 16, axis=1)
-    fibre = np.stack([np.convolve(row, np.ones(65) / 65, mode="same") for row in fibre])
-    tone = rng.normal(0, 0.016, planks)[plank]
-    shade = 1.0 + 0.022 * rings + 0.05 * fibre + tone
-    seam = np.abs(y * planks - np.round(y * planks)) < 0.012
-    shade = np.where(seam & (y > 0.02) & (y < 0.98), shade * 0.86, shade)
-    return np.clip(np.array([0.80, 0.69, 0.55]) * shade[..., None], 0.0, 1.0)
-
-
-def _add_table(spec: mujoco.MjSpec) -> None:
-    wood = (_wood() * 255).astype(np.uint8)
-    texture = spec.add_texture(name="wood", type=mujoco.mjtTexture.mjTEXTURE_2D, nchannel=3)
-    texture.width, texture.height, texture.data = wood.shape[1], wood.shape[0], wood.tobytes()
-    material = spec.add_material(name="wood", specular=0.12, shininess=0.15, texuniform=False)
-    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "wood"
+def _add_table(spec: mujoco.MjSpec, surface: Surface) -> None:
+    picture = surface.texture()
+    texture = spec.add_texture(name=SURFACE, type=mujoco.mjtTexture.mjTEXTURE_2D, nchannel=3)
+    texture.width, texture.height, texture.data = picture.shape[1], picture.shape[0], picture.tobytes()
+    material = spec.add_material(name=SURFACE, specular=0.12, shininess=0.15, texuniform=False)
+    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = SURFACE
     spec.add_material(name="edge", rgba=[0.60, 0.49, 0.37, 1], specular=0.1, shininess=0.1)
     spec.add_material(name="leg", rgba=[0.25, 0.25, 0.27, 1], specular=0.3, shininess=0.3)
     world = spec.worldbody
@@ -192,7 +188,7 @@ def _add_table(spec: mujoco.MjSpec) -> None:
         name="table", type=_BOX, pos=[*center, -TABLE_THICKNESS_M / 2], size=[*half, TABLE_THICKNESS_M / 2], group=3, **_CONTACT
     )
     ghost = {"contype": 0, "conaffinity": 0, "group": 2}
-    world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material="wood", **ghost)
+    world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material=SURFACE, **ghost)
     lower = TABLE_THICKNESS_M / 2 - 0.002  # below the boards; at the same height it would flicker through
     world.add_geom(type=_BOX, pos=[*center, -lower - 0.004], size=[*half, lower], material="edge", **ghost)
     for sx in (-1, 1):

@@ -56,7 +56,12 @@ def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
 
 
 def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: torch.Generator) -> Noised:
-    """Add noise to all but frame 0 and the state row, the chunk in forward dynamics, and all frames in inverse dynamics."""
+    """Add noise to what the model predicts.
+
+    Given are frame 0 and the state row, a policy's action prefix (training-time real-time chunking, arXiv 2512.05964: the model
+    learns the rows that follow those that are already being executed), the chunk in forward dynamics, and all frames in
+    inverse dynamics.
+    """
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
     layout = layout_of((H, W), frames, (0,), head, batch.rows.shape[1], batch.rows.shape[2], batch.fps)
@@ -64,6 +69,9 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
     noisy = torch.ones(B, layout.tokens, 1)
     noisy[:, :per_frame] = 0
     noisy[:, V : V + head] = 0
+    if batch.prefix is not None:
+        given = torch.arange(batch.rows.shape[1])[None] < batch.prefix[:, None]
+        noisy[:, V + head :][given] = 0
     if batch.mode is not None:
         noisy[batch.mode == FORWARD, V:] = 0
         noisy[batch.mode == INVERSE, :V] = 0

@@ -116,12 +116,14 @@ def export(
     label: str,
     dtype: torch.dtype = torch.float16,
     steps: int | None = None,
+    prefix_rows: int = 0,
 ) -> Path:
     """Write a checkpoint in the released layout, atomically.
 
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
+        prefix_rows: Longest action prefix that training showed it.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -133,8 +135,10 @@ def export(
         "sampling": SAMPLING,
         "policy_frames": list(frames),
         "replan_rows": REPLAN_ROWS,
+        "dynamics_prompt": "empty",
         "label": label,
     } | ({} if steps is None else {"steps": steps})
+    ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
     write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, tokenizer, dtype, ours))
     return folder
 

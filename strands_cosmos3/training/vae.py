@@ -23,6 +23,7 @@ from strands_cosmos3.training.loop import LossMetrics
 _LUMA = (0.299, 0.587, 0.114)
 _SATURATED = 0.32
 _DARK = 0.16
+_CHANGE = 0.15
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class VaeLoss:
     chroma: float = 2.0  # of each chroma channel; luminance has 1
     saturated: float = 7.0  # added to that of saturated pixels
     dark: float = 2.0  # added to that of dark pixels
+    changing: float = 4.0  # added to that of pixels that differ from the clip's first frame
+    edges: float = 0.5  # of differences between neighbouring pixels
     kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
 
 
@@ -102,12 +105,14 @@ def _weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss
     saturation = unit.amax(1) - unit.amin(1)
     weight = 1 + config.saturated * ((saturation - _SATURATED) / 0.15).clamp(0, 1)
     weight = weight + config.dark * (unit.mean(1) < _DARK).float()
+    weight = weight + config.changing * ((unit - unit[:, :, :1]).abs().amax(1) / _CHANGE).clamp(0, 1)
     weight = weight / weight.mean()
     error = decoded - pixels
     luma = torch.stack([part * error[:, i] for i, part in enumerate(_LUMA)]).sum(0)
     chroma = [error[:, 2] - luma, error[:, 0] - luma]  # Cb and Cr up to scale
     parts = [_charbonnier(luma), *(config.chroma * _charbonnier(c) for c in chroma)]
-    return (torch.stack(parts).sum(0) * weight).mean()
+    edges = sum(_charbonnier(luma.diff(dim=axis)).mean() for axis in (-1, -2))
+    return (torch.stack(parts).sum(0) * weight).mean() + config.edges * edges
 
 
 def _charbonnier(x: torch.Tensor) -> torch.Tensor:

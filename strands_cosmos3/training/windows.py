@@ -35,6 +35,7 @@ class Batch:
     prompts: tuple[tuple[int, ...], ...]  # token ids of G captions
     prompt: torch.Tensor  # [B] index of each window's caption in prompts
     mode: torch.Tensor | None = None  # [B] POLICY, FORWARD or INVERSE; None means POLICY for all
+    prefix: torch.Tensor | None = None  # [B] rows of the chunk that are given, for a policy; None means 0 for all
     fps: float = FPS
 
 

@@ -55,8 +55,11 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
 def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
     material = int(model.geom_matid[geom])
     rgb = model.geom_rgba[geom][:3] if material < 0 else model.mat_rgba[material][:3]
-    if material >= 0 and model.mat(material).name == "wood":  # textured: its rgba is not the colour that is seen
-        rgb = np.array([0.80, 0.69, 0.55])
+    texture = -1 if material < 0 else int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
+    if texture >= 0:
+        start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
+        pixels = int(model.tex_height[texture] * model.tex_width[texture])
+        rgb = rgb * model.tex_data[start : start + pixels * channels].reshape(pixels, channels)[:, :3].mean(axis=0) / 255
     red, green, blue = (int(value) for value in np.round(np.clip(rgb, 0, 1) * 255))
     return red, green, blue
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from strands_cosmos3.engine.factory import fresh_vae
+from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
 from strands_cosmos3.errors import LayoutError
 
@@ -56,6 +57,8 @@ def test_in_bfloat16_every_bit_is_the_same():
         ({"is_residual": False}, "another Wan VAE"),
         ({"attn_scales": [0.5]}, "another Wan VAE"),
         ({"latents_std": [1.0]}, "z_dim = 16"),
+        ({"latent_frames": [{"mean": [0.0] * 16, "std": [1.0]}]}, "z_dim = 16"),
+        ({"latent_frames": [{"mean": [0.0] * 16, "std": [0.0] * 16}]}, "above zero"),
         ({"scale_factor_spatial": 8}, r"\(4, 8\); Cosmos 3 needs \(4, 16\)"),
         ({"patch_size": None}, r"needs \(4, 16\)"),
         ({"temperal_downsample": [True, True, True]}, r"needs \(4, 16\)"),
@@ -68,3 +71,15 @@ def test_another_network_is_refused(change, says):
     config = {**fresh_vae(*SIZES[0]).config, **change}
     with pytest.raises(LayoutError, match=says):
         WanConfig.from_dict({key: value for key, value in config.items() if not re.match("_", key)})
+
+
+def test_latents_of_later_frames_have_their_own_scale():
+    config = WanConfig.from_dict(
+        {
+            **fresh_vae(*SIZES[0]).config,
+            "latent_frames": [{"mean": [0.0] * 16, "std": [1.0] * 16}, {"mean": [0.5] * 16, "std": [2.0] * 16}],
+        }
+    )
+    mean, std = frame_scale(config)(torch.zeros(1, 16, 4, 2, 2))
+    assert mean[0].flatten().tolist() == [0, 0.5, 0.5, 0.5]  # the last one given is that of all later frames
+    assert std[3].flatten().tolist() == [1, 2, 2, 2]

@@ -29,7 +29,7 @@ from strands_cosmos3.training.validation import chunk_errors
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15)) as studio:
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as studio:
         again = studio.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -105,6 +107,18 @@ def test_each_mode_is_given_what_the_engine_gives_it(policy):
     torch.testing.assert_close(chunk[mode == FORWARD], batch.rows[mode == FORWARD])
     assert not torch.isclose(chunk[mode == POLICY], batch.rows[mode == POLICY]).all()
     assert not noised.action[..., 10:].any()
+
+
+def test_an_action_prefix_is_given_and_the_rest_predicted(policy):
+    """Training-time real-time chunking: rows before ``prefix`` are clean and in no loss."""
+    batch = replace(batch_of(frames=2), prefix=torch.tensor([0, 1, 8, 15, 0, 3]))
+    noised = add_noise(batch, policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0))
+    rows = noised.noisy[:, noised.layout.vision_tokens + 1 :, 0]
+    assert rows.sum(1).tolist() == [16, 15, 8, 1, 16, 13]
+    assert not rows[2, :8].any()
+    torch.testing.assert_close(noised.action[2, 1:9, :10], batch.rows[2, :8])
+    plain = add_noise(replace(batch, prefix=None), policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(plain.action[0], noised.action[0])  # the same noise as without
 
 
 def test_video_and_actions_of_a_window_share_one_noise_level(policy):

@@ -1,18 +1,19 @@
 """Demonstrations: the scripted expert on random tables, sometimes perturbed, with labels of the undisturbed expert.
 
 An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start over the table. Some chunks
-drift at random, so that states beside the expert's path are seen as well (DART). At every second tick the expert, which is
-stateless, also answers for *each* goal: six labels per picture. Everything random follows from (seed, episode).
+drift at random, so that states beside the expert's path are seen as well (DART), and some episodes wander about, so that a
+world model sees what no goal explains. At every fourth tick the expert, which is stateless, also answers for *each* goal: nine
+labels per picture. Everything random follows from (seed, episode).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3, so3_exp
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.scripted import ScriptedBackend
@@ -22,25 +23,32 @@ from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
 from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON, get_embodiment
 from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.instruction import Verb
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
+from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.film import VIEW_HW
-from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
+from strands_cosmos3.sim.scene import SEPARATION_M, Layout
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
+from strands_cosmos3.training.bundled.random_stage import RandomStage
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 
 ROW_HZ = 15.0
 _STEPS_PER_ROW = round(PHYSICS_HZ / ROW_HZ)
-DISTRACTORS = (Cube("other_yellow", (0.90, 0.78, 0.12)), Cube("other_violet", (0.50, 0.18, 0.62)))
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
 _HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
 _SETTLED_RAD_S = 0.03
 _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the episode ends
-_RANDOMIZED = ("mat_rgba", "light_diffuse", "light_dir", "cam_pos", "cam_quat", "cam_fovy")
+CLOSE_M = 0.06
+"""Least distance between the centres of two cubes where some are close."""
+EDGES_M = (0.030, 0.036, 0.043, 0.050)
+_WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
+
+
+TABLE = Appearance("parquet", "near")
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,17 @@ class DemoConfig:
     """Options of demonstrations."""
 
     tier: int = 128  # resolution tier of the pictures
-    ticks: int = 56  # longest episode, in rows at 15 Hz
-    label_every: int = 2  # ticks between labels
-    perturbed: float = 0.3  # fraction of chunks
+    ticks: int = 60  # longest episode, in rows at 15 Hz; twice that for the bin, which is far
+    label_every: int = 4  # ticks between labels
+    perturbed: float = 0.4  # fraction of chunks
+    wandering: float = 0.15  # fraction of episodes that move at random
     home: float = 0.35  # fraction of episodes that start near home; the others start anywhere over the table
-    distractors: float = 0.15  # fraction of episodes with additional cubes of other colours
-    visual_randomization: float = 1.0  # scale of the changes of colours, light and cameras; 0 is the nominal scene
+    distractors: float = 0.25  # fraction of episodes with additional cubes of other colours and sizes
+    close: float = 0.35  # fraction of episodes whose cubes may be as close as CLOSE_M
+    edges_m: tuple[float, ...] = EDGES_M  # of the cubes, one for each episode
+    goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
+    appearance: Appearance = TABLE  # nominal
+    visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
 
 
 @dataclass
@@ -84,9 +97,13 @@ class PerturbedExpert(Backend):
         self.goal = 0
         self.share = 0.0
         self.perturbed = False
+        self.wandering = False
 
     def infer(self, request: Request) -> ActionChunk:
-        """Return the expert's chunk for the goal, perturbed or not."""
+        """Return the expert's chunk for the goal, perturbed or not, or a random motion."""
+        if self.wandering:
+            self.perturbed = True
+            return self._wander(request)
         chunk = self.expert.infer(replace(request, instruction=plain(self.goal)))
         self.perturbed = bool(self.rng.random() < self.share)
         return replace(chunk, action=self._perturb(np.array(chunk.action))) if self.perturbed else chunk
@@ -100,20 +117,21 @@ class PerturbedExpert(Backend):
             rows[:, 9] = -rows[:, 9]
         return np.clip(rows, -3, 3)
 
-
-@dataclass
-class _Stage:
-    """A scene, its renderer and the nominal values of what is randomized."""
-
-    robot: Robot
-    renderer: Renderer
-    nominal: dict[str, Any]
-
-    @classmethod
-    def make(cls, crowded: bool) -> _Stage:
-        robot = Robot(scene=Scene((*DEFAULT_CUBES, *DISTRACTORS) if crowded else DEFAULT_CUBES))
-        model: Any = robot.scene.model
-        return cls(robot, Renderer(model, *VIEW_HW), {name: np.array(getattr(model, name)) for name in _RANDOMIZED})
+    def _wander(self, request: Request) -> ActionChunk:
+        """Move towards a random place, at a random speed, turning about a random axis."""
+        rng, start = self.rng, request.T_base_cosmos
+        assert start is not None  # the policy has an arm
+        place = np.array([rng.uniform(*span) for span in _WANDER_M]) - start[:3, 3]
+        step_m = place / max(float(np.linalg.norm(place)), 0.05) * rng.uniform(0.0, 0.013)
+        turn_rad = rng.normal(0, np.deg2rad(0.6), 3)
+        ramp = np.cumsum(np.minimum(np.arange(1, request.n_rows + 1) / 3, 1.0))
+        poses = [start]
+        for steps in ramp:
+            R = so3_exp(turn_rad * steps) @ start[:3, :3]
+            poses.append(se3(R, start[:3, 3] + step_m * steps))
+        gripper = np.full(request.n_rows, float(rng.random() < 0.5))
+        rows = encode_chunk(np.stack(poses), gripper, request.embodiment)
+        return ActionChunk(np.clip(rows, -3, 3), request.action_space, request.embodiment, seed=request.seed)
 
 
 class DemoCollector:
@@ -123,21 +141,23 @@ class DemoCollector:
         self.config = config or DemoConfig()
         self.expert = PerturbedExpert()
         self.composite = canvas_composite(DROID_RIG, (VIEW_HW,) * 3, self.config.tier)
-        self._stages: dict[bool, _Stage] = {}
+        self._stages: dict[tuple[bool, float], RandomStage] = {}
         self._policy = Cosmos3Policy("droid", "panda", backend=self.expert)
         self._bridge = MinkIKBridge(load_model())
         self._droid = get_embodiment("droid")
 
     def record(self, seed: int, episode: int) -> EpisodeRecord | None:
         """Record one episode, or return None if it ended within two ticks because the arm cannot reach its start."""
-        rng = np.random.default_rng([seed, episode])
-        crowded = bool(rng.random() < self.config.distractors)
-        stage = self._stages.get(crowded) or self._stages.setdefault(crowded, _Stage.make(crowded))
-        randomize_visuals(stage, rng, self.config.visual_randomization)
-        layout = stage.robot.scene.sample_layout(rng)
+        rng, config = np.random.default_rng([seed, episode]), self.config
+        crowded = bool(rng.random() < config.distractors)
+        edge_m = config.edges_m[int(rng.integers(len(config.edges_m)))]
+        stage = self._stage(crowded, edge_m)
+        stage.randomize(rng, config.visual_randomization)
+        layout = stage.robot.scene.sample_layout(rng, CLOSE_M if rng.random() < config.close else SEPARATION_M)
         stage.robot.reset(q_rad=self._start(rng, layout), layout=layout)
-        self.expert.rng, self.expert.share = rng, self.config.perturbed
-        self.expert.goal = int(rng.integers(len(GOALS)))
+        self.expert.rng, self.expert.share = rng, config.perturbed
+        self.expert.goal = int(rng.choice(config.goals))
+        self.expert.wandering = bool(rng.random() < config.wandering)
         self._policy.reset(0)
         recorder = EpisodeRecorder(self, stage, rng)
         try:
@@ -147,11 +167,17 @@ class DemoCollector:
                 return None
         return recorder.record()
 
+    def _stage(self, crowded: bool, edge_m: float) -> RandomStage:
+        if (crowded, edge_m) not in self._stages:
+            self._stages[crowded, edge_m] = RandomStage.make(self.config.appearance, edge_m, crowded)
+        return self._stages[crowded, edge_m]
+
     def _play(self, robot: Robot, recorder: EpisodeRecorder) -> None:
         """Run until the time is over or the recorder ends the episode; every tick is one row long."""
         executor, horizon = robot.executor, 0
+        far = GOALS[self.expert.goal][0] is Verb.PLACE and not self.expert.wandering
         recorder.tick(robot)  # the first picture shows the start
-        for _ in range(self.config.ticks):
+        for _ in range(self.config.ticks * (2 if far else 1)):
             spent = executor.state is not ExecutorState.RUNNING or executor.steps_to_row(horizon - 1) < _STEPS_PER_ROW
             if spent:
                 plan = self._policy.plan(robot.observation(), plain(0))
@@ -214,7 +240,7 @@ class DemoCollector:
 class EpisodeRecorder:
     """Record one episode, tick by tick. ``horizon`` is the number of rows to execute of the next chunk."""
 
-    def __init__(self, collector: DemoCollector, stage: _Stage, rng: np.random.Generator):
+    def __init__(self, collector: DemoCollector, stage: RandomStage, rng: np.random.Generator):
         self._collector, self._stage, self._rng = collector, stage, rng
         self.frames: list[NDArray[np.uint8]] = []
         self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
@@ -251,7 +277,7 @@ class EpisodeRecorder:
             if rng.random() < 0.5:
                 return False
             self._settled = 0
-            self._collector.expert.goal = int(rng.integers(len(GOALS)))
+            self._collector.expert.goal = int(rng.choice(self._collector.config.goals))
         return True
 
     def record(self) -> EpisodeRecord:
@@ -265,19 +291,3 @@ class EpisodeRecorder:
             *(np.array(goals, np.int8), np.array(perturbed), np.array(list(labels), np.int16)),
             np.stack(list(labels.values())).astype(np.float32),
         )
-
-
-def randomize_visuals(stage: _Stage, rng: np.random.Generator, scale: float) -> None:
-    """Draw an episode's colours, light and cameras around the nominal ones."""
-    model: Any = stage.robot.scene.model
-    nominal = stage.nominal
-    for name, value in nominal.items():
-        getattr(model, name)[:] = value
-    tint = rng.normal(0, 0.05 * scale, nominal["mat_rgba"][:, :3].shape) + rng.normal(0, 0.03 * scale)
-    model.mat_rgba[:, :3] = np.clip(nominal["mat_rgba"][:, :3] * (1 + tint), 0, 1)
-    model.light_diffuse[:] = nominal["light_diffuse"] * np.clip(1 + rng.normal(0, 0.2 * scale), 0.4, 1.6)
-    model.light_dir[:] = nominal["light_dir"] + rng.normal(0, 0.1 * scale, nominal["light_dir"].shape)
-    model.cam_pos[:] = nominal["cam_pos"] + scale * rng.normal(0, 0.004, nominal["cam_pos"].shape)
-    quat = nominal["cam_quat"] + scale * rng.normal(0, 0.004, nominal["cam_quat"].shape)
-    model.cam_quat[:] = quat / np.linalg.norm(quat, axis=1, keepdims=True)
-    model.cam_fovy[:] = nominal["cam_fovy"] + scale * rng.normal(0, 0.4, nominal["cam_fovy"].shape)

@@ -19,9 +19,11 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.instruction import Verb
+from strands_cosmos3.sim.appearance import NOMINAL
 from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.bundled.phrases import plain
+from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows, latent_columns, undisturbed
 from strands_cosmos3.training.release import DOMAIN
@@ -84,7 +86,9 @@ def judge_on_expert(
     whole_number(clips, "clips", 1)
     opened = require_video(checkpoint)
     report = on_step or (lambda *_: None)
-    config = DemoConfig(int(opened.metadata["resolution_tier"]), perturbed=0.0, distractors=0.0)
+    calm: dict[str, Any] = {"perturbed": 0.0, "wandering": 0.0, "distractors": 0.0, "close": 0.0, "edges_m": (0.04,)}
+    tier = int(opened.metadata["resolution_tier"])
+    config = DemoConfig(tier, goals=_goals_of(opened), appearance=NOMINAL, visual_randomization=0.1, **calm)
     with TemporaryDirectory(prefix="sc3-clips-") as folder, DemoCollector(config) as collector:
         records, episode, episodes = [], 0, -(-clips // _CLIPS_PER_EPISODE)
         while len(records) < episodes:
@@ -100,6 +104,12 @@ def judge_on_expert(
         chosen = ticks[np.linspace(0, len(ticks) - 1, clips).round().astype(int)]
         preset = steps or (opened.sampling and opened.sampling.num_steps) or 4
         return judge_dynamics(checkpoint, demos, chosen, preset, lambda done, total: report("dynamics", done, total))
+
+
+def _goals_of(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return the goals whose sentences it may be told; without sentences they do not matter."""
+    known = GOALS if checkpoint.dynamics_without_text else [goal for goal in GOALS if goal[0] is not Verb.PLACE]
+    return tuple(range(len(known)))
 
 
 def require_video(checkpoint: Path) -> Checkpoint:
@@ -146,8 +156,9 @@ class _ClipJudge:
         state, sampling = checkpoint.state_row, checkpoint.sampling
         assert state is not None  # by require_video
         measured = state_columns(demos.T_base_cosmos[[tick]], demos.gripper_opening[[tick]])
+        told = "" if checkpoint.dynamics_without_text else caption(plain(int(demos.goal[tick])), demos.canvas_hw)
         return {
-            "text_ids": self._tokens.ids(caption(plain(int(demos.goal[tick])), demos.canvas_hw)),
+            "text_ids": self._tokens.ids(told),
             "video_shape": pixel_to_latent_shape(frames.shape[2], *self._content_hw),
             "action_chunk": ROWS,
             "domain_id": get_embodiment(DOMAIN).domain_id,

@@ -24,10 +24,17 @@ _PICK_VERBS = (
     *("pick up", "grab", "grasp", "lift", "take", "raise", "fetch", "get hold of and lift", "pick", "grab and lift"),
     *("lift up", "take hold of and raise", "fetch me"),
 )
+_PLACE_VERBS = (
+    *("place", "put", "drop", "move", "bring", "carry", "toss", "pick up and put", "lift and drop", "get rid of"),
+    *("grab and place", "set"),
+)
+_VERBS: Mapping[Verb, tuple[str, ...]] = {Verb.REACH: _REACH_VERBS, Verb.PICK: _PICK_VERBS, Verb.PLACE: _PLACE_VERBS}
+_PLACES = ("in the bin", "into the bin", "inside the bin", "in the box", "into the box", "in the tray", "into the tray")
 _NAMES = ("the {} cube", "the {} block", "the {} one", "that {} cube", "that {} block", "this {} cube", "the cube which is {}")
 _ENDINGS: Mapping[Verb, tuple[str, ...]] = {
     Verb.REACH: ("", " with the hand", " and stay there", " now", " on the table", " with your fingers", ", that is all"),
     Verb.PICK: ("", " off the table", " and hold it up", " now", " from the table", " with the gripper", ", high up"),
+    Verb.PLACE: ("", " and let go", " now", ", please"),
 }
 _OTHER: Mapping[Verb, tuple[str, ...]] = {
     Verb.REACH: (
@@ -42,13 +49,32 @@ _OTHER: Mapping[Verb, tuple[str, ...]] = {
         *("could you lift the {} one", "see the {} cube over there? grab it"),
         *("raise the {} block up into the air", "please lift the {} one"),
     ),
+    Verb.PLACE: (
+        *("the {} cube belongs in the bin", "the {} one belongs in the box", "could you put the {} one in the tray"),
+        *(
+            "the {} block: into the bin with it",
+            "see the {} cube over there? put it in the bin",
+            "in the bin with the {} block",
+        ),
+        *("the {} cube is what you should put in the box", "please drop the {} block in the tray"),
+    ),
 }
-_PLAIN: Mapping[Verb, str] = {Verb.REACH: "reach the {} cube", Verb.PICK: "pick up the {} cube"}
+_PLAIN: Mapping[Verb, str] = {
+    Verb.REACH: "reach the {} cube",
+    Verb.PICK: "pick up the {} cube",
+    Verb.PLACE: "place the {} cube in the bin",
+}
 
 HELD_OUT: Mapping[Verb, tuple[str, ...]] = MappingProxyType(
     {
         Verb.REACH: ("please reach the {} cube", "approach the {} block", "touch the {} block", "go to the cube that is {}"),
         Verb.PICK: ("please pick up the {} cube", "grasp the {} block", "take the {} block", "lift up the cube that is {}"),
+        Verb.PLACE: (
+            "please place the {} cube",
+            "put the {} block in the tray",
+            "drop the {} one into",
+            "bring the cube that is {}",
+        ),
     }
 )
 """Verb -> templates that are never trained."""
@@ -56,14 +82,14 @@ HELD_OUT: Mapping[Verb, tuple[str, ...]] = MappingProxyType(
 
 def _trained(verb: Verb) -> tuple[str, ...]:
     """Return every trained wording, the plainest first."""
-    verbs = _REACH_VERBS if verb is Verb.REACH else _PICK_VERBS
-    combined = (f"{act} {name}{ending}" for act, name, ending in product(verbs, _NAMES, _ENDINGS[verb]))
+    verbs, places = _VERBS[verb], tuple(f" {place}" for place in _PLACES) if verb is Verb.PLACE else ("",)
+    combined = ("".join((act, " ", *rest)) for act, *rest in product(verbs, _NAMES, places, _ENDINGS[verb]))
     held_out = (*HELD_OUT[verb], *(text.replace("{a}", "{}") for text in PARAPHRASES[verb]))
     wordings = dict.fromkeys((_PLAIN[verb], *_OTHER[verb], *combined))
     return tuple(wording for wording in wordings if not any(text in wording for text in held_out))
 
 
-TRAINED: Mapping[Verb, tuple[str, ...]] = MappingProxyType({verb: _trained(verb) for verb in (Verb.REACH, Verb.PICK)})
+TRAINED: Mapping[Verb, tuple[str, ...]] = MappingProxyType({verb: _trained(verb) for verb in _VERBS})
 """Verb -> trained templates with ``{}`` for the colour, the plainest first."""
 
 GOALS: tuple[tuple[Verb, str], ...] = tuple((verb, colour) for verb in TRAINED for colour in COLOURS)

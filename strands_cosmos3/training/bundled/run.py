@@ -138,6 +138,7 @@ class TrainingRun:
             forward=config.joint_forward,
             inverse=config.joint_inverse,
             seed=config.seed,
+            prefix_rows=config.prefix_rows,
         )
         pictures, held_out = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
@@ -166,7 +167,7 @@ class TrainingRun:
         latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
-        windows = PictureWindows(*args, seed=seed, among=range(n_train))
+        windows = PictureWindows(*args, seed=seed, among=range(n_train), prefix_rows=self.config.prefix_rows)
         return windows, self._held_out(windows, n_train)
 
     def _latents(
@@ -203,13 +204,15 @@ class TrainingRun:
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
         """Return the loss of a step's windows; for clips, plus that of pictures."""
 
+        how = FlowConfig(video=self.config.video)
+
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = step_noise(seed, step)
 
             def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = flow_loss(gathered, windows.batch(step), FlowConfig(), noise, self.shard)
+                value, metrics = flow_loss(gathered, windows.batch(step), how, noise, self.shard)
                 for source in pictures:
-                    more, seen = flow_loss(gathered, source.batch(step), FlowConfig(), noise, self.shard)
+                    more, seen = flow_loss(gathered, source.batch(step), how, noise, self.shard)
                     total = metrics["loss"] + seen["loss"]
                     value, metrics = value + more, {**metrics, "loss": total, "alone": seen["action"]}
                 return value, metrics
@@ -232,7 +235,7 @@ class TrainingRun:
             self._validate(average, loop, windows, held_out)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
-            export(*args, frames=frames, label=label, steps=loop.step)
+            export(*args, frames=frames, label=label, steps=loop.step, prefix_rows=self.config.prefix_rows)
 
         def on_step(step: int, metrics: LossMetrics) -> None:
             self._on_step(stage, step, steps, metrics)

@@ -16,10 +16,11 @@ class RunConfig:
     hidden: int = 128  # width of both towers
     layers: int = 4
     latent_channels: int = 48
-    vae_base: int = 12  # base width of the VAE
+    vae_base: int = 16  # base width of the VAE's encoder
+    vae_decoder_base: int = 24
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 4000  # on pictures
-    vae_clip_steps: int = 1500  # then on clips; 0 without video
+    vae_clip_steps: int = 2500  # then on clips; 0 without video
     policy_steps: int = 16000  # on frame 0 and actions
     joint_steps: int = 12000  # then with the future
     vae_batch: int = 8
@@ -27,8 +28,10 @@ class RunConfig:
     policy_batch: int = 64
     joint_batch: int = 32
     joint_pictures: int = 16  # windows of frame 0 per step of the joint stage, labelled for every goal
-    joint_forward: float = 0.25  # fraction of the clips that train forward dynamics
-    joint_inverse: float = 0.4
+    joint_forward: float = 0.35  # fraction of the clips that train forward dynamics
+    joint_inverse: float = 0.35
+    video: float = 0.5  # weight of the video's error; the actions' is 1
+    prefix_rows: int = 8  # longest action prefix
     vae_lr: float = 2e-3
     policy_lr: float = 2e-3
     joint_lr: float = 1e-3

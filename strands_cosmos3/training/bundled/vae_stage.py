@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.vae import frame_scale
+from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.bundled.colour_gate import colour_gate
@@ -36,6 +38,7 @@ OnStep = Callable[[str, int, int, LossMetrics], None]
 """Called with stage, steps done, steps in total and metrics."""
 _FILES = ("gate.json", "latent_stats.json", "final.pt")
 _GATE_PICTURES = 160
+_STATISTICS_CLIPS = 192
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class VaeStage:
     def train(self) -> Any:
         """Train the VAE, or load the finished one. Raises TrainingError if colours do not survive."""
         final, config = self.folder / "vae/final.pt", self.config
-        sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_base)
+        sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_decoder_base)
         vae: Any = make_vae(sizes) if self.start is None else load_vae(self.start)
         convolve_flat(vae)  # single frames, and clips on CPUs, as the engine does
         vae.to(self.device)
@@ -77,7 +80,10 @@ class VaeStage:
         if not (run / "vae/final.pt").exists():
             raise ConfigError(f"{run} has no finished VAE (vae/final.pt); train it: strands-cosmos3 train --until vae.")
         settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
-        sizes = {name: (settings.get(name), getattr(self.config, name)) for name in ("latent_channels", "vae_base", "tier")}
+        sizes = {
+            name: (settings.get(name), getattr(self.config, name))
+            for name in ("latent_channels", "vae_base", "vae_decoder_base", "tier")
+        }
         if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
             raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
         for name in _FILES:
@@ -118,7 +124,8 @@ class VaeStage:
         path = self.folder / "vae/latent_stats.json"
         if self.start is not None and not path.exists():  # the policy was trained with these statistics
             known = self.start.vae_config
-            write_json(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])})
+            frames = {"frames": known["latent_frames"]} if "latent_frames" in known else {}
+            write_json(path, {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])} | frames)
         if not path.exists():
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
             with torch.no_grad():
@@ -128,14 +135,37 @@ class VaeStage:
             write_json(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
         statistics = json.loads(path.read_text())
         vae.register_to_config(latents_mean=statistics["mean"], latents_std=statistics["std"])
+        if self.config.vae_clip_steps and "frames" not in statistics and self.start is None:
+            statistics["frames"] = self._frame_statistics(encoder_of(vae))
+            write_json(path, statistics)
+        if frames := statistics.get("frames"):
+            vae.register_to_config(latent_frames=frames)
         return vae
+
+    def _frame_statistics(self, encode: Callable[[torch.Tensor], torch.Tensor]) -> list[dict[str, list[float]]]:
+        """Return mean and deviation of the normalised latents of each frame of a clip; frame 0 keeps its own."""
+        starts = self.demos.clips(ROWS)
+        chosen = starts[np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)]
+        columns = latent_columns(self.demos.canvas_hw)
+        with torch.no_grad():
+            clips = (to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None]) for tick in chosen.tolist())
+            latents = torch.cat([encode(clip)[..., :columns] for clip in clips])
+        mean, std = latents.mean((0, 3, 4)), latents.std((0, 3, 4))  # [C, F]
+        mean[:, 0], std[:, 0] = 0.0, 1.0
+        return [{"mean": mean[:, f].tolist(), "std": std[:, f].tolist()} for f in range(mean.shape[1])]
 
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from pixels to latents, normalised by the VAE's recorded statistics."""
     mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
-    device = next(vae.parameters()).device
-    return lambda pixels: (vae.encode(pixels.to(device)).latent_dist.mode().cpu() - mean) / std
+    device, of_frames = next(vae.parameters()).device, frame_scale(WanConfig.from_dict(vae.config))
+
+    def encode(pixels: torch.Tensor) -> torch.Tensor:
+        latents = (vae.encode(pixels.to(device)).latent_dist.mode().cpu() - mean) / std
+        frame_mean, frame_std = of_frames(latents)
+        return (latents - frame_mean) / frame_std
+
+    return encode
 
 
 def lower_precision(device: torch.device) -> torch.autocast:

@@ -18,6 +18,7 @@ from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, RAW_WIDTH
 
 _OWN_GOAL = 0.5  # fraction of pictures that are labelled for the goal of their episode; the others draw any goal
 _DROPOUT = 0.08  # fraction of windows that read the empty caption
+_NO_PREFIX = 0.5  # fraction of a policy's windows without an action prefix
 
 
 def state_row_of(demos: Demos) -> StateRow:
@@ -63,8 +64,10 @@ class _DemoWindows:
         batch: int,
         dropout: float,
         seed: int,
+        prefix_rows: int,
     ):
         self._latents, self._captions, self._batch, self._dropout, self._seed = latents, captions, batch, dropout, seed
+        self._prefix_rows = prefix_rows
         columns = state_columns(demos.T_base_cosmos[ticks], demos.gripper_opening[ticks])
         self._state, self._goal = state.scaled(columns).astype(np.float32), demos.goal[ticks].astype(np.int64)
 
@@ -85,6 +88,7 @@ class _DemoWindows:
         prompts: tuple[tuple[int, ...], ...],
         prompt: NDArray[np.int64],
         mode: NDArray[np.int64] | None = None,
+        prefix: NDArray[np.int64] | None = None,
     ) -> Batch:
         latents = torch.from_numpy(self._latents[chosen].astype(np.float32))
         return Batch(
@@ -94,7 +98,14 @@ class _DemoWindows:
             prompts,
             torch.from_numpy(prompt),
             None if mode is None else torch.from_numpy(mode),
+            None if prefix is None else torch.from_numpy(prefix),
         )
+
+    def _draw_prefix(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw the length of each window's action prefix: none for half of them, any length for the others."""
+        rows = rng.integers(1, max(self._prefix_rows, 1), endpoint=True, size=self._batch)
+        none = (rng.random(self._batch) < _NO_PREFIX) | (self._prefix_rows == 0)
+        return np.where(none, 0, rows)
 
 
 class PictureWindows(_DemoWindows):
@@ -115,8 +126,9 @@ class PictureWindows(_DemoWindows):
         dropout: float = _DROPOUT,
         seed: int = 0,
         among: range | None = None,
+        prefix_rows: int = 0,
     ):
-        super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed)
+        super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows)
         self._labels, self.pursued = demos.labels, self._goal
         self._among = range(len(latents)) if among is None else among
 
@@ -126,7 +138,8 @@ class PictureWindows(_DemoWindows):
         chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
         own = rng.random(self._batch) < _OWN_GOAL
         goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
-        return self.pick(chosen, goal, *self._draw_prompts(rng, goal))
+        prompts = self._draw_prompts(rng, goal)
+        return self._windows(chosen, self._labels[chosen, goal], *prompts, prefix=self._draw_prefix(rng))
 
     def pick(
         self,
@@ -141,6 +154,8 @@ class PictureWindows(_DemoWindows):
 
 class ClipWindows(_DemoWindows):
     """Clips with their future, executed rows and goal; the policy learns from undisturbed ones (ConfigError if there are none).
+
+    Windows of dynamics read the empty caption: an expert's future follows from its goal, not only from the actions.
 
     Args:
         ticks, latents: [n] first tick of each clip; [n, C, F, H, W] float16.
@@ -158,8 +173,9 @@ class ClipWindows(_DemoWindows):
         forward: float = 0.15,
         inverse: float = 0.15,
         seed: int = 0,
+        prefix_rows: int = 0,
     ):
-        super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed)
+        super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed, prefix_rows)
         self._rows = executed_rows(demos, ticks)
         self._undisturbed = np.flatnonzero(undisturbed(demos, ticks))
         if not len(self._undisturbed):
@@ -173,4 +189,7 @@ class ClipWindows(_DemoWindows):
         mode = np.where(draw < self._forward, FORWARD, np.where(draw > 1 - self._inverse, INVERSE, POLICY))
         free, clean = rng.integers(len(self), size=self._batch), rng.integers(len(self._undisturbed), size=self._batch)
         chosen = np.where(mode == POLICY, self._undisturbed[clean], free)
-        return self._windows(chosen, self._rows[chosen], *self._draw_prompts(rng, self._goal[chosen]), mode)
+        prompts, prompt = self._draw_prompts(rng, self._goal[chosen])
+        prompt = np.where(mode == POLICY, prompt, len(GOALS))  # a world does not follow from a sentence
+        prefix = np.where(mode == POLICY, self._draw_prefix(rng), 0)
+        return self._windows(chosen, self._rows[chosen], prompts, prompt, mode, prefix)

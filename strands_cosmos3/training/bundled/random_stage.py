@@ -1,0 +1,117 @@
+"""The tables of demonstrations: a scene whose surface, light, colours and cameras are drawn anew for each episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strands_cosmos3.checks import F64
+from strands_cosmos3.sim.appearance import Appearance, Surface
+from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.render import Renderer
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, Cube, Scene
+from strands_cosmos3.sim.scene_builder import SURFACE
+
+LIGHT = (0.3, 2.0)
+"""Factor on all lights."""
+OUTER_JITTER_M, WRIST_JITTER_M = 0.05, 0.02
+"""Radius of the ball within which a camera is displaced."""
+_OTHER_COLOURS = (
+    *((0.90, 0.78, 0.12), (0.50, 0.18, 0.62), (0.92, 0.92, 0.90), (0.10, 0.10, 0.10), (0.45, 0.45, 0.47)),
+    *((0.36, 0.23, 0.14), (0.93, 0.62, 0.72)),
+)
+"""Yellow, violet, white, black, grey, brown and pink: none of them is red, green or blue."""
+_PATTERNS = ("planks", "tiles", "checks", "stripes", "clouds")
+_NOMINAL_TABLE = 0.25  # fraction of the episodes whose table is the nominal one
+_ARRAYS = ("mat_rgba", "light_diffuse", "light_specular", "light_dir", "cam_pos", "cam_quat", "cam_fovy")
+
+
+@dataclass
+class RandomStage:
+    """A robot, its renderer and the nominal values of what is randomized."""
+
+    robot: Robot
+    renderer: Renderer
+    nominal: dict[str, Any]
+    texture: Any
+
+    @classmethod
+    def make(cls, appearance: Appearance, edge_m: float, crowded: bool) -> RandomStage:
+        """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is crowded."""
+        cubes = tuple(Cube(cube.name, cube.rgb, edge_m, cube.mass_kg) for cube in DEFAULT_CUBES)
+        robot = Robot(scene=Scene((*cubes, *DISTRACTORS) if crowded else cubes, appearance=appearance))
+        model: Any = robot.scene.model
+        nominal = {name: np.array(getattr(model, name)) for name in _ARRAYS}
+        headlight = model.vis.headlight
+        nominal |= {name: np.array(getattr(headlight, name)) for name in ("ambient", "diffuse")}
+        return cls(robot, Renderer(model, *VIEW_HW), nominal, np.array(_texture(model)))
+
+    def randomize(self, rng: np.random.Generator, scale: float) -> None:
+        """Draw an episode's looks around the nominal ones; ``scale`` 0 leaves them, 1 is the full range."""
+        model: Any = self.robot.scene.model
+        for name in _ARRAYS:
+            getattr(model, name)[:] = self.nominal[name]
+        self._draw_colours(rng, scale)
+        self._draw_light(rng, scale)
+        self._draw_cameras(rng, scale)
+        _texture(model)[:] = self._drawn_texture(rng, scale)
+        self.renderer.upload_texture(SURFACE)
+
+    def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
+        model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
+        tint = rng.normal(0, 0.05 * scale, nominal.shape) + rng.normal(0, 0.03 * scale)
+        model.mat_rgba[:, :3] = np.clip(nominal * (1 + tint), 0, 1)
+        for cube in self.robot.scene.cubes:
+            colour = _OTHER_COLOURS[int(rng.integers(len(_OTHER_COLOURS)))]
+            if cube.startswith("other_") and scale > 0:
+                model.mat_rgba[model.mat(cube).id, :3] = colour
+
+    def _draw_light(self, rng: np.random.Generator, scale: float) -> None:
+        model: Any = self.robot.scene.model
+        factor = np.exp(rng.uniform(*np.log(LIGHT))) ** scale
+        warmth = 1 + rng.normal(0, 0.05 * scale, 3)
+        model.light_diffuse[:] = np.maximum(self.nominal["light_diffuse"] * factor * warmth, 0)
+        model.light_specular[:] = self.nominal["light_specular"] * factor
+        model.light_dir[:] = self.nominal["light_dir"] + rng.normal(0, 0.15 * scale, self.nominal["light_dir"].shape)
+        model.vis.headlight.ambient[:] = np.maximum(self.nominal["ambient"] * factor * warmth, 0)
+        model.vis.headlight.diffuse[:] = self.nominal["diffuse"] * factor
+
+    def _draw_cameras(self, rng: np.random.Generator, scale: float) -> None:
+        model: Any = self.robot.scene.model
+        for camera in range(model.ncam):
+            radius = WRIST_JITTER_M if model.camera(camera).name == "wrist" else OUTER_JITTER_M
+            model.cam_pos[camera] = self.nominal["cam_pos"][camera] + scale * _in_ball(rng, radius)
+        quat = self.nominal["cam_quat"] + scale * rng.normal(0, 0.008, self.nominal["cam_quat"].shape)
+        model.cam_quat[:] = quat / np.linalg.norm(quat, axis=1, keepdims=True)
+        model.cam_fovy[:] = self.nominal["cam_fovy"] + scale * rng.normal(0, 0.8, model.ncam)
+
+    def _drawn_texture(self, rng: np.random.Generator, scale: float) -> Any:
+        surface = draw_surface(rng)
+        if rng.random() < _NOMINAL_TABLE or rng.random() >= scale:
+            return self.texture
+        return surface.texture().reshape(-1)
+
+
+def draw_surface(rng: np.random.Generator) -> Surface:
+    """Draw a table's surface: any pattern, from nearly black to nearly white, of a pale hue."""
+    pattern = _PATTERNS[int(rng.integers(len(_PATTERNS)))]
+    lightness, saturation, hue = rng.uniform(0.08, 0.95), rng.uniform(0, 0.15), rng.uniform(0, 2 * np.pi)
+    turned = np.cos(hue + np.array([0.0, 2.0, 4.0]) * np.pi / 3)
+    red, green, blue = np.clip(lightness * (1 + saturation * turned), 0, 1).tolist()
+    contrast = rng.uniform(0.5, 2.0) if pattern == "planks" else rng.uniform(0.05, 0.40)
+    return Surface(pattern, (red, green, blue), float(contrast), int(rng.integers(2**31)))
+
+
+def _in_ball(rng: np.random.Generator, radius: float) -> F64:
+    direction = rng.normal(0, 1, 3)
+    return direction / np.linalg.norm(direction) * radius * rng.random() ** (1 / 3)
+
+
+def _texture(model: Any) -> Any:
+    """Return a view of the table's texture in the model."""
+    index = model.tex(SURFACE).id
+    start = int(model.tex_adr[index])
+    return model.tex_data[start : start + int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])]
