@@ -18,6 +18,7 @@ from rich.table import Table
 
 from strands_cosmos3.commands.files import versions
 from strands_cosmos3.embedded import TASKS, embedded_checkpoint
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from strands_cosmos3.evaluation.settings import Settings
 
 _READING = " as told, of either: policy instruction fulfilled, of all episodes and of those that fulfilled either instruction."
-_NO_OPTIONS = ("config", "resume", "token")
+_NO_OPTIONS = ("config", "resume", "token", "engine_options")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Evaluate:
     """For native and diffusers without replicas: cpu, cuda or cuda:N."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """For native and diffusers: default: bfloat16 on a GPU, else float32."""
+    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
+        default_factory=EngineOptions
+    )
+    """For native: speed and memory."""
     replan_rows: int | None = None
     """Request a new chunk after this many rows; default: the checkpoint's own (8 for the bundled one), else whole chunks."""
     host: str | None = None
@@ -121,7 +126,7 @@ class Evaluate:
 
         options = {} if self.config is None else read_toml(self.config)
         mine = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_OPTIONS}
-        options |= {name: value for name, value in mine.items() if value is not None}
+        options |= {name: value for name, value in mine.items() if value is not None} | self.engine_options.given
         _choose_checkpoint(options)
         settings = make_settings(options, self.token if options.get("backend") == "service" else None)
         if options.get("out") is None:

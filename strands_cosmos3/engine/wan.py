@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -114,26 +114,25 @@ def causal_convolution(
 ) -> torch.Tensor:
     """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges (``padding`` of T, H, W).
 
-    A first frame needs the last temporal tap alone: before it are zeros. In float32 on a CPU, clips are convolved tap by tap in
-    two dimensions: the same sums to rounding, several times faster. (In bfloat16 each tap's sum would be rounded.)
+    A first frame needs the last temporal tap alone: before it are zeros.
     """
-    x, in_space = channels_last(x), (tuple(stride[1:]), tuple(padding[1:]))
+    x = channels_last(x)
     if x.shape[2] == 1 and past is None and stride[0] == 1:
-        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, *in_space)[:, :, None]
-    before = 2 * padding[0]
-    if past is not None and before > 0:
-        x, before = torch.cat([past, x], dim=2), before - past.shape[2]
-    if before:
-        x = channels_last(F.pad(x, (0, 0, 0, 0, before, 0)))
-    if not _in_planes(x):
-        return F.conv3d(x, weight, bias, tuple(stride), (0, *padding[1:]))
-    frames, reach = x.transpose(1, 2), x.shape[2] - weight.shape[2] + 1
-    total: Any = None
-    for i, tap in enumerate(weight.unbind(2)):
-        seen = frames[:, i : i + reach : stride[0]].flatten(0, 1)
-        made = F.conv2d(seen, tap, None if i else bias, *in_space)
-        total = total.add_(made) if i else made
-    return total.unflatten(0, (len(x), -1)).transpose(1, 2)
+        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, tuple(stride[1:]), tuple(padding[1:]))[:, :, None]
+    if padding[0]:
+        earlier = [] if past is None else [past]
+        zeros = [torch.zeros_like(x[:, :, :1])] * (2 * padding[0] - sum(frames.shape[2] for frames in earlier))
+        x = torch.cat([*zeros, *earlier, x], dim=2)
+    return _convolve(x, weight, bias, stride, (0, *padding[1:]))
+
+
+def _convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> torch.Tensor:
+    """In float32 on a CPU, oneDNN's convolution in two or three dimensions: torch takes a slower one for a single clip."""
+    if _in_planes(x) and torch.backends.mkldnn.is_available():
+        return torch.mkldnn_convolution(x, channels_last(weight), bias, padding, stride, (1,) * len(stride), 1)
+    return (F.conv2d if x.ndim == 4 else F.conv3d)(x, weight, bias, tuple(stride), tuple(padding))
 
 
 def _in_planes(x: torch.Tensor) -> bool:
@@ -144,9 +143,10 @@ def _plane_by_plane(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype is torch.float32
 
 
-def channels_last(x_BCTHW: torch.Tensor) -> torch.Tensor:
-    """The same with a pixel's channels side by side in memory, where convolutions are taken in planes."""
-    return x_BCTHW.contiguous(memory_format=torch.channels_last_3d) if _in_planes(x_BCTHW) else x_BCTHW
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same [B, C, H, W] or [B, C, T, H, W] with a pixel's channels side by side, where oneDNN convolves it."""
+    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return x.contiguous(memory_format=layout) if _in_planes(x) else x
 
 
 def empty_weight(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -183,9 +183,10 @@ class ChannelNorm(nn.Module):
         if not _in_planes(x):
             return F.normalize(x.float(), dim=1).to(x.dtype) * C**0.5 * self.gamma
         last = x.movedim(1, -1)  # sums and their inverses as matrix products, which read a pixel's channels at once
-        mean = (last.square().reshape(-1, C) @ x.new_full((C, 1), 1 / C)).clamp_min_(1e-24)
+        out = last.square()
+        mean = (out.reshape(-1, C) @ x.new_full((C, 1), 1 / C)).clamp_min_(1e-24)
         scale = mean.rsqrt_() @ self.gamma.view(1, C)
-        return (last * scale.view_as(last)).movedim(-1, 1)
+        return torch.mul(last, scale.view_as(last), out=out).movedim(-1, 1)
 
 
 class Attention(nn.Module):
@@ -254,7 +255,7 @@ class Upsample(nn.Module):
 
     def __init__(self, channels: int, in_time: bool):
         super().__init__()
-        self.resample = nn.Sequential(DoubleSize(), nn.Conv2d(channels, channels, 3, padding=1))
+        self.resample = nn.Sequential(nn.Identity(), DoublingConv2d(channels, channels, 3, padding=1))
         self.time_conv = CausalConv3d(channels, 2 * channels, (3, 1, 1), padding=(1, 0, 0)) if in_time else None
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
@@ -267,11 +268,30 @@ class Upsample(nn.Module):
         return _each_frame(self.resample, x)
 
 
-class DoubleSize(nn.Module):
-    """Repeats each pixel of [..., H, W] twice in both directions."""
+class DoublingConv2d(nn.Conv2d):
+    """A 3 x 3 convolution of pictures whose pixels are first repeated 2 x 2.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.interpolate(x.float(), scale_factor=2.0, mode="nearest-exact").type_as(x)
+    A doubled picture has only 2 x 2 different pixels under the kernel, so that each of four places in a pixel has a kernel of
+    that size: in float32 on a CPU their sums are taken at the picture's own size, 4 / 9 of the products. Where columns beside
+    the picture are given instead of padded (``padding`` (1, 0)), they are columns of the picture's own size.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        padding: Any = self.padding
+        if not _in_planes(x):
+            doubled = F.interpolate(x.float(), scale_factor=2.0, mode="nearest-exact").type_as(x)
+            return super().forward(doubled if padding[1] else doubled[..., 1:-1])
+        sums = self.weight.new_tensor([[[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]])  # place, small row, row
+        kernels = torch.einsum("apy,bqx,oiyx->aboipq", sums, sums, self.weight).flatten(0, 2)
+        bias = None if self.bias is None else self.bias.repeat(4)
+        x = channels_last(F.pad(x, (padding[1], padding[1], padding[0], padding[0])))
+        made = _convolve(x, kernels, bias, (1, 1), (0, 0))
+        made = made.unflatten(1, (2, 2, -1)).permute(1, 2, 0, 4, 5, 3)  # places, pictures, rows, columns, channels
+        _, _, B, H, W, C = made.shape
+        out = x.new_empty(B, H - 1, 2, W - 1, 2, C)
+        for i, j in product(range(2), repeat=2):
+            out[:, :, i, :, j] = made[i, j, :, i : H - 1 + i, j : W - 1 + j]
+        return out.view(B, 2 * H - 2, 2 * W - 2, C).permute(0, 3, 1, 2)
 
 
 class DownBlock(nn.Module):

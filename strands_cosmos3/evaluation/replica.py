@@ -114,7 +114,12 @@ class Replica:
             raise RankLostError(f"{handles[0].name} ended before ranks could connect.") from None
         parallel = ParallelConfig(topology.tp_size, topology.cfg_size)
         device, dtype = ("cuda:0", "bfloat16") if topology.num_gpus else ("cpu", "float32")
-        options = RankOptions(device, policy.dtype or dtype, threads=None if topology.num_gpus else 1)  # pyright: ignore[reportArgumentType]
+        options = RankOptions(
+            device,
+            policy.dtype or dtype,  # pyright: ignore[reportArgumentType]
+            threads=None if topology.num_gpus else 1,
+            engine=policy.engine,
+        )
         for rank, handle in enumerate(handles):
             handle.load(policy.model, parallel, rank, init_method, options)
         return handles

@@ -6,12 +6,13 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
 from strands_cosmos3.checks import seed_number
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import Assignment, goal_instruction, make_plan
@@ -28,7 +29,8 @@ MODEL_BACKENDS = ("native", "diffusers")
 class PolicySettings:
     """The policy that is evaluated, one of :data:`BACKENDS`; contradictory options raise a ConfigError or UnknownNameError.
 
-    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``host`` to ``token`` to ``service``. None stands for the preset.
+    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``engine`` to ``native``, ``host`` to ``token`` to ``service``.
+    None stands for the preset.
     """
 
     backend: str = "scripted"
@@ -44,6 +46,7 @@ class PolicySettings:
     action_space: str | None = None
     dialect: str | None = None
     token: str | None = field(default=None, repr=False)
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -53,7 +56,8 @@ class PolicySettings:
                 f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or hub repository belongs to "
                 f"{' and '.join(MODEL_BACKENDS)}, which need one."
             )
-        require_backend(self.backend, {name: value for name, value in vars(self).items() if name in OPTION_BACKENDS})
+        given = {name: value for name, value in vars(self).items() if name in OPTION_BACKENDS}
+        require_backend(self.backend, given | self.engine.given)
         if self.action_space is not None and self.backend != "service":
             raise ConfigError(f"action_space belongs to backend service, not to {self.backend}; leave it out.")
 
@@ -130,6 +134,8 @@ class Settings:
                 f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in every worker, so leave num_gpus, "
                 "tp_size, cfg_size and total_shard out."
             )
+        if sharded:
+            policy.engine.require_runnable("cuda" if self.topology.num_gpus else "cpu", self.topology.tp_size)
         if sharded and policy.device is not None:
             raise ConfigError(f"device {policy.device!r}: num_gpus decides where replicas run; leave the device out.")
         if self.topology.cfg_size > 1 and policy.guidance_scale == 1:
@@ -152,8 +158,9 @@ class Settings:
         The number of GPUs, replicas, workers, episodes, tasks and perturbations does not belong to it. The keys are those of
         version 0.1, so that its folders can be resumed.
         """
+        rounding = {name: value for name, value in self.policy.engine.given.items() if name in ("compile", "cuda_graphs")}
         return {
-            "policy": self._policy_dict(),
+            "policy": self._policy_dict() | rounding,
             "tp_size": self.topology.tp_size,
             "cfg_size": self.topology.cfg_size,
             "on_gpu": self.topology.num_gpus > 0,
@@ -180,18 +187,19 @@ class Settings:
         """Return the settings for JSON, without the token."""
         values = {**vars(self), "tasks": list(self.tasks), "conditions": [c.identity() for c in self.conditions]}
         topology = {**vars(self.topology), "replicas": self.topology.replicas}
-        return {**values, "policy": self._policy_dict(), "topology": topology}
+        return {**values, "policy": self._policy_dict() | self.policy.engine.given, "topology": topology}
 
     def _policy_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self.policy).items() if name != "token"}
+        return {name: getattr(self.policy, name) for name in _POLICY}
 
 
 _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
-_POLICY = tuple(name for name in PolicySettings.__dataclass_fields__ if name != "token")
+_POLICY = tuple(option.name for option in fields(PolicySettings) if option.name not in ("token", "engine"))
+_ENGINE = tuple(option.name for option in fields(EngineOptions))
 _EPISODES = ("tasks", "seeds", "seed", "conditions", "instruction", "duration", "control_frequency")
 _RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
 _PLACE = ("out", "address")
-OPTIONS = (*_RUN, *_POLICY, *_TOPOLOGY, *_PLACE)
+OPTIONS = (*_RUN, *_POLICY, *_ENGINE, *_TOPOLOGY, *_PLACE)
 """Names of all options, in TOML and (with dashes) on the command line."""
 
 
@@ -210,7 +218,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     section = values.pop("model", {})
     if isinstance(section, str):
         section = {"path": section}
-    in_model = (*_POLICY, "tp_size", "cfg_size", "path")
+    in_model = (*_POLICY, *_ENGINE, "tp_size", "cfg_size", "path")
     for key in section:
         if key not in in_model:
             raise UnknownNameError(f"option of [model] in {path}", key, in_model)
@@ -241,7 +249,8 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     if "replan_rows" in policy:
         Perturbation(replan_rows=policy["replan_rows"])  # validates it
     topology = Topology(**{name: given[name] for name in _TOPOLOGY if name in given})
-    return Settings(PolicySettings(**policy, token=token), topology=topology, **run)
+    engine = EngineOptions(**{name: given[name] for name in _ENGINE if name in given})
+    return Settings(PolicySettings(**policy, token=token, engine=engine), topology=topology, **run)
 
 
 def _names(value: Any, option: str) -> tuple[str, ...]:

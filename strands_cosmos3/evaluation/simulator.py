@@ -82,6 +82,7 @@ class Simulator:
             num_steps=num_steps,
             guidance_scale=policy.guidance_scale,
             policy_frames=policy.policy_frames,
+            engine=policy.engine,
         )
         from strands_cosmos3.backends.native import EngineBackend  # needs torch
 

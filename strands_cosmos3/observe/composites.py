@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.observe.views import F32, Image, Kernel, canvas_hw, compose, content_hw, letterbox_hw, resize, rig_views
 
 Size = tuple[int, int]
+_BANDS = 8
 
 
 def compose_for_tier(views: Mapping[str, Image], rig: CameraRig, tier: int) -> Image:
@@ -68,13 +70,9 @@ class CanvasComposite:
         """Return the content of the canvas [h, w, 3]."""
         content = np.zeros((*self.content_hw, 3), np.float32)
         for given, (tall, wide) in zip(views, self._maps, strict=True):
-            view = given.astype(np.float32)
-            lines = view.reshape(len(view), -1)  # low is [h, W, 3]
-            low = np.concatenate([weights @ lines[seen] for seen, weights in tall.bands]).reshape(
-                -1, *view.shape[1:]
-            )  # [h, W, 3]
-            flat = np.ascontiguousarray(low.swapaxes(1, 2)).reshape(-1, low.shape[1])  # one product is faster than h
-            content[tall.span, wide.span] += (flat @ wide.weights.T).reshape(len(low), 3, -1).swapaxes(1, 2)
+            low = tall(given.reshape(len(given), -1)).reshape(-1, *given.shape[1:])  # [h, W, 3]
+            narrow = wide(np.ascontiguousarray(low.swapaxes(0, 1)).reshape(given.shape[1], -1))  # [w, 3 h]
+            content[tall.span, wide.span] += narrow.reshape(-1, len(low), 3).swapaxes(0, 1)
         return np.clip(content + 0.5, 0, 255).astype(np.uint8)
 
     def padded(self, views: list[Image]) -> Image:
@@ -87,19 +85,22 @@ class CanvasComposite:
 class _Resampling:
     """The rows of a resampling matrix that are not zero, and where they are on the canvas.
 
-    ``bands`` are the same rows in four groups: the pixels that a group reads, and its weights of these.
+    ``bands`` are these rows in groups: the pixels that a group reads, and its weights of these.
     """
 
     span: slice
-    weights: F32
     bands: tuple[tuple[slice, F32], ...]
 
     @classmethod
     def of(cls, matrix: F32) -> _Resampling:
         span = _used(matrix.T)
-        groups = [(_used(group), group) for group in np.array_split(matrix[span], 4)]
-        bands = tuple((used, np.ascontiguousarray(group[:, used])) for used, group in groups)
-        return cls(span, np.ascontiguousarray(matrix[span]), bands)
+        rows = matrix[span]
+        groups = [(_used(group), group) for group in np.array_split(rows, min(_BANDS, len(rows)))]
+        return cls(span, tuple((used, np.ascontiguousarray(group[:, used])) for used, group in groups))
+
+    def __call__(self, lines: NDArray[np.generic]) -> F32:
+        """Resample the first axis of [pixels, n]."""
+        return np.concatenate([weights @ lines[used].astype(np.float32, copy=False) for used, weights in self.bands])
 
 
 def _used(matrix: F32) -> slice:

@@ -205,7 +205,7 @@ def _widened(resample: nn.Sequential, halo: HaloExchange) -> nn.Sequential:
     before, conv = resample
     assert isinstance(conv, nn.Conv2d)
     assert conv.kernel_size == (3, 3)
-    if conv.stride[1] == 1:  # doubles the width first; padding of one on every side
+    if conv.stride[1] == 1:  # doubles the size; padding of one on every side
         conv.padding = (1, 0)
         return nn.Sequential(before, Widen(halo, left=True), conv)
     return nn.Sequential(Widen(halo, left=False), nn.ZeroPad2d((0, 0, 0, 1)), conv)  # halves the width: padded right and below

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.evaluate import default_workers
 from strands_cosmos3.evaluation.perturbations import Perturbation
@@ -88,6 +89,10 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"backend": "scripted", "model": "c"}, "checkpoint"),
         ({"num_steps": 4}, "num_steps"),
         ({"port": 8000}, "service"),
+        ({"compile": True}, "compile belongs to backend native"),
+        ({"model": "c", "text_cache_bytes": -1}, "text_cache_bytes"),
+        ({"model": "c", "total_shard": 1, "cuda_graphs": True}, "cuda_graphs needs a CUDA device"),
+        ({"model": "c", "num_gpus": 2, "tp_size": 2, "compile": True}, "tp_size=2"),
         ({"num_gpus": 2}, "replicas run backend 'native'"),
         ({"model": "c", "num_gpus": 2, "device": "cuda"}, "num_gpus decides where"),
         ({"model": "c", "num_gpus": 2, "cfg_size": 2, "guidance_scale": 1}, "no second pass"),
@@ -126,6 +131,18 @@ def test_identity_is_what_decides_a_result_and_nothing_else():
     wider = make_settings({"tasks": "reach", "model": "c", "num_gpus": 4, "tp_size": 4})
     assert model.digest(first) == more.digest(first) != wider.digest(first)
     assert len({base.digest(a) for a in base.plan()}) == 3
+
+
+def test_options_of_the_engine_reach_it_and_count_where_they_change_rounding(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text("[model]\npath = 'c'\noffload_text = true\ncompile = true")
+    settings, plain = make_settings(read_toml(file)), make_settings({"model": "c"})
+    assert settings.policy.engine == EngineOptions(offload_text=True, compile=True)
+    assert settings.to_dict()["policy"]["offload_text"] is True
+    first = plain.plan()[0]
+    kept = make_settings({"model": "c", "offload_text": True, "text_cache_bytes": 0})
+    assert settings.digest(first) != plain.digest(first) == kept.digest(first)
+    assert not {"engine", "compile"} & plain.identity(first)["policy"].keys(), "earlier folders can be resumed"
 
 
 def test_the_token_is_never_written():
