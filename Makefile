@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 
-.PHONY: chromium rollout view test test-limits test-peers test-slow test-strands test-hostile test-browser test-lerobot licences check bench doctor clean system
+.PHONY: chromium rollout view test test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -24,11 +24,14 @@ test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 test-peers: $(VENV)/.dev  ## strands-robots 0.5.3, openpi 0.1 and franky 2.0, each in its own environment (Python 3.12 for the first)
 	$(PYTEST) -m "peers and not slow" tests/policy/test_strands_robots.py tests/serving/test_peers.py tests/test_examples.py tests/test_real_franka.py
 
+test-peer-sources: $(VENV)/.dev  ## RoboLab's clients, NVIDIA's server: ROBOLAB=CHECKOUT COSMOS_FRAMEWORK=CHECKOUT; RECORD=1 writes transcripts
+	$(BIN)/python -m pytest -m peers -rs tests/serving/test_peer_sources.py
+
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
 
 test-hostile: $(VENV)/.dev  ## 10,000 frames, 500 checkpoints and 2,000 command lines at random; ten minutes of kills, stops, floods, a full disk
-	$(BIN)/python -m pytest -m "slow or not slow" -s tests/test_hostile.py tests/engine/test_hostile_checkpoints.py tests/serving/test_soak.py
+	$(BIN)/python -m pytest -m "slow or not slow" -s tests/test_hostile.py tests/engine/test_hostile_checkpoints.py tests/serving/test_attacks.py tests/serving/test_soak.py
 
 test-limits: $(VENV)/.dev  ## a hundred million references against every limit (about an hour on one core)
 	PYTHONPATH=tests $(BIN)/python -m helpers.limit_sweep --parts 100

@@ -21,7 +21,7 @@ _BENCHES = {
     "chunks": ("ik", "tracking", "robustness", "loop"),
     "episodes": ("sim", "tasks", _ROLLOUTS),
     "plant_errors": ("tasks",),
-    "exchanges": ("service",),
+    **dict.fromkeys(("exchanges", "clients", "requests"), ("service",)),
     "seed": ("ik", "tracking", "robustness", "loop", "sim", "tasks", "service", _ROLLOUTS),
     "episode": ("tracking", "robustness"),
     "part": ("engine", _ROLLOUTS),
@@ -42,7 +42,8 @@ class Bench:
     """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm. robustness: tracking and drift
     with payloads, heavier links, friction, delays and noise, with and without compensation. loop: cost of a control
     tick. sim: speed of episodes. tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers'
-    pipeline, one thread, CPU time. service: the wire against a bare websockets exchange."""
+    pipeline, one thread, CPU time. service: the wire against a bare websockets exchange, or many clients of
+    the bundled policy against one."""
     chunks: int | None = None
     """Random chunks (ik, tracking, robustness, loop: 40)."""
     episodes: int | None = None
@@ -51,6 +52,10 @@ class Bench:
     """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
     exchanges: int | None = None
     """Round trips of each kind (service: 200)."""
+    clients: int | None = None
+    """For service: instead, that many clients of the bundled policy at once against one."""
+    requests: int | None = None
+    """With --clients: chunks to serve before the server's memory is compared (5000)."""
     seed: int | None = None
     """First seed; default: 0 (all but the times of engine)."""
     episode: Path | None = None
@@ -92,9 +97,13 @@ class Bench:
                 raise ConfigError(f"{flag} belongs to bench {' or '.join(owners)}, not to bench {bench}; leave it out.")
         if self.part == "bfloat16" and self.tier == "bundled":
             raise ConfigError("--part bfloat16 measures --tier 256 or 480; the bundled policy stays in float32.")
-        for name in ("chunks", "episodes", "exchanges", "repeats", "steps"):
+        for name in ("chunks", "episodes", "exchanges", "clients", "requests", "repeats", "steps"):
             if (count := getattr(self, name)) is not None:
                 whole_number(count, f"--{name}", 1)
+        if self.clients is None and self.requests is not None:
+            raise ConfigError("--requests belongs to --clients; leave it out.")
+        if self.clients is not None and self.exchanges is not None:
+            raise ConfigError("--exchanges measures one client without inference; leave it or --clients out.")
         seed_number(self.seed or 0, "--seed")
         require_apart({"--json": self.json}, {"--episode": self.episode})
         if self.episode is not None:
@@ -144,8 +153,10 @@ class Bench:
         if self.what == "engine":
             return self._measure_engine(progress)
         if self.what == "service":
-            from strands_cosmos3.bench import service
+            from strands_cosmos3.bench import fleet, service
 
+            if self.clients is not None:
+                return fleet.run(self.clients, self.requests or 5000, seed, progress)
             return service.run(self.exchanges or 200, seed, progress)
         from strands_cosmos3.bench import sim
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from strands_cosmos3.resources import contained, require_file
 
 TOKENIZER_FOLDER = "text_tokenizer"
 _MAX_FILE_BYTES = 32 << 20
+_LOADING = threading.Lock()
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
 """What diffusers puts before a caption where ``model_index.json`` says ``default_use_system_prompt`` (its spelling)."""
@@ -25,11 +27,9 @@ class PromptTokenizer:
     """
 
     def __init__(self, name_or_path: str | Path):
-        from transformers import AutoTokenizer
-
         _require_contained(Path(name_or_path))
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(name_or_path), trust_remote_code=False)
+            self._tokenizer: Any = _load(str(name_or_path))
             known = self._tokenizer.get_vocab()
         except Exception as error:  # whatever transformers and tokenizers raise for their files
             reason = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace").decode()[:300]
@@ -51,6 +51,14 @@ class PromptTokenizer:
         )
         encoded = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return torch.tensor([[*encoded, *self._closing]])
+
+
+def _load(name_or_path: str) -> Any:
+    """One at a time: transformers imports its parts on demand, which fails in two threads at once."""
+    with _LOADING:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
 
 
 def _require_contained(folder: Path) -> None:

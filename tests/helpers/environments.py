@@ -51,6 +51,14 @@ def lerobot(config: pytest.Config) -> str:
     return environment(config, "lerobot", python_3_12("lerobot 0.6.1"), ("lerobot[dataset]==0.6.1",))
 
 
+def checkout(variable: str, repository: str) -> tuple[Path, str]:
+    """The folder that an environment variable names, and its commit; without it the test is skipped, with the reason."""
+    if not (given := os.environ.get(variable)):
+        pytest.skip(f"{variable} does not name a checkout of {repository}")
+    head = subprocess.run(["git", "-C", given, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return Path(given), head.stdout.strip()
+
+
 def python_3_12(who: str) -> str:
     """A Python 3.12; the calling test is skipped, with the reason, where there is none."""
     python = find_python((3, 12))

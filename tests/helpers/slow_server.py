@@ -1,4 +1,4 @@
-"""A real server process whose inference takes a while, sleeping or burning Python: slow_server.py SECONDS sleep|spin."""
+"""A real server process whose inference takes a while, sleeping or burning Python: slow_server.py SECONDS sleep|spin|look."""
 
 import sys
 import time
@@ -25,6 +25,7 @@ def work(request):
 
 
 backend = Echo(work)
+backend.requires_images = how == "look"
 backend.requests = deque(maxlen=1)  # a process that is watched for its memory must not collect pictures
 server = PolicyServer(ServedPolicy(backend), ServerConfig(port=0, grace_s=grace))
 server.run(ready=lambda server: print(server.port, flush=True))
