@@ -167,9 +167,8 @@ def _frames(clients: int, seed: int) -> list[bytes]:
     for number in range(clients):
         picture = np.kron(rng.integers(0, 255, (h * 3 // 40, w // 20, 3), dtype=np.uint8), np.ones((20, 20, 1), np.uint8))
         T_base_cosmos = se3(facing_down, np.array([0.4, 0.0, 0.4]) + rng.uniform(-0.05, 0.05, 3))
-        request = Request(
-            droid, space, "pick up the red cube", 16, gripper=1.0, T_base_cosmos=T_base_cosmos, composite=picture, seed=number
-        )
+        shown: dict[str, Any] = {"T_base_cosmos": T_base_cosmos, "composite": picture, "seed": number}
+        request = Request(droid, space, "pick up the red cube", 16, None, 1.0, **shown)
         frames.append(encode(encode_request(request, ROBOLAB, "", 1)))
     return frames
 
