@@ -4,6 +4,7 @@
 
     Cosmos3Error
     ├── InputError (ValueError)                  unusable value from the caller
+    │   ├── InstructionError                     an instruction that is not understood; the message says what is
     │   ├── ShapeError                           wrong rank, width or length
     │   ├── NonFiniteError                       NaN or infinity
     │   ├── UnknownNameError                     name outside a closed set; the message lists the valid ones
@@ -65,6 +66,10 @@ class Cosmos3Error(Exception):
 
 class InputError(Cosmos3Error, ValueError):
     """Unusable value from the caller."""
+
+
+class InstructionError(InputError):
+    """An instruction that is not understood; the message says what is."""
 
 
 class ShapeError(InputError):

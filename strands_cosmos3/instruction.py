@@ -6,10 +6,11 @@ The scripted expert and the tasks' judges use it. A learned policy reads the wor
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
 
-from strands_cosmos3.errors import InputError
+from strands_cosmos3.errors import InstructionError
 
 COLOURS = ("red", "green", "blue")
 
@@ -27,9 +28,22 @@ _ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
 _WORDS: tuple[tuple[Verb, str], ...] = (
     (Verb.STACK, rf"\bstack|{_ONTO}"),
     (Verb.PLACE, r"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:the|a) (?:bin|box|container|tray)\b"),
-    (Verb.PICK, r"\b(?:pick|grasp|grab|lift|take|raise|fetch)"),
-    (Verb.REACH, r"\b(?:reach|touch|go to|move to|hover|point|approach)"),
+    (
+        Verb.PICK,
+        r"\b(?:pick|grasp|grab|lift|take|raise|fetch|snatch|seize|collect|retrieve|pluck|hoist|elevate|scoop|obtain)"
+        r"|\bget (?:me |us )?(?:the|that|this)\b",
+    ),
+    (
+        Verb.REACH,
+        r"\b(?:reach|touch|go to|move to|hover|point|approach|contact|tap|navigate|travel|locate|find|get close|get near)"
+        r"|\b(?:head|come|move|go|drive) (?:over |towards? |close |near |above |straight |directly )*(?:to|the|that|this)\b",
+    ),
 )
+SYNONYMS = frozenset(
+    ("snatch", "seize", "collect", "retrieve", "pluck", "hoist", "elevate", "scoop", "obtain", "contact", "tap", "navigate")
+    + ("travel", "locate", "find", "head", "come", "drive", "container")
+)
+"""Words of these patterns that the bundled policy's training does not contain."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +70,37 @@ TEMPLATES = {
 """Default wording of each task: ``{a}`` is the colour of the cube to move, ``{b}`` of the one below it."""
 
 
+def normalize(text: str) -> str:
+    """Return a sentence in lower case, with single spaces and without the full stop: as model, judge and expert read it.
+
+    Raises:
+        InstructionError: Not a string, or blank.
+    """
+    if not isinstance(text, str):
+        raise InstructionError(f"an instruction must be a string, got {type(text).__name__}.")
+    sentence = " ".join(unicodedata.normalize("NFKC", text).replace("\u2019", "'").lower().split()).rstrip(".!?,;: ")
+    if not sentence:
+        raise InstructionError("the instruction is blank; try 'pick up the red cube'.")
+    return sentence
+
+
 def parse_instruction(text: str) -> Goal:
     """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below.
 
     Raises:
-        InputError: Not a string, no known verb or colour, or a stack that names only one cube.
+        InstructionError: Not a string, blank, no known verb or colour, or a stack that names only one cube.
     """
-    if not isinstance(text, str):
-        raise InputError(f"an instruction must be a string, got {type(text).__name__}.")
-    words = text.lower()
+    words = normalize(text)
     verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
     if verb is None or not colours:
         missing = "verb (reach, pick up, place in the bin, stack)" if verb is None else f"colour ({', '.join(COLOURS)})"
-        raise InputError(f"instruction {text!r} names no {missing}; try 'pick up the red cube'.")
+        raise InstructionError(f"instruction {text!r} names no {missing}; try 'pick up the red cube'.")
     if verb is not Verb.STACK:
         return Goal(verb, f"cube_{colours[0]}")
     below = re.search(_ONTO, words)
     onto = below.group(1) if below else next((colour for colour in colours if colour != colours[0]), colours[0])
     cube = next((colour for colour in colours if colour != onto), onto)
     if cube == onto:
-        raise InputError(f"instruction {text!r} names one cube; try 'stack the red cube on the blue cube'.")
+        raise InstructionError(f"instruction {text!r} names one cube; try 'stack the red cube on the blue cube'.")
     return Goal(verb, f"cube_{cube}", f"cube_{onto}")

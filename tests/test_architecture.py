@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
-BASE = {"errors", "checks", "collision", "resources", "embodiments", "types", "instruction", "embedded", "__init__"}
+BASE = {"errors", "checks", "collision", "resources", "embodiments", "types", "instruction", "language", "embedded", "__init__"}
 SIMULATED = BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy", "sim"}
 MAY_IMPORT = {
     "errors": set(),
@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "checks": {"errors"},
     "embedded": {"errors", "resources"},
     "instruction": {"errors"},
+    "language": {"errors", "instruction", "resources"},
     "embodiments": {"checks", "errors"},
     "collision": {"checks", "errors"},
     "types": {"checks", "collision", "embodiments", "errors"},

@@ -56,12 +56,16 @@ class ModelInput:
         Raises:
             BackendError: The request lacks a picture, joint angles or the measured pose.
             InputError: Picture, state or instruction cannot be used.
+            InstructionError: A checkpoint that declares its language does not understand the instruction.
         """
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
         textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY and not request.prompt
         if not request.instruction.strip() and not request.prompt and not textless:
             raise InputError("the instruction is blank; say what is to be done, e.g. 'pick up the red cube'.")
+        language = self._checkpoint.language
+        if language is not None and self._options.check_language and not request.prompt and not textless:
+            raw["task"] = language.understand(request.instruction)
         if request.conditioning_actions is not None:
             raw["cond_action"] = np.array(request.conditioning_actions)
         if request.action_prefix is not None:

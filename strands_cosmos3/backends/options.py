@@ -59,6 +59,7 @@ class InferenceOptions(Sampling):
         decode_video: Whether the predicted video is decoded.
         policy_frames: Frames of a policy's clip: 1 answers actions without a future, several times faster, where the checkpoint
             was trained to. None is the checkpoint's own.
+        check_language: Whether a checkpoint that declares its language refuses sentences that it does not understand.
         engine: For ``native`` and ``distributed``: options of speed and memory.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`; None is one process.
     """
@@ -70,6 +71,7 @@ class InferenceOptions(Sampling):
     composition: Composition | None = None
     decode_video: bool = False
     policy_frames: int | None = None
+    check_language: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
     parallel: ParallelConfig | None = None
 

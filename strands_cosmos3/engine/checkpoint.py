@@ -6,7 +6,8 @@ The layout is the released one: ``transformer/`` and ``vae/`` (config and safete
 ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
-both dynamics read the empty caption) and ``sha256`` (file -> digest, checked before loading).
+both dynamics read the empty caption), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file -> digest,
+checked before loading).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_rep
 from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded, verify
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError, WeightsError
+from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
 
 _PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/*")
@@ -47,7 +49,7 @@ class Checkpoint:
         use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it does not count for NVIDIA's
             checkpoints, whose framework has none in training and serving.
         policy_frames: Empty means as many frames as the chunk needs.
-        replan_rows: None is the whole chunk. prefix_rows: 0 is none.
+        replan_rows: None is the whole chunk. prefix_rows: 0 is none. language: None takes any sentence.
     """
 
     root: Path
@@ -65,6 +67,7 @@ class Checkpoint:
     replan_rows: int | None = None
     prefix_rows: int = 0
     use_system_prompt: bool = False
+    language: Language | None = None
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -99,6 +102,7 @@ class Checkpoint:
                 "policy_frames": step.of(lambda: read_policy_frames(metadata)),
                 "replan_rows": step.of(lambda: read_rows(metadata, "replan_rows")),
                 "prefix_rows": step.of(lambda: read_rows(metadata, "prefix_rows")) or 0,
+                "language": step.of(lambda: Language.from_metadata(metadata)),
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True and not (named and named.repo_id),
                 "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,
             }

@@ -5,6 +5,7 @@ A perturbation changes one thing and keeps the seed and the judge, so rows can b
 - ``blank``: every image is black. The success of a policy that uses images falls to chance.
 - ``swapped``: the policy's instruction names another colour than the goal. A policy that reads it does the other thing.
 - ``shuffled``: the policy's instruction names a random colour. Success falls to chance for a policy that reads it.
+- ``random``: the policy's instruction is letters without a meaning, and no check refuses them. Success falls to chance.
 - ``paraphrased``: the same goal in words that no template of this package's demonstrations contains.
 - ``steps=N``, ``replan=N``: N denoising steps, or a new chunk after N rows.
 - ``latency=S``, ``limit=S``: an inference takes S simulated seconds; an episode ends after S seconds.
@@ -25,11 +26,11 @@ from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
 from strands_cosmos3.sim.appearance import LARGEST_LIGHT, TABLES
 
-Text = Literal["asked", "swapped", "shuffled", "paraphrased"]
+Text = Literal["asked", "swapped", "shuffled", "paraphrased", "random"]
 Images = Literal["seen", "blank"]
-TEXTS = ("asked", "swapped", "shuffled", "paraphrased")
+TEXTS = ("asked", "swapped", "shuffled", "paraphrased", "random")
 IMAGES = ("seen", "blank")
-CONTROLS = ("plain", "blank", "swapped", "shuffled", "paraphrased")
+CONTROLS = ("plain", "blank", "swapped", "shuffled", "paraphrased", "random")
 
 PARAPHRASES: Mapping[Verb, tuple[str, ...]] = {
     Verb.REACH: (
@@ -175,6 +176,8 @@ class Perturbation:
         """
         if self.text == "asked":
             return goal_instruction
+        if self.text == "random":
+            return " ".join("".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), rng.integers(2, 8))) for _ in range(5))
         goal = parse_instruction(goal_instruction)
         if self.text == "paraphrased":
             return _worded(rng.choice(PARAPHRASES[goal.verb]), goal)

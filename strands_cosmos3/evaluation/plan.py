@@ -44,7 +44,9 @@ class Assignment:
 
     @property
     def goals(self) -> tuple[Goal, Goal]:
-        """Goals of the two instructions; they differ if the perturbation swaps or shuffles the text."""
+        """Goals of the two instructions; they differ if the perturbation swaps or shuffles the text. Random text has none."""
+        if self.perturbation.text == "random":
+            return (parse_instruction(self.goal_instruction),) * 2
         return parse_instruction(self.goal_instruction), parse_instruction(self.policy_instruction)
 
     def instructions(self) -> dict[str, str]:

@@ -41,8 +41,8 @@ class Simulator:
     def __init__(self, settings: Settings, engine: Any = None):
         self.settings = settings
         self._engine = engine
-        self._num_steps: int | None = settings.policy.num_steps
-        self._backend = self._open(self._num_steps)
+        self._opened_for: tuple[int | None, bool] = settings.policy.num_steps, True
+        self._backend = self._open(*self._opened_for)
         self.stages = Stages()
 
     @property
@@ -69,7 +69,7 @@ class Simulator:
         """Free the policy."""
         self._backend.close()
 
-    def _open(self, num_steps: int | None) -> Backend:
+    def _open(self, num_steps: int | None, check_language: bool) -> Backend:
         policy = self.settings.policy
         if policy.backend == "service":
             options = ServiceOptions(policy.host, policy.port, policy.token, None, policy.dialect)
@@ -83,6 +83,7 @@ class Simulator:
             guidance_scale=policy.guidance_scale,
             policy_frames=policy.policy_frames,
             engine=policy.engine,
+            check_language=check_language,
         )
         from strands_cosmos3.backends.native import EngineBackend  # needs torch
 
@@ -92,11 +93,11 @@ class Simulator:
         self._engine = backend.engine if isinstance(backend, EngineBackend) else None  # the next one shares its weights
         return backend
 
-    def _backend_for(self, num_steps: int | None) -> Backend:
-        if num_steps != self._num_steps:
+    def _backend_for(self, num_steps: int | None, check_language: bool) -> Backend:
+        if (wanted := (num_steps, check_language)) != self._opened_for:
             if self._engine is None:
                 self._backend.close()
-            self._backend, self._num_steps = self._open(num_steps), num_steps
+            self._backend, self._opened_for = self._open(*wanted), wanted
         return self._backend
 
     def _episode(self, assignment: Assignment, video: Path | None) -> Record:
@@ -104,7 +105,9 @@ class Simulator:
         robot, layout = self.stages.prepare(assignment)
         num_steps = settings.policy.num_steps if perturbation.num_steps is None else perturbation.num_steps
         replan = settings.policy.replan_rows if perturbation.replan_rows is None else perturbation.replan_rows
-        backend = PerturbedBackend(self._backend_for(num_steps), perturbation, assignment.policy_instruction)
+        backend = PerturbedBackend(
+            self._backend_for(num_steps, perturbation.text != "random"), perturbation, assignment.policy_instruction
+        )
         policy = Cosmos3Policy(
             robot="panda",
             backend=backend,

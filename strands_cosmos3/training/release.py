@@ -20,6 +20,7 @@ from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError
+from strands_cosmos3.language import Language
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -117,13 +118,14 @@ def export(
     dtype: torch.dtype = torch.float16,
     steps: int | None = None,
     prefix_rows: int = 0,
+    language: Language | None = None,
 ) -> Path:
     """Write a checkpoint in the released layout, atomically.
 
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
-        prefix_rows: Longest action prefix that training showed it.
+        prefix_rows: Longest action prefix that training showed it. language: What it was told in training.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -139,6 +141,7 @@ def export(
         "label": label,
     } | ({} if steps is None else {"steps": steps})
     ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
+    ours |= {} if language is None else {"language": language.to_metadata()}
     write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, tokenizer, dtype, ours))
     return folder
 

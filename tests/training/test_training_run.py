@@ -25,7 +25,6 @@ from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import PictureWindows
-from strands_cosmos3.training.matching import FlowConfig
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
 
@@ -140,7 +139,7 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards,
     assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
     with pytest.raises(ConfigError, match="no finished VAE"):
         TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"vae_base 12 \(here 8\)"):
+    with pytest.raises(ConfigError, match=r"vae_base 16 \(here 8\)"):
         TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "one")
 
 
@@ -182,7 +181,7 @@ def test_dynamics_of_an_untrained_model_are_bad(trained):
 def test_the_curve_has_the_optimised_loss_and_its_parts(trained):
     last = lines_of(trained.folder / "joint/curve.jsonl")[-1]
     assert {"action", "video", "alone"} <= set(last)
-    optimised = last["action"] + FlowConfig().video * last["video"] + last["alone"]
+    optimised = last["action"] + RunConfig().video * last["video"] + last["alone"]
     assert last["loss"] == pytest.approx(optimised, abs=1e-5)
     assert plot(trained.folder).stat().st_size > 5_000
 

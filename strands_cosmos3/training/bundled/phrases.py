@@ -6,6 +6,7 @@ evaluation's ``paraphrased`` rows, but their words occur. ``parse_instruction`` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import product
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import numpy as np
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import COLOURS, Verb
+from strands_cosmos3.language import Language
 
 _REACH_VERBS = (
     *("reach", "reach for", "go to", "move to", "touch", "approach", "point at", "hover over", "hover above"),
@@ -70,10 +72,10 @@ HELD_OUT: Mapping[Verb, tuple[str, ...]] = MappingProxyType(
         Verb.REACH: ("please reach the {} cube", "approach the {} block", "touch the {} block", "go to the cube that is {}"),
         Verb.PICK: ("please pick up the {} cube", "grasp the {} block", "take the {} block", "lift up the cube that is {}"),
         Verb.PLACE: (
-            "please place the {} cube",
+            "please place the {} cube in the bin",
             "put the {} block in the tray",
-            "drop the {} one into",
-            "bring the cube that is {}",
+            "drop the {} one into the bin",
+            "bring the cube that is {} into the bin",
         ),
     }
 )
@@ -94,6 +96,15 @@ TRAINED: Mapping[Verb, tuple[str, ...]] = MappingProxyType({verb: _trained(verb)
 
 GOALS: tuple[tuple[Verb, str], ...] = tuple((verb, colour) for verb in TRAINED for colour in COLOURS)
 """Goals of demonstrations, in the order of the labels' goal axis."""
+
+
+LANGUAGE = Language(
+    tuple(TRAINED),
+    COLOURS,
+    frozenset(re.findall(r"[a-z]+", " ".join(template.replace("{}", "") for verb in TRAINED for template in TRAINED[verb])))
+    | frozenset(COLOURS),
+)
+"""What training shows a policy."""
 
 
 def sentence(goal: int, rng: np.random.Generator, templates: Mapping[Verb, tuple[str, ...]] = TRAINED) -> str:

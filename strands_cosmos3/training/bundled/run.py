@@ -32,7 +32,7 @@ from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.bundled.captions import Captions, fresh_tokenizer, read_captions
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
-from strands_cosmos3.training.bundled.phrases import GOALS
+from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, lower_precision, step_noise
@@ -235,7 +235,7 @@ class TrainingRun:
             self._validate(average, loop, windows, held_out)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
-            export(*args, frames=frames, label=label, steps=loop.step, prefix_rows=self.config.prefix_rows)
+            export(*args, frames=frames, label=label, steps=loop.step, prefix_rows=self.config.prefix_rows, language=LANGUAGE)
 
         def on_step(step: int, metrics: LossMetrics) -> None:
             self._on_step(stage, step, steps, metrics)

@@ -1,0 +1,110 @@
+"""What a checkpoint understands: its verbs, its colours, and the words that its training showed it.
+
+A small model gives a word that it never read whatever its random weights say. So a sentence is understood or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strands_cosmos3.errors import InstructionError, LayoutError
+from strands_cosmos3.instruction import SYNONYMS, TEMPLATES, Goal, Verb, normalize, parse_instruction
+from strands_cosmos3.resources import shown
+
+_FILLERS = frozenset(
+    """
+    a above again ahead all also an and any are arm around at away back be been being below beside brick bring by can
+    carefully close colored coloured corner could dice die directly do does down favor favour finger fingers firmly first
+    for from front gently get go good got gripper gripper's hand has have hello here hey hi how i in into is it item its
+    itself job just kind kindly left let like little make may me middle might moment must my near need next nice nicely
+    now object of off ok okay on one only onto or our out over painted piece plastic please position precisely quickly
+    quietly really right robot shall shiny should side simply sir slowly small smoothly so softly some soon straight
+    surface table tabletop task thank thanks that the then there these thing this those time tiny tip to today toward
+    towards toy try until up us very want we well what where which who will with within wooden would yes you your yourself
+    """.split()  # noqa: SIM905
+)
+"""Words that change no goal."""
+_NEGATIONS = re.compile(
+    r"\b(?:not|never|no|none|neither|nor|without|except|instead|rather than|avoid|ignore|leave|forget|don't|dont|doesn't|"
+    r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't)\b"
+)
+_OTHER_COLOURS = frozenset(
+    "yellow orange purple violet pink brown black white grey gray cyan magenta turquoise teal gold silver beige".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Language:
+    """Verbs, colours and words of a checkpoint's training.
+
+    Args:
+        verbs, colours: What a goal may consist of.
+        words: Every word of its sentences.
+    """
+
+    verbs: tuple[str, ...]
+    colours: tuple[str, ...]
+    words: frozenset[str]
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Language | None:
+        """Return the ``language`` that a checkpoint records, or None; LayoutError if it is malformed."""
+        found = metadata.get("language")
+        if found is None:
+            return None
+        try:
+            verbs, colours, words = (found[name] for name in ("verbs", "colours", "words"))
+            valid = all(isinstance(one, str) and one for part in (verbs, colours, words) for one in part)
+        except (KeyError, TypeError):
+            valid, verbs, colours, words = False, (), (), ()
+        if not valid or not set(verbs) <= set(Verb) or not colours:
+            raise LayoutError(
+                f"checkpoint.json: language must hold lists of strings verbs (of {', '.join(Verb)}), colours and words, got "
+                f"{shown(found)}. Correct it, or download it again."
+            )
+        return cls(tuple(verbs), tuple(colours), frozenset(words))
+
+    def to_metadata(self) -> dict[str, list[str]]:
+        """Return the ``language`` to record."""
+        return {"verbs": list(self.verbs), "colours": list(self.colours), "words": sorted(self.words)}
+
+    def understand(self, text: str) -> str:
+        """Return the sentence as the model reads it: in lower case; with a word new to it, the plainest one of the same goal.
+
+        Raises:
+            InstructionError: It negates, names an unknown word, no or another verb, no or another colour, or two targets.
+        """
+        sentence = normalize(text)
+        if found := _NEGATIONS.search(sentence):
+            raise self._refusal(text, f"it negates ({found.group()!r})")
+        words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
+        if absent := [word for word in words if word in _OTHER_COLOURS - set(self.colours)]:
+            raise self._refusal(text, f"nothing on its table is {absent[0]}")
+        if unknown := [word for word in words if word not in self.words | _FILLERS | SYNONYMS]:
+            raise self._refusal(text, f"it does not know {', '.join(map(repr, dict.fromkeys(unknown[:4])))}")
+        named = dict.fromkeys(word for word in words if word in self.colours)
+        if len(named) > 1:
+            raise self._refusal(text, f"it names {len(named)} cubes ({', '.join(named)})")
+        try:
+            goal = parse_instruction(sentence)
+        except InstructionError:
+            raise self._refusal(text, "it names no colour" if not named else "it names no verb") from None
+        if goal.verb not in self.verbs:
+            raise self._refusal(text, f"training never showed how to {goal.verb}")
+        return sentence if all(word in self.words for word in words) else plainest(goal)
+
+    def _refusal(self, text: str, why: str) -> InstructionError:
+        example = plainest(Goal(Verb(self.verbs[0]), f"cube_{self.colours[0]}"))
+        return InstructionError(
+            f"instruction {shown(text)} is not understood: {why}. This checkpoint understands "
+            f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: {example!r}."
+        )
+
+
+def plainest(goal: Goal) -> str:
+    """Return the plainest sentence of a goal."""
+    below = "" if goal.onto is None else goal.onto.removeprefix("cube_")
+    return TEMPLATES[goal.verb].format(a=goal.cube.removeprefix("cube_"), b=below)
