@@ -18,11 +18,13 @@ from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
+from strands_cosmos3.backends.model_input import as_pictures  # noqa: E402
 from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
 from strands_cosmos3.backends.options import EngineOptions, InferenceOptions  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.engine.frames import compose_views  # noqa: E402
+from strands_cosmos3.engine.variants import VARIANTS  # noqa: E402
 from strands_cosmos3.errors import (  # noqa: E402
     ActionSpaceError,
     BackendError,
@@ -234,6 +236,18 @@ def test_the_instruction_and_the_picture_matter(native):
     assert np.abs(native.infer(question(composite=dark)).action - first).max() > 1e-3
 
 
+def test_a_batch_of_two_lengths_is_answered_in_its_order(native):
+    asked = [question(), question(n_rows=4, seed=4), question(composite=question().composite[::-1], seed=5)]
+    for one, alone in zip(native.infer_batch(asked), map(native.infer, asked), strict=True):
+        np.testing.assert_allclose(one.action, alone.action, atol=2e-5)
+        assert one.seed == alone.seed
+
+
+def test_pictures_are_rounded():
+    levels = torch.tensor([0.0, 0.4, 0.6, 254.4, 254.6, 255]).view(1, 1, 1, 1, -1) / 255
+    assert as_pictures(levels.expand(1, 3, 1, 1, -1))[0, 0, :, 0].tolist() == [0, 0, 1, 254, 255, 255]
+
+
 @pytest.mark.parametrize("name", ["native", "diffusers"])
 def test_predicted_world(folder, name):
     backend = make_backend(name, folder, replace(QUICK, decode_video=True))
@@ -269,6 +283,11 @@ def test_presets_and_overrides(folder):
     preset = ModelInput(checkpoint, InferenceOptions()).sampling(question(action_space=DROID.action_space("joint_pos")))
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (4, 3.0, 5.0)
     assert ModelInput(checkpoint, QUICK).sampling(asked).num_steps == 2
+    edge = ModelInput(replace(checkpoint, variant=VARIANTS["edge-policy-droid"]), replace(QUICK, num_steps=None))
+    preset = edge.sampling(question(action_space=DROID.action_space("joint_pos")))
+    made = edge(asked, "native").request(preset)
+    found = made.num_inference_steps, made.guidance_scale, made.flow_shift, made.guidance_interval
+    assert found == (4, 3.0, 5.0, (960.0, 1001.0)), "the variant's"
 
 
 def test_refusals(native, folder, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -342,19 +343,24 @@ def test_the_action_space_must_come_from_somewhere(copy):
 def test_digests(tmp_path):
     folder = write_checkpoint(tmp_path / "c", digests=True)
     assert load(folder)
-    path = folder / SHARD
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DigestError, match="SHA-256"):
-        load(folder)
-    assert load(folder, verify=False), "without its digest nothing shows that bit"
+    for path in (folder / SHARD, folder / VAE):
+        intact = path.read_bytes()
+        data = bytearray(intact)
+        data[-5] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(DigestError, match="SHA-256"):
+            load(folder)
+        assert load(folder, verify=False), "without its digest nothing shows that bit"
+        path.write_bytes(intact)
 
 
 def test_the_digest_tells_checkpoints_apart(checkpoints):
     first, second = (Checkpoint.open(folder).digest for folder in checkpoints.values())
     assert first != second
     assert len(first) == 64
+    found = Checkpoint.open(checkpoints["silu"])
+    recorded = replace(found, metadata={**found.metadata, "sha256": {"vae/config.json": "0" * 64}})
+    assert recorded.digest != first, "of equal shapes, the recorded digests"
 
 
 def test_preflight_lists_every_failure(checkpoints, monkeypatch):

@@ -1,5 +1,6 @@
 """dtype='auto': a measured rule for wide models, and nothing that changes without being asked for."""
 
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -32,6 +33,16 @@ def test_auto_follows_the_measured_gain_of_wide_models(narrow):
     assert bfloat16_gain.cache_info().misses == 1, "once per process"
     gain = bfloat16_gain(LEAST_WIDTH, 256, torch.get_num_threads())
     assert chosen == {torch.bfloat16 if gain >= LEAST_GAIN else torch.float32}
+
+
+@pytest.mark.parametrize(("single_s", "half_s", "chosen"), [(0.009, 0.001, torch.bfloat16), (0.006, 0.004, torch.float32)])
+def test_a_small_gain_is_none(narrow, monkeypatch, single_s, half_s, chosen):
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda x, _: time.sleep(single_s if x.dtype is torch.float32 else half_s)
+    )
+    bfloat16_gain.cache_clear()
+    assert choose_dtype("auto", CPU, replace(narrow, hidden_size=LEAST_WIDTH)) is chosen
+    bfloat16_gain.cache_clear()
 
 
 def test_defaults_follow_the_device_and_names_win(narrow):

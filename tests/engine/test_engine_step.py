@@ -80,6 +80,11 @@ def test_the_text_cache_is_bounded(checkpoints):
         small.step(replace(asked, text_ids=torch.arange(first, first + 35)))
         assert small.text_cache.nbytes <= 2 * probe
     assert small.text_cache.prefills == 4, "the least recently used prompt went"
+    for first in (42, 41, 42):
+        small.step(replace(asked, text_ids=torch.arange(first, first + 35)))
+    assert (small.text_cache.prefills, small.text_cache.hits) == (5, 2), "42 was used again before 41 came, 40 was not"
+    small.text_cache.clear()
+    assert small.text_cache.nbytes == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,6 +161,8 @@ def test_guidance_interval(checkpoints, seeded):
     assert torch.equal(nowhere, model.step(replace(seeded, guidance_scale=1.0))["action"])
     at_the_edge = replace(seeded, guidance_interval=(995, 1001))  # the first timestep is 995: the bound is open
     assert torch.equal(model.step(at_the_edge)["action"], nowhere)
+    below = replace(seeded, num_inference_steps=1, guidance_interval=(0, 995))
+    assert torch.equal(model.step(below)["action"], model.step(replace(below, guidance_scale=1.0))["action"])
 
 
 def test_forward_dynamics_echoes_its_actions(checkpoints):
@@ -278,6 +285,11 @@ def test_masked_ids_do_not_count(checkpoints, seeded):
         text_mask=torch.tensor([[0, 0] + [1] * len(ids)]),
     )
     assert torch.equal(model.step(padded)["action"], model.step(seeded)["action"])
+    ids = seeded.neg_text_ids
+    negative = replace(
+        seeded, neg_text_ids=torch.cat([ids, torch.tensor([7])]), neg_text_mask=torch.tensor([1] * len(ids) + [0])
+    )
+    assert torch.equal(model.step(negative)["action"], model.step(seeded)["action"])
 
 
 def test_other_domains_are_read_when_asked_for(checkpoints, seeded):

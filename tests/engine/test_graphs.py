@@ -134,11 +134,14 @@ def test_captures_share_a_pool_and_leave_other_threads_alone(graphed, captures, 
     assert set(captures["device"]) == {(GPU, worker.ident)}, "a thread starts with the first GPU"
 
 
-def test_graphs_are_bounded(graphed, checkpoints):
+def test_graphs_are_bounded(graphed, captures, checkpoints):
     asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
     for i in range(9):
         graphed.step(replace(asked, action_chunk=3 + i, action_noise=None))
     assert len(graphed._runner._graphs) == 8
+    for rows in (4, 12, 4):
+        graphed.step(replace(asked, action_chunk=rows, action_noise=None))
+    assert len(captures["graph"]) == 10, "the least recently used one went: not that of four rows"
     graphed.close()
     assert not graphed._runner._graphs
 
@@ -171,6 +174,15 @@ def test_inductors_code_gives_the_same_actions(checkpoints):
     asked = request(Case(checkpoints["silu"], steps=2))
     with Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, compile=True) as model:
         same(model.step(asked), engine(checkpoints["silu"], torch.float32).step(asked), 5e-5)
+
+
+def test_compile_asks_for_inductors_code(checkpoints, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda velocity, **options: asked.append(options) or velocity)
+    model = Cosmos3Engine.from_pretrained(checkpoints["silu"], compile=True)
+    assert asked == [{"fullgraph": True, "dynamic": False, "backend": "inductor"}]
+    one = request(Case(checkpoints["silu"], steps=1))
+    same(model.step(one), engine(checkpoints["silu"], torch.float32).step(one), 5e-5)
 
 
 def test_options_are_checked_before_anything_is_loaded():

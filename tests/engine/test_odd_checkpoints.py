@@ -6,9 +6,11 @@ from itertools import product
 
 import pytest
 import torch
+from diffusers import Cosmos3OmniTransformer
+from safetensors.torch import load_file
 
 from helpers.cosmos3_oracle import NEGATIVE_IDS, Case, difference, engine, exact_ratio, oracle, pipeline
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint, write_weights
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import Mlp
 
@@ -68,23 +70,55 @@ def test_float64_tells_rounding_from_a_fault(odd):
     assert exact_ratio(case, text_ids=torch.tensor(NEGATIVE_IDS)) > 100
 
 
+TRANSFORMER, SCHEDULER, INDEX = "transformer/config.json", "scheduler/scheduler_config.json", "model_index.json"
 SETTINGS = {
-    "spatial positions go on": {"unified_3d_mrope_reset_spatial_ids": False},
-    "no rate": {"enable_fps_modulation": False},
-    "other clocks": {"unified_3d_mrope_temporal_modality_margin": 777, "base_fps": 30, "timestep_scale": 0.002},
-    "other rotation": {"rope_theta": 1e4, "rope_axes_dim": [4, 4, 8], "rms_norm_eps": 1e-3},
+    "spatial positions go on": {TRANSFORMER: {"unified_3d_mrope_reset_spatial_ids": False}},
+    "no rate": {TRANSFORMER: {"enable_fps_modulation": False}},
+    "other clocks": {TRANSFORMER: {"unified_3d_mrope_temporal_modality_margin": 777, "base_fps": 30, "timestep_scale": 0.002}},
+    "other rotation": {
+        TRANSFORMER: {
+            "rope_theta": 1e4,
+            "rope_axes_dim": None,
+            "rope_scaling": {"mrope_section": [4, 4, 8]},
+            "rms_norm_eps": 1e-3,
+        }
+    },
+    "a schedule of its own": {
+        SCHEDULER: {"use_karras_sigmas": False, "flow_shift": 3.0},
+        INDEX: {"use_native_flow_schedule": True},
+    },
 }
+
+
+def changed(checkpoint, folder, settings):
+    shutil.copytree(checkpoint, folder)
+    for name, values in settings.items():
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return folder
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_a_config(checkpoints, tmp_path, name):
-    folder = tmp_path / "c"
-    shutil.copytree(checkpoints["silu"], folder)
-    path = folder / "transformer/config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **SETTINGS[name]}))
+    folder = changed(checkpoints["silu"], tmp_path / "c", SETTINGS[name])
     assert difference(Case(folder, steps=2)) <= TOLERANCE
     other, plain = (oracle(Case(where, steps=2))[1] for where in (folder, checkpoints["silu"]))
     assert float((other - plain).abs().max()) > 10 * TOLERANCE, "the setting matters"
+
+
+@pytest.mark.parametrize(
+    "config", [{"attention_bias": True}, {"qk_norm_for_text": False}, {"use_und_k_norm_for_gen": True}], ids=str
+)
+def test_a_config_with_other_weights(checkpoints, tmp_path, config):
+    """The stock model says which: here more of them, fewer, or the same."""
+    folder = changed(checkpoints["silu"], tmp_path / "c", {TRANSFORMER: config})
+    held = {key: part for path in folder.glob("transformer/*.safetensors") for key, part in load_file(path).items()}
+    wanted = Cosmos3OmniTransformer.from_config(json.loads((folder / TRANSFORMER).read_text())).state_dict()
+    generator = torch.Generator().manual_seed(0)
+    random = {key: torch.randn(part.shape, generator=generator) for key, part in wanted.items() if key not in held}
+    write_weights(folder / "transformer", {**{key: held[key] for key in wanted if key in held}, **random}, count=2)
+    assert bool(random) == ("attention_bias" in config)
+    assert difference(Case(folder, steps=1)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("clip", [2, 4, 7])

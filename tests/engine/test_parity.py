@@ -8,6 +8,7 @@ import torch
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import get_3d_mrope_ids_text_tokens, get_3d_mrope_ids_vae_tokens
 
 from helpers.cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request, rounding_ratio
+from strands_cosmos3.engine.denoising import combine
 from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, patchify, rope_tables
 from strands_cosmos3.engine.transformer import TextKV
 
@@ -57,6 +58,27 @@ def test_pairs_cover_what_they_claim():
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_parity_at_another_rate(checkpoints, kind):
     assert difference(Case(checkpoints[kind], steps=2, fps=7.5)) <= 5e-5
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_what_stays_in_float32_in_a_bfloat16_model(checkpoints, kind):
+    """Statistics of a norm (Edge's weight too), the time embedding, rotations and guidance: equal to the bit everywhere."""
+    ours, stock = (made(checkpoints[kind], torch.bfloat16).transformer for made in (engine, pipeline))
+    x = (100 * torch.randn(50, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
+    with torch.no_grad():
+        assert torch.equal(ours.generation.norm_moe_gen(x), stock.norm_moe_gen(x))
+        t = torch.tensor([3, 937])
+        single = engine(checkpoints[kind], torch.float32).transformer.time_embedder(t)
+        assert torch.equal(ours.time_embedder(t), single)
+    positions, config = torch.linspace(15000, 15100, 30).expand(3, -1), ours.config
+    single, half = (rope_tables(positions, config, torch.device("cpu"), dtype)[1] for dtype in TOLERANCE)
+    assert torch.equal(single.bfloat16(), half)
+    guided = combine(x[:2, None], True, torch.full((1, 1, 1), 3.0))
+    assert torch.equal(guided[0, 0], x[1].float() + 3 * (x[0].float() - x[1].float()))
+
+
+def test_guidance_below_one(checkpoints):
+    assert difference(Case(checkpoints["silu"], steps=2, guidance=0.5)) <= 5e-5
 
 
 def test_native_flow_schedule(checkpoints, monkeypatch):

@@ -259,6 +259,8 @@ def test_denormalisation_and_the_way_back(make, method, tmp_path):
     assert "pixels" in physical
     back = processor.preprocess(call(picture(), mode="forward_dynamics", cond_action=physical["action"])).cond_action
     np.testing.assert_allclose(back[..., :10], z, atol=2e-5)
+    bound = processor.preprocess(call(picture(), action_prefix=physical["action"][0, :3])).action_prefix
+    np.testing.assert_allclose(bound[:, :10], z[0, :3], atol=2e-5)
 
 
 def test_without_statistics_the_scale_stays(plain):
@@ -292,6 +294,8 @@ def test_joint_pos_state_and_gripper(make):
     action = torch.zeros(1, 32, 8)
     action[..., -1] = 0.8
     np.testing.assert_allclose(wire.postprocess(action)["action"][..., -1], 0.2, rtol=1e-6)
+    known = wire.preprocess(call(picture(), state=state, mode="forward_dynamics", cond_action=[state])).cond_action
+    np.testing.assert_allclose(known[0, 0, :8], [*state[:7], 0.8], rtol=1e-6)
     model = make(action_space="joint_pos").preprocess(call(picture(), state=state))
     np.testing.assert_allclose(model.action_prefix[0, :8], state, rtol=1e-6)
 

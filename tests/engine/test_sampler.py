@@ -56,6 +56,14 @@ def test_every_step_as_the_scheduler_class_rounds_it(data, native, shift, steps)
         assert torch.equal(ours.step(velocity[0]), sample[0])
 
 
+def test_a_checkpoints_own_shift_and_number_of_levels():
+    data = {**FLOW, "flow_shift": 3.0, "num_train_timesteps": 500}
+    stock = UniPCMultistepScheduler(**data)
+    stock.set_timesteps(4)
+    schedule = SchedulerConfig.from_dict(data).schedule(4)
+    assert (schedule.timesteps, schedule.sigmas) == (tuple(stock.timesteps.tolist()), tuple(stock.sigmas.tolist()))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -37,7 +37,9 @@ def mixed(asked, checkpoints):
         replace(asked, seed=5, mode="inverse_dynamics", cond_video_pixels=clip),
         replace(asked, seed=6, mode="forward_dynamics", cond_action=given_actions(), guidance_scale=1.0),
         replace(asked, seed=7, domain_id=6, raw_action_dim=7, **other),
-        replace(asked, seed=8, return_video=False, cond_frame_indexes=(0, 1), cond_video_pixels=clip),
+        replace(
+            asked, seed=8, return_video=False, cond_frame_indexes=(0, 1), cond_video_pixels=clip, text_ids=asked.text_ids[:9]
+        ),
     ]
 
 
@@ -94,12 +96,16 @@ def test_different_pictures_are_encoded_together(checkpoints, asked):
         ({"video_shape": (1, 9, 11)}, ShapeError, r"request 1 has latents \(1, 9, 11\) and 8 action rows.*equal shapes"),
         ({"action_chunk": CHUNK - 1}, ShapeError, "7 action rows, request 0 has"),
         ({"num_inference_steps": 2}, InputError, "request 1 has 2 steps.*request 0 has 3.*num_inference_steps"),
-        ({"flow_shift": 3.0, "use_karras_sigmas": False}, InputError, "flow_shift and use_karras_sigmas"),
+        ({"flow_shift": 3.0}, InputError, "flow_shift and use_karras_sigmas"),
+        ({"use_karras_sigmas": None}, InputError, "flow_shift and use_karras_sigmas"),
     ],
 )
 def test_requests_that_cannot_share_a_pass_are_refused(model, asked, changes, error, says):
+    first = replace(asked, flow_shift=5.0, use_karras_sigmas=False)
+    other = replace(first, **changes)
+    assert other.batch_key != first.batch_key == replace(first, seed=9).batch_key
     with pytest.raises(error, match=says):
-        model.step_batch([asked, replace(asked, **changes)])
+        model.step_batch([first, other])
 
 
 def test_no_requests(model):
