@@ -138,9 +138,10 @@ def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
 
 
 def letterbox_hw(height: int, width: int, hw: tuple[int, int]) -> tuple[int, int]:
-    """Size to which a picture is scaled to fit into another one."""
-    scale = min(hw[0] / height, hw[1] / width)
-    return max(1, int(height * scale)), max(1, int(width * scale))
+    """Size to which a picture is scaled to fit into another one: one side fills it, the other is cut to whole pixels."""
+    if hw[0] * width <= hw[1] * height:
+        return hw[0], max(1, width * hw[0] // height)
+    return max(1, height * hw[1] // width), hw[1]
 
 
 def rig_views(views: Mapping[str, Image], rig: CameraRig) -> dict[str, Image]:

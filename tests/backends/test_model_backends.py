@@ -18,12 +18,14 @@ from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
-from strands_cosmos3.backends.model_input import as_pictures  # noqa: E402
+from strands_cosmos3.backends.model_input import ModelInput, as_pictures  # noqa: E402
 from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
 from strands_cosmos3.backends.options import EngineOptions, InferenceOptions  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
+from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.engine.frames import compose_views  # noqa: E402
+from strands_cosmos3.engine.state import StateRow  # noqa: E402
 from strands_cosmos3.engine.variants import VARIANTS  # noqa: E402
 from strands_cosmos3.errors import (  # noqa: E402
     ActionSpaceError,
@@ -273,9 +275,6 @@ def test_joint_pos(joint_folder, folder):
 
 
 def test_presets_and_overrides(folder):
-    from strands_cosmos3.backends.model_input import ModelInput
-    from strands_cosmos3.engine.checkpoint import Checkpoint
-
     checkpoint = Checkpoint.open(folder)
     asked = question()
     preset = ModelInput(checkpoint, InferenceOptions()).sampling(asked)
@@ -288,6 +287,16 @@ def test_presets_and_overrides(folder):
     made = edge(asked, "native").request(preset)
     found = made.num_inference_steps, made.guidance_scale, made.flow_shift, made.guidance_interval
     assert found == (4, 3.0, 5.0, (960.0, 1001.0)), "the variant's"
+
+
+def test_a_checkpoints_state_and_tier(folder):
+    found = replace(Checkpoint.open(folder), state_row=StateRow((0.0,) * 10, (1.0,) * 10), metadata={"resolution_tier": 128})
+    given, pose = ModelInput(found, InferenceOptions()), np.eye(4)
+    pose[:3] = [[0, -1, 0, 0.4], [1, 0, 0, 0.2], [0, 0, 1, 0.3]]
+    made = given(question(T_base_cosmos=pose, gripper=0.7), "native")
+    np.testing.assert_allclose(made.action_prefix[0, :10], [0.4, 0.2, 0.3, 0, 1, 0, -1, 0, 0, 0.7], atol=1e-7)
+    views = {name: np.full((180, 320, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    assert given.compose(views, DROID_RIG).shape == (128, 152, 3)
 
 
 def test_refusals(native, folder, tmp_path):

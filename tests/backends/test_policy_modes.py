@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+av = pytest.importorskip("av")
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
@@ -66,7 +67,13 @@ def test_inverse_dynamics_reads_a_clip_or_a_film(folder, tmp_path):
         with VideoWriter(tmp_path / "seen.mp4", 15) as film:
             for frame in clip:
                 film.write(frame)
-        assert len(inverse.get_actions_sync(FLAT, "pick up the red cube", video=tmp_path / "seen.mp4")) == ROWS
+        inverse.reset()
+        seen = inverse.get_actions_sync(FLAT, "pick up the red cube", video=tmp_path / "seen.mp4")
+        assert len(seen) == ROWS
+        inverse.reset()
+        with av.open(str(tmp_path / "seen.mp4")) as film:
+            frames = np.stack([frame.to_image() for frame in film.decode(video=0)])
+        assert inverse.get_actions_sync(FLAT, "pick up the red cube", video=frames) == seen
 
 
 def test_with_a_robot_inverse_dynamics_becomes_joint_angles(folder):

@@ -154,8 +154,10 @@ def test_what_model_index_says(checkpoints, tmp_path, index, expected):
     path = folder / "model_index.json"
     known = json.loads(path.read_text())
     known.pop("default_use_system_prompt")
-    path.write_text(json.dumps(known if index is None else {**known, "default_use_system_prompt": index}))
-    assert Checkpoint.open(folder).use_system_prompt is expected
+    flags = dict.fromkeys(("default_use_system_prompt", "use_native_flow_schedule"), index)
+    path.write_text(json.dumps(known if index is None else known | flags))
+    found = Checkpoint.open(folder)
+    assert (found.use_system_prompt, found.scheduler.native_flow) == (expected, expected)
 
 
 def test_history_is_the_last_rows_of_the_state(joint_checkpoint):

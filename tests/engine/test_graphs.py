@@ -112,6 +112,20 @@ def test_padding_prompts_changes_nothing(kind, checkpoints):
         same(model.step(one), plain.step(one), 1e-6)
 
 
+def test_a_replay_leaves_earlier_answers_alone(graphed, checkpoints):
+    made, runner = [], graphed._runner
+
+    def run(*given):
+        found = runner(*given)
+        made.append((found, [velocity.clone() for velocity in found]))
+        return found
+
+    graphed._runner = run
+    graphed.step(request(Case(checkpoints["silu"], steps=3)))
+    assert len(made) == 3
+    assert all(torch.equal(*pair) for found, copies in made for pair in zip(found, copies, strict=True))
+
+
 def test_one_graph_serves_all_prompts_and_domains(graphed, captures, checkpoints):
     asked = request(Case(checkpoints["silu"], steps=2))
     for tokens in (1, 9, 35):

@@ -10,9 +10,11 @@ from diffusers import Cosmos3OmniTransformer
 from safetensors.torch import load_file
 
 from helpers.cosmos3_oracle import NEGATIVE_IDS, Case, difference, engine, exact_ratio, oracle, pipeline
+from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint, write_weights
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import Mlp
+from strands_cosmos3.engine.weights import expected_shapes
 
 TOLERANCE = 5e-5
 HEADS = {"6/2": (6, 2, 54), "5/1": (5, 1, 56), "7/7": (7, 7, 40)}  # heads, key heads, hidden
@@ -70,55 +72,45 @@ def test_float64_tells_rounding_from_a_fault(odd):
     assert exact_ratio(case, text_ids=torch.tensor(NEGATIVE_IDS)) > 100
 
 
-TRANSFORMER, SCHEDULER, INDEX = "transformer/config.json", "scheduler/scheduler_config.json", "model_index.json"
+CONFIG = "transformer/config.json"
 SETTINGS = {
-    "spatial positions go on": {TRANSFORMER: {"unified_3d_mrope_reset_spatial_ids": False}},
-    "no rate": {TRANSFORMER: {"enable_fps_modulation": False}},
-    "other clocks": {TRANSFORMER: {"unified_3d_mrope_temporal_modality_margin": 777, "base_fps": 30, "timestep_scale": 0.002}},
-    "other rotation": {
-        TRANSFORMER: {
-            "rope_theta": 1e4,
-            "rope_axes_dim": None,
-            "rope_scaling": {"mrope_section": [4, 4, 8]},
-            "rms_norm_eps": 1e-3,
-        }
-    },
-    "a schedule of its own": {
-        SCHEDULER: {"use_karras_sigmas": False, "flow_shift": 3.0},
-        INDEX: {"use_native_flow_schedule": True},
+    "spatial positions go on": {"unified_3d_mrope_reset_spatial_ids": False},
+    "no rate": {"enable_fps_modulation": False},
+    "other clocks": {"unified_3d_mrope_temporal_modality_margin": 777, "base_fps": 30, "timestep_scale": 0.002},
+    "other rotation": {"rope_theta": 1e4, "rope_axes_dim": [4, 4, 8], "rms_norm_eps": 1e-3},
+    "biases and named sections": {
+        "attention_bias": True,
+        "rope_axes_dim": None,
+        "rope_scaling": {"mrope_section": [8, 6, 2]},
     },
 }
+WEIGHTS = ({}, {"attention_bias": True}, {"qk_norm_for_text": False}, {"use_und_k_norm_for_gen": True}, {"hidden_act": "relu2"})
 
 
-def changed(checkpoint, folder, settings):
-    shutil.copytree(checkpoint, folder)
-    for name, values in settings.items():
-        path = folder / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-    return folder
+def stock_weights(data):
+    with torch.device("meta"):
+        return Cosmos3OmniTransformer.from_config(data).state_dict()
+
+
+@pytest.mark.parametrize("config", WEIGHTS, ids=str)
+def test_a_config_says_which_weights_there_are(checkpoints, config):
+    data = {**json.loads((checkpoints["silu"] / CONFIG).read_text()), **config}
+    wanted = {key: tuple(weight.shape) for key, weight in stock_weights(data).items()}
+    assert expected_shapes(TransformerConfig.from_dict(data)) == wanted
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_a_config(checkpoints, tmp_path, name):
-    folder = changed(checkpoints["silu"], tmp_path / "c", SETTINGS[name])
+    folder = tmp_path / "c"
+    shutil.copytree(checkpoints["silu"], folder)
+    data = {**json.loads((folder / CONFIG).read_text()), **SETTINGS[name]}
+    (folder / CONFIG).write_text(json.dumps(data))
+    held = {key: weight for path in folder.glob("transformer/*.safetensors") for key, weight in load_file(path).items()}
+    if lacking := {key: torch.randn(weight.shape) for key, weight in stock_weights(data).items() if key not in held}:
+        write_weights(folder / "transformer", held | lacking, count=2)
     assert difference(Case(folder, steps=2)) <= TOLERANCE
     other, plain = (oracle(Case(where, steps=2))[1] for where in (folder, checkpoints["silu"]))
     assert float((other - plain).abs().max()) > 10 * TOLERANCE, "the setting matters"
-
-
-@pytest.mark.parametrize(
-    "config", [{"attention_bias": True}, {"qk_norm_for_text": False}, {"use_und_k_norm_for_gen": True}], ids=str
-)
-def test_a_config_with_other_weights(checkpoints, tmp_path, config):
-    """The stock model says which: here more of them, fewer, or the same."""
-    folder = changed(checkpoints["silu"], tmp_path / "c", {TRANSFORMER: config})
-    held = {key: part for path in folder.glob("transformer/*.safetensors") for key, part in load_file(path).items()}
-    wanted = Cosmos3OmniTransformer.from_config(json.loads((folder / TRANSFORMER).read_text())).state_dict()
-    generator = torch.Generator().manual_seed(0)
-    random = {key: torch.randn(part.shape, generator=generator) for key, part in wanted.items() if key not in held}
-    write_weights(folder / "transformer", {**{key: held[key] for key in wanted if key in held}, **random}, count=2)
-    assert bool(random) == ("attention_bias" in config)
-    assert difference(Case(folder, steps=1)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("clip", [2, 4, 7])

@@ -30,9 +30,9 @@ def mixed(asked, checkpoints):
     clip = request(Case(checkpoints["silu"], "inverse_dynamics")).cond_video_pixels
     other = {"text_ids": torch.arange(90, 101), "cond_video_pixels": clip[:, :, 3:4]}
     return [
+        replace(asked, seed=3, neg_text_ids=asked.text_ids, guidance_scale=1.7, action_prefix=prefix),
         asked,
         replace(asked, seed=2, guidance_scale=1.0, **other),
-        replace(asked, seed=3, neg_text_ids=asked.text_ids, guidance_scale=1.7, action_prefix=prefix),
         replace(asked, seed=4, guidance_interval=(900, 1001), text_ids=asked.text_ids + 1, fps=7.5),
         replace(asked, seed=5, mode="inverse_dynamics", cond_video_pixels=clip),
         replace(asked, seed=6, mode="forward_dynamics", cond_action=given_actions(), guidance_scale=1.0),

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from diffusers import AutoencoderKLWan
 
 from strands_cosmos3.engine.factory import fresh_vae
 from strands_cosmos3.engine.vae import frame_scale
@@ -15,9 +16,13 @@ SIZES = [(8, 12, 16), (12, 8, 48)]
 
 @pytest.fixture(params=SIZES, ids=str, scope="module")
 def pair(request):
+    return pair_of(fresh_vae(*request.param).config)
+
+
+def pair_of(config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        stock = fresh_vae(*request.param).eval().requires_grad_(False)
+        stock = AutoencoderKLWan.from_config(config).eval().requires_grad_(False)
         for name, parameter in stock.named_parameters():
             if name.endswith("gamma"):
                 parameter.copy_(1 + 0.3 * torch.randn(parameter.shape))
@@ -37,6 +42,14 @@ def test_latents_and_pixels_are_diffusers(pair, frames):
         torch.testing.assert_close(ours.decode(expected), stock.decode(expected).sample, rtol=0, atol=2e-5)
         loud = 50 * expected[:, :, :1]
         torch.testing.assert_close(ours.decode(loud), stock.decode(loud).sample, rtol=0, atol=2e-4)
+
+
+def test_shortcuts_that_lengthen_and_narrow():
+    """Not so in the released VAE: a block of the decoder that makes two frames of one also halves the channels."""
+    stock, ours = pair_of({**fresh_vae(*SIZES[0]).config, "temperal_downsample": [True, True, False]})
+    latents = torch.randn(1, 16, 2, 3, 5, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.decode(latents), stock.decode(latents).sample, rtol=0, atol=2e-5)
 
 
 def test_in_bfloat16_every_bit_is_the_same():

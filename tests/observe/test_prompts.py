@@ -28,7 +28,9 @@ def test_json_is_exact():
 
 
 @pytest.mark.parametrize("view", ["ego_view", "third_person_view", "wrist_view", "concat_view"])
-@pytest.mark.parametrize(("frames", "fps", "hw"), [(17, 5, (480, 832)), (61, 10, (256, 320)), (901, 10, (320, 192))])
+@pytest.mark.parametrize(
+    ("frames", "fps", "hw"), [(17, 5, (480, 832)), (61, 10, (256, 320)), (901, 10, (320, 192)), (17, 5, (720, 832))]
+)
 def test_json_as_diffusers_writes_it(view, frames, fps, hw):
     pytest.importorskip("torch")
     pipeline = pytest.importorskip("diffusers").Cosmos3OmniPipeline
@@ -41,6 +43,8 @@ def test_json_as_diffusers_writes_it(view, frames, fps, hw):
 def test_duration_is_cut_and_the_end_is_rounded():
     caption = json.loads(compose_prompt("go", prompt_format="json", view="ego", num_frames=17, fps=6, canvas_hw=(256, 256)))
     assert (caption["duration"], caption["actions"][0]["time"]) == ("2s", "0:00-0:03")  # 2.83 s
+    plain = compose_prompt("go", prompt_format="plain", view="ego", num_frames=17, fps=6, canvas_hw=(256, 256))
+    assert "is 2.0 seconds long" in plain, "cosmos-framework's int(num_frames / fps)"
 
 
 @pytest.mark.parametrize("text", ["go", " go ", "go."])

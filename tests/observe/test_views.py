@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,15 @@ def test_letterbox_keeps_the_aspect():
     assert (made[:, :80] == 0).all()
     assert (made[:, 560:] == 0).all()
     assert letterbox(made, (360, 640)) is made
+
+
+def test_a_letterboxed_picture_fills_one_side_and_is_cut_on_the_other():
+    """Exactly: 78 rows times 360 / 78 are 360, not 359 by rounding; 249.5 columns are 249."""
+    for height, width in ((78, 70), (101, 70), (90, 400), (93, 165), (1, 4000), (360, 640)):
+        scale = min(Fraction(360, height), Fraction(640, width))
+        expected = max(1, int(height * scale)), max(1, int(width * scale))
+        inside = letterbox(np.full((height, width, 3), 200, np.uint8), (360, 640)).any(-1)
+        assert (inside.any(1).sum(), inside.any(0).sum()) == expected
 
 
 @pytest.mark.parametrize("hw", [(180, 320), (45, 77), (400, 700)])
