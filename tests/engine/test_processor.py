@@ -1,6 +1,7 @@
 """The input contract: what is accepted, what it becomes, what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from helpers.cosmos3_oracle import engine, pipeline
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER, Sampling
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import (
@@ -179,6 +181,11 @@ def test_a_caption_counts_the_given_frame_and_names_a_rigs_layout_only(make):
     libero = make(domain_name="libero").preprocess(call(picture()))
     assert "concatenated views" in libero.prompt
     assert "The top row is" not in libero.prompt
+
+
+def test_the_domain_that_a_checkpoint_records(checkpoints):
+    found = replace(Checkpoint.open(checkpoints["silu"]), metadata={"domain": "bridge_orig_lerobot", "resolution_tier": 256})
+    assert Cosmos3PolicyProcessor.for_checkpoint(found).preprocess(call(picture())).fps == 5
 
 
 def test_a_policys_clip_may_be_shorter(make):
