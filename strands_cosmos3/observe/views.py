@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -80,8 +81,9 @@ def resize(picture: NDArray[np.generic], hw: tuple[int, int], kernel: Kernel, an
     return np.ascontiguousarray(np.moveaxis(tall, (-3, -2, -1), (-1, -2, -3)))
 
 
+@lru_cache(maxsize=8)
 def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> F32:
-    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges renormalised."""
+    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges renormalised. Read-only."""
     scale = size / wanted
     stretch = max(scale, 1.0) if antialias else 1.0
     centre = (np.arange(wanted) + 0.5) * scale
@@ -94,7 +96,9 @@ def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> F32:
         share = _profile(around + 0.5 - centre[:, None], kernel)
         weights = np.zeros((wanted, size))
         np.add.at(weights, (np.arange(wanted)[:, None], around.clip(0, size - 1)), share)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    found = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    found.setflags(write=False)
+    return found
 
 
 def _profile(x: NDArray[np.float64], kernel: Kernel) -> NDArray[np.float64]:
