@@ -71,6 +71,11 @@ class Language:
         """Return the ``language`` to record."""
         return {"verbs": list(self.verbs), "colours": list(self.colours), "words": sorted(self.words)}
 
+    @property
+    def example(self) -> str:
+        """A sentence that is understood."""
+        return plainest(Goal(Verb(self.verbs[0]), f"cube_{self.colours[0]}"))
+
     def understand(self, text: str) -> str:
         """Return the sentence as the model reads it: in lower case; with a word new to it, the plainest one of the same goal.
 
@@ -97,10 +102,9 @@ class Language:
         return sentence if all(word in self.words for word in words) else plainest(goal)
 
     def _refusal(self, text: str, why: str) -> InstructionError:
-        example = plainest(Goal(Verb(self.verbs[0]), f"cube_{self.colours[0]}"))
         return InstructionError(
             f"instruction {shown(text)} is not understood: {why}. This checkpoint understands "
-            f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: {example!r}."
+            f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: {self.example!r}."
         )
 
 

@@ -20,6 +20,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.serving.served import ServedPolicy
 
 COLOURS = ("red", "green", "blue")
 FEW = pytest.param((7001,), id="few")
@@ -66,6 +67,8 @@ def test_it_is_what_runs_where_nothing_else_is_named():
         assert not policy.backend.needs_privileged
         with closing(NativeBackend(embedded_checkpoint())) as named:
             assert policy.backend.model_sha256 == policy.model_sha256 == named.model_sha256
+            served = ServedPolicy(named, "droid", named.action_space, warm_up_instruction=named.example_instruction)
+            served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "no training showed it an action prefix"
         assert not policy.takes_action_prefix
 

@@ -30,6 +30,7 @@ class Backend(ABC):
         takes_action_prefix: Whether it heeds ``Request.action_prefix``.
         prefix_rows: Longest action prefix it takes; None is any that is shorter than the chunk.
         instruction_free_actions: Description of the actions where the instruction does not shape them, else None.
+        example_instruction: An instruction that it understands; a server warms up with it.
         model_sha256: Digest of its checkpoint, or None.
     """
 
@@ -43,6 +44,7 @@ class Backend(ABC):
     takes_action_prefix: bool = False
     prefix_rows: int | None = None
     instruction_free_actions: str | None = None
+    example_instruction: str = "warm up"
     model_sha256: str | None = None
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:

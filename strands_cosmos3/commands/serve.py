@@ -131,6 +131,7 @@ class Serve:
                     space,
                     self.seed,
                     warm_up_message=_warm_up_message(backend),
+                    warm_up_instruction=backend.example_instruction,
                     model_sha256=backend.model_sha256,
                     compose=backend.compose,
                 )

@@ -104,6 +104,7 @@ class ServedPolicy:
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
+        warm_up_instruction: Instruction of the synthetic message: one that the backend understands.
         model_sha256: Digest of the checkpoint, for the metrics.
         compose: How a rig's views become the backend's picture: a :class:`Backend`'s ``compose``.
 
@@ -118,6 +119,7 @@ class ServedPolicy:
     seed: int = 0
     limits: Limits = DEFAULT_LIMITS
     warm_up_message: Mapping[str, Any] | None = None
+    warm_up_instruction: str = "warm up"
     model_sha256: str | None = None
     compose: wire.Compose = compose
     _embodiment: Embodiment = field(init=False, repr=False)
@@ -240,7 +242,7 @@ class ServedPolicy:
     def _some_message(self) -> dict[str, Any]:
         """A synthetic request: gray pictures and an arm at rest."""
         message: dict[str, Any] = {
-            wire.PROMPT: "warm up",
+            wire.PROMPT: self.warm_up_instruction,
             wire.JOINTS: np.array(_HOME_Q_RAD),
             wire.GRIPPER: np.zeros(1),
             wire.POSITION: np.array([0.4, 0.0, 0.4]),

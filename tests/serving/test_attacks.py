@@ -180,10 +180,10 @@ def test_a_hostile_frame_is_refused_in_time(server: Server, attack: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["bundled"], indirect=True)
 @pytest.mark.usefixtures("unharmed")
-def test_a_short_prompt_of_many_tokens_is_refused_in_time(server: Server):
+def test_a_short_prompt_of_words_unknown_to_the_policy_is_refused_in_time(server: Server):
     with dial(server.port) as client:
         frame = encode(decode(GOOD) | {"prompt": "\U0001f980 " * 2000})
-        assert "tokens" in refusal(client, frame, server.deadline_s)
+        assert "InstructionError" in refusal(client, frame, server.deadline_s)
 
 
 @pytest.mark.usefixtures("unharmed")
