@@ -18,6 +18,7 @@ from strands_cosmos3.errors import (
     ConfigError,
     Cosmos3Error,
     InputError,
+    InstructionError,
     NonFiniteError,
     RanksError,
     WireFormatError,
@@ -218,6 +219,8 @@ class ServedPolicy:
         try:
             found = [self.backend.infer(requests[0])] if len(requests) == 1 else self.backend.infer_batch(requests)
             chunks = [instance_of(chunk, ActionChunk, "the backend's answer") for chunk in found]
+        except InstructionError:  # the client's
+            raise
         except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s

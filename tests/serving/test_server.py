@@ -24,7 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 from helpers.serving import DROID, Echo, observation, picture, until
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.backends.scripted import ScriptedBackend
-from strands_cosmos3.errors import BackendError, ConfigError, InputError
+from strands_cosmos3.errors import BackendError, ConfigError, InputError, InstructionError
 from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.codec import decode, encode
 from strands_cosmos3.serving.served import ServedPolicy
@@ -226,6 +226,15 @@ def test_what_a_backend_must_not_answer_is_never_sent(serve, answer, says):
     assert "secret" not in reply
     assert "Traceback" not in reply
     assert server.metrics.requests["error"] == 1
+
+
+def test_an_instruction_that_the_backend_does_not_understand_is_the_client_s_error(serve):
+    def understand(request):
+        if request.instruction != "warm up":
+            raise InstructionError("instruction 'sing' is not understood.")
+
+    with dial(serve(Echo(understand)).port) as client:
+        assert ask(client, observation()) == "InstructionError: instruction 'sing' is not understood."
 
 
 def test_a_message_beyond_the_limit_closes_with_1009(serve):
