@@ -56,10 +56,13 @@ class Evaluate:
     """Episodes of each task and condition; default: 100."""
     seed: int | None = None
     """Seed of the evaluation, from which the episodes' seeds are derived; default: 0."""
+    noise_seed: int | None = None
+    """Another seed for the policy's noise in the same scenes; the default derives it from the scene's."""
     conditions: str | None = None
     """Rows of the report, separated by commas: plain, blank (black images), swapped (the policy's instruction names another
-    colour), shuffled (a random colour), paraphrased (held-out wordings), steps=N, replan=N; combined with +, e.g.
-    swapped+replan=8. Default: plain."""
+    colour), shuffled (a random colour), paraphrased (held-out wordings), random (meaningless text), steps=N, replan=N,
+    latency=S, limit=S, light=F, table=NAME, camera=CM, cubes=MM, close, crowded; combined with +, e.g. swapped+replan=8.
+    Default: plain. See docs/evaluation.md."""
     instruction: str | None = None
     """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for colours, which rotate."""
     backend: Literal["scripted", "native", "diffusers", "service"] | None = None

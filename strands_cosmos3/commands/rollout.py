@@ -107,7 +107,9 @@ class Rollout:
     dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
     """For service: its variant of openpi's protocol; the default is robolab."""
     seed: int = 0
-    """Seed of the first episode; each next one adds 1."""
+    """Seed of the first episode's scene and noise; each next one adds 1."""
+    noise_seed: int | None = None
+    """Seed of the policy's noise in every episode; the default is the scene's."""
     episodes: int = 1
     """Number of episodes."""
     duration: float = 20.0
@@ -238,6 +240,8 @@ class Rollout:
 
     def _check_options(self) -> None:
         seed_number(self.seed, "--seed")
+        if self.noise_seed is not None:
+            seed_number(self.noise_seed, "--noise-seed")
         seed_number(self.seed + max(self.episodes, 1) - 1, "--seed of the last episode")
         positive(self.duration, "--duration")
         if self.backend == "replay" and self.trajectory is None:
@@ -301,6 +305,7 @@ class Rollout:
             film_layout=self.film,
             task=self._task,
             seed=seed,
+            noise_seed=self.noise_seed,
             latency=self.latency,
             realtime=self.realtime,
             progress=lambda now, total: bar.update(row, completed=now, total=total),

@@ -16,7 +16,7 @@ from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_in
 class Assignment:
     """One episode to run: number ``index``, from 0, of its task and perturbation.
 
-    ``seed`` is that of the scene and of the policy's noise, the same for every perturbation. The episode is judged by
+    ``seed`` is that of the scene, the same for every perturbation. The episode is judged by
     ``goal_instruction``; the policy receives ``policy_instruction``.
     """
 
@@ -48,6 +48,10 @@ class Assignment:
         if self.perturbation.text == "random":
             return (parse_instruction(self.goal_instruction),) * 2
         return parse_instruction(self.goal_instruction), parse_instruction(self.policy_instruction)
+
+    def noise_seed(self, base: int | None) -> int:
+        """Return the seed of the policy's noise: the scene's, or for a base seed another one for each scene."""
+        return self.seed if base is None else int(np.random.SeedSequence([base, self.seed]).generate_state(1)[0] >> 1)
 
     def instructions(self) -> dict[str, str]:
         """Return both instructions for JSON, also under the names of version 0.1 (until 0.3)."""

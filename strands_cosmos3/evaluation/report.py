@@ -107,7 +107,7 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "task": assignment.task,
         "instruction": assignment.goal_instruction,
         "seed": assignment.seed,
-        "duration": settings.duration,
+        "duration": perturbation.limit_s or settings.duration,
         "control-frequency": settings.control_frequency,
         "backend": None,
         "tp": topology.tp_size if split else None,
@@ -117,6 +117,7 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "device": policy.device or on_cpu,
         "replan_rows": perturbation.replan_rows or policy.replan_rows,
         "latency": perturbation.latency_s,
+        "noise_seed": None if settings.noise_seed is None else assignment.noise_seed(settings.noise_seed),
         "video": "again.mp4",
     }
     options |= {"backend": "distributed"} if split else {}

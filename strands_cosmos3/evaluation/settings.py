@@ -68,6 +68,7 @@ class Settings:
 
     Args:
         seed: The evaluation's seed, from which the episodes' seeds are derived.
+        noise_seed: Seed of the policy's noise, mixed with each scene's; None is the scene's own.
         instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for each task's own.
         duration: Maximum duration of an episode [simulated s].
         control_frequency: Control ticks per second; it must divide 600.
@@ -84,6 +85,7 @@ class Settings:
     tasks: tuple[str, ...] = ("reach", "pick", "place", "stack")
     seeds: int = 100
     seed: int = 0
+    noise_seed: int | None = None
     conditions: tuple[Perturbation, ...] = (Perturbation(),)
     topology: Topology = field(default_factory=Topology)
     instruction: str = ""
@@ -101,6 +103,8 @@ class Settings:
             get_task(task)
         distinct(self.conditions)
         seed_number(self.seed)
+        if self.noise_seed is not None:
+            seed_number(self.noise_seed, "noise_seed")
         for name, least in (("seeds", 1), ("films", 0), ("clips", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
@@ -172,7 +176,7 @@ class Settings:
             "told": assignment.policy_instruction,
             "duration": self.duration,
             "control_frequency": self.control_frequency,
-        }
+        } | ({} if self.noise_seed is None else {"noise_seed": self.noise_seed})
 
     def dynamics_identity(self) -> dict[str, Any]:
         """Return everything that determines the figures of dynamics."""
@@ -196,7 +200,7 @@ class Settings:
 _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
 _POLICY = tuple(option.name for option in fields(PolicySettings) if option.name not in ("token", "engine"))
 _ENGINE = tuple(option.name for option in fields(EngineOptions))
-_EPISODES = ("tasks", "seeds", "seed", "conditions", "instruction", "duration", "control_frequency")
+_EPISODES = ("tasks", "seeds", "seed", "noise_seed", "conditions", "instruction", "duration", "control_frequency")
 _RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
 _PLACE = ("out", "address")
 OPTIONS = (*_RUN, *_POLICY, *_ENGINE, *_TOPOLOGY, *_PLACE)

@@ -129,6 +129,7 @@ class Simulator:
                 film_layout="views",
                 task=assignment.task,
                 seed=assignment.seed,
+                noise_seed=assignment.noise_seed(settings.noise_seed),
                 on_tick=monitor.check,
             )
             figures = _figures(assignment, rollout, monitor)

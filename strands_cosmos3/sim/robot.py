@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strands_cosmos3.checks import positive, typed
+from strands_cosmos3.checks import positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
@@ -69,6 +69,7 @@ class Robot(SimulatedArm):
         policy: Policy | None = None,
         task: str | None = None,
         seed: int = 0,
+        noise_seed: int | None = None,
         layout: Layout | None = None,
         latency: float = 0.0,
         realtime: bool = False,
@@ -89,7 +90,7 @@ class Robot(SimulatedArm):
             film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
             policy: A policy object instead of provider and config; it is not closed. Other makes are adapted.
             task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, or None for no success criterion.
-            seed: Seed of the scene and of the policy.
+            seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
             layout: Positions of the cubes, instead of random ones.
             latency: Simulated duration of an inference [s]: the arm follows its present chunk meanwhile. 0 stops the
                 simulation for each inference.
@@ -120,7 +121,7 @@ class Robot(SimulatedArm):
         try:
             recording = recording_of(policy)
             self.reset(seed, None if recording is None else recording.q_start_rad, layout)
-            policy.reset(seed)
+            policy.reset(seed if noise_seed is None else seed_number(noise_seed, "noise_seed"))
             with VideoRecorder(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
                 planner = planner_for(self, policy, instruction, film, control_frequency)
                 loop = LoopConfig(control_frequency, planner.replan_rows, None if realtime else latency)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import make_plan
+from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.stages import CLOSE_M, Stages
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import SPAWN_X_M, SPAWN_Y_M
 
 
@@ -80,3 +84,23 @@ def test_short_forms(text, fields):
 def test_short_forms_that_mean_nothing(text):
     with pytest.raises((UnknownNameError, ConfigError)):
         Perturbation.parse(text)
+
+
+def test_scene_and_noise_have_seeds_of_their_own():
+    episode = episodes("plain")[0]
+    assert episode.noise_seed(None) == episode.seed
+    assert len({episode.seed, episode.noise_seed(0), episode.noise_seed(1)}) == 3
+    seen = []
+
+    class Seeded(ScriptedBackend):
+        def infer(self, request):
+            seen.append(request.seed)
+            return super().infer(request)
+
+    robot = Robot()
+    with Cosmos3Policy(robot="panda", backend=Seeded()) as policy:
+        for noise_seed in (None, 7):
+            robot.run_policy(instruction="reach the red cube", policy=policy, duration=0.1, seed=3, noise_seed=noise_seed)
+    assert seen == [3, 7]
+    assert "noise_seed" not in Settings().identity(episode)
+    assert Settings(noise_seed=1).identity(episode)["noise_seed"] == 1
