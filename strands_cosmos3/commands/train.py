@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Train:
 
     From demonstrations (--demos): train the VAE, check that it preserves colours, encode every picture and clip, train on frame
     0 and actions (<out>/policy/checkpoint), then jointly with the future and both dynamics (<out>/joint/checkpoint).
-    The state is saved every two minutes; run the command again to resume.
+    The state is saved every two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
 
     Post-training (--checkpoint and --dataset): train only the weights that --train names, and write <out>/checkpoint.
 
@@ -104,7 +105,8 @@ class Train:
         require_writable_folder(self.out, "--out")
         console = Console()
         try:
-            checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
+            with terminated_as_interrupted():
+                checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"training needs {error.name}: pip install 'strands-cosmos3[train]'.") from None
         if int(os.environ.get("RANK", "0")) == 0:
@@ -150,6 +152,20 @@ class Train:
                 f"{len(post.windows)} windows; trained: {', '.join(post.trained[:6])}{' ...' * (len(post.trained) > 6)}"
             )
             return post.run()
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, end a run as Ctrl-C does: the state is saved first."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def plot(folder: Path) -> Path | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 import torch
 from torch import nn
 
 from helpers.storage import full_disk
+from strands_cosmos3.commands.train import terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError, InputError, StorageError, TrainingError
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 from strands_cosmos3.training.state import PREVIOUS, STATE, read_state
@@ -55,6 +58,23 @@ def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch
         loop.run()
     again = model()
     assert Loop(again, loss_of(again), config, tmp_path).step == 4
+
+
+def test_sigterm_saves_the_state_and_ends_the_run(tmp_path):
+    """What a scheduler sends before it kills."""
+    config = TrainLoopConfig(steps=10, warmup=1, save_s=1e9)
+    loop = Loop(net := model(), loss_of(net), config, tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def send(step: int, _: object) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
+        loop.run(on_step=send)
+    assert signal.getsignal(signal.SIGTERM) is before
+    again = model()
+    assert Loop(again, loss_of(again), config, tmp_path).step == 3
 
 
 def test_the_average_is_not_the_last_weights(tmp_path):
