@@ -41,6 +41,7 @@ class mjtObj:
     mjOBJ_GEOM: mjtObj
     mjOBJ_JOINT: mjtObj
     mjOBJ_CAMERA: mjtObj
+    mjOBJ_TEXTURE: mjtObj
     mjOBJ_ACTUATOR: mjtObj
     mjOBJ_KEY: mjtObj
 
