@@ -44,9 +44,11 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} must be an array of real numbers, got {type(value).__name__} ({error}).") from None
     shape = (None,) * array.ndim if shape is None else shape
-    wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
-    fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+    fits = shape == array.shape or (
+        array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+    )
     if not fits or array.size == 0:
+        wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         raise ShapeError(f"{name} must have shape {wanted} and not be empty, got {list(array.shape)}.")
     if not np.isfinite(array).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
@@ -187,12 +189,12 @@ def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
     """
 
     def decorate(function: Callable[_P, _K]) -> Callable[_P, _K]:
-        signature = inspect.signature(function)
+        names = tuple(inspect.signature(function).parameters)
 
         @wraps(function)
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _K:
             kinds = _annotations(function)
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):  # a wrong number of them fails below
                 if name in kinds and name not in but:
                     require_type(value, kinds[name], name)
             return function(*args, **kwargs)

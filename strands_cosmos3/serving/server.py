@@ -307,7 +307,7 @@ class PolicyServer:
 
     async def _handle(self, client: ServerConnection) -> None:
         """Handle a connection: send metadata, then answer each request until either side closes."""
-        session = Session()
+        session, left = Session(), asyncio.ensure_future(client.wait_closed())
         self.metrics.clients += 1
         self.metrics.connections += 1
         try:
@@ -316,30 +316,36 @@ class PolicyServer:
             async for frame in client:
                 arrived = time.monotonic()
                 self._idle_since.pop(client, None)
-                if self._stop.is_set() or not await self._exchange(client, frame, session):
+                if self._stop.is_set() or not await self._exchange(client, left, frame, session):
                     break
                 self._idle_since[client] = time.monotonic()
                 session.previous_total_ms = (time.monotonic() - arrived) * 1e3
         except ConnectionClosed:
             pass
         finally:
+            left.cancel()
             self._idle_since.pop(client, None)
             self.metrics.clients -= 1
 
-    async def _exchange(self, client: ServerConnection, frame: bytes | str, session: Session) -> bool:
-        """Answer one request; return whether the connection stays open."""
+    async def _exchange(
+        self, client: ServerConnection, left: asyncio.Future[None], frame: bytes | str, session: Session
+    ) -> bool:
+        """Answer one request; return whether the connection stays open. ``left`` is done when the client leaves."""
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
         job = self._workers.submit(self._name_of(client), Message(frame, session, time.monotonic()))
         try:
-            answer = await self._ask(client, job)
+            answer = await self._ask(left, job)
             self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
             if answer is None:
                 return False
             await client.send(answer.frame)
             self.metrics.sent_bytes += len(answer.frame)
         finally:
-            job.add_done_callback(self._landed)
+            if job.done():
+                self._end_flight()
+            else:  # the client has left; an abandoned inference is in flight until it ends
+                job.add_done_callback(self._landed)
         self.metrics.queue.observe(answer.waited_s)
         if answer.outcome == "ok":
             self.metrics.inference.observe(answer.infer_s)
@@ -375,13 +381,11 @@ class PolicyServer:
     def _end_flight(self) -> None:
         self.metrics.in_flight -= 1
 
-    async def _ask(self, client: ServerConnection, job: Future[Answer]) -> Answer | None:
+    async def _ask(self, left: asyncio.Future[None], job: Future[Answer]) -> Answer | None:
         """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
         future = asyncio.wrap_future(job)
-        left = asyncio.ensure_future(client.wait_closed())
         try:
             await asyncio.wait({future, left}, return_when=asyncio.FIRST_COMPLETED)
             return future.result() if future.done() else None
         finally:
-            left.cancel()
             future.cancel()

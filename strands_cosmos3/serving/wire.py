@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -84,6 +85,7 @@ def get_dialect(name: str) -> Dialect:
     return DIALECTS[name]
 
 
+@cache
 def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
     """Return the action space of the rows on the wire: ``joint_pos``, or ``pose_abs`` for ``midtrain`` and ``pose_abs``.
 
@@ -267,15 +269,15 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         ActionSpaceError: The chunk has another action space than the request.
         BackendError: A row does not fit float32.
     """
-    _require_sendable(chunk.action)
     meaning = chunk.action_space.meaning
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
+        _require_sendable(chunk.action)
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
         wanted, got = request.action_space.name, chunk.action_space.name
         raise ActionSpaceError(f"the request asks for {wanted!r}, but the backend returned {got!r}.")
     if meaning == "joint_position":
-        columns, gripper = chunk.action[:, :7], np.clip(chunk.action[:, 7], 0.0, 1.0)
+        columns, gripper = chunk.action[:, :7], chunk.action[:, 7].clip(0.0, 1.0)
     else:
         assert request.T_base_cosmos is not None  # decode_request requires it
         poses = decode_chunk(chunk, request.T_base_cosmos)

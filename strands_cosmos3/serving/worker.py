@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 Tool = TypeVar("Tool")
@@ -19,43 +20,48 @@ class FairQueue(Generic[Job]):
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # a token for each job; it wakes a thread sooner than a condition does
         self._closed = False
         self._count = 0  # of jobs
         self._takers = 0  # threads in take()
 
     def put(self, client: str, job: Job) -> None:
         """Append a job to a client's."""
-        with self._changed:
+        with self._lock:
             self._waiting.setdefault(client, deque()).append(job)
             self._count += 1
-            self._changed.notify()
+        self._wake.put(None)
 
     def take(self, most: int) -> list[Job]:
         """Wait for a job, and return it with this thread's share of what else waits, up to ``most``.
 
         Nothing is returned once the queue is closed and empty.
         """
-        with self._changed:
-            self._takers += 1
-            while not self._waiting and not self._closed:
-                self._changed.wait()
-            share = -(-self._count // self._takers)  # threads that are free too take the rest
-            self._takers -= 1
-            taken: list[Job] = []
-            while len(taken) < min(share, most):
-                client, jobs = self._waiting.popitem(last=False)
-                taken.append(jobs.popleft())
-                if jobs:
-                    self._waiting[client] = jobs  # behind all others
-            self._count -= len(taken)
-            return taken
+        taken: list[Job] = []
+        while not taken:
+            with self._lock:
+                self._takers += 1
+            self._wake.get()  # in vain if the token's job was taken with another one
+            with self._lock:
+                share = -(-self._count // self._takers)  # threads that are free too take the rest
+                self._takers -= 1
+                while len(taken) < min(share, most):
+                    client, jobs = self._waiting.popitem(last=False)
+                    taken.append(jobs.popleft())
+                    if jobs:
+                        self._waiting[client] = jobs  # behind all others
+                self._count -= len(taken)
+                if self._closed and not self._count:
+                    self._wake.put(None)  # for the next thread
+                    break
+        return taken
 
     def close(self) -> None:
         """Let :meth:`take` return nothing when the last job is taken."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+        self._wake.put(None)
 
 
 class Workers(Generic[Tool, Job, Result]):
