@@ -157,8 +157,8 @@ def decode_exchanges(
                 _halo(made, side, channels * t * h * number_bytes)
             if i + 1 < len(mults):
                 t = t * 2 if list(vae["temperal_downsample"])[::-1][i] and frame else t
+                _halo(made, side, after * t * h * number_bytes)  # before its height doubles
                 h *= 2
-                _halo(made, side, after * t * h * number_bytes)
         _halo(made, side, dims[-1] * t * h * number_bytes)
     if rank:
         frames = (latents - 1) * vae["scale_factor_temporal"] + 1

@@ -34,6 +34,7 @@ class PerturbedBackend(Backend):
         self.takes_views, self.replan_rows = inner.takes_views, inner.replan_rows
         self.takes_action_prefix, self.prefix_rows = inner.takes_action_prefix, inner.prefix_rows
         self.instruction_free_actions = inner.instruction_free_actions
+        self.example_instruction = inner.example_instruction
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 

@@ -92,6 +92,7 @@ _NEAR: Mapping[str, View] = {
 BIN = Bin()
 
 
+@typed()
 def cameras(appearance: Appearance) -> dict[str, View]:
     """Return the cameras of an appearance by name."""
     views = {**VIEWS, **(_NEAR if appearance.rig == "near" else {})}
