@@ -101,7 +101,9 @@ class WanConfig:
                 raise LayoutError(f"vae/config.json: {name} is {size}; it must be 1..{largest}. Download it again.")
         for mean, std in ((self.latents_mean, self.latents_std), *self.latent_frames):
             if not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):
-                raise LayoutError("vae/config.json: latents_mean must be finite, latents_std above zero, latent_frames too; download it again.")
+                raise LayoutError(
+                    "vae/config.json: latents_mean must be finite, latents_std above zero, latent_frames too; download it again."
+                )
 
 
 def causal_convolution(

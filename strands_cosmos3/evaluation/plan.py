@@ -46,7 +46,8 @@ class Assignment:
     def goals(self) -> tuple[Goal, Goal]:
         """Goals of the two instructions; they differ if the perturbation swaps or shuffles the text. Random text has none."""
         if self.perturbation.text == "random":
-            return (parse_instruction(self.goal_instruction),) * 2
+            goal = parse_instruction(self.goal_instruction)
+            return goal, goal
         return parse_instruction(self.goal_instruction), parse_instruction(self.policy_instruction)
 
     def noise_seed(self, base: int | None) -> int:

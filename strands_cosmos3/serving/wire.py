@@ -210,6 +210,8 @@ def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | N
 
 
 def _number(value: Any, key: str) -> float:
+    if type(value) in (int, float) and abs(value) < 1e300:  # no infinity, NaN or integer that is too long
+        return float(value)
     return float(finite_array(value, repr(key), ()))
 
 
@@ -322,6 +324,8 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
         have = ", ".join(str(key)[:40] for key in keys) or "no keys"
         raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions'; it has {have}.")
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
+    if video is None and quantiles is None:
+        return chunk
     return replace(chunk, video=video, quantiles=_quantiles(quantiles, chunk))
 
 
