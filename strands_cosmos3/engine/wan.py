@@ -102,7 +102,7 @@ class WanConfig:
         for mean, std in ((self.latents_mean, self.latents_std), *self.latent_frames):
             if not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):
                 raise LayoutError(
-                    "vae/config.json: latents_mean must be finite, latents_std above zero, latent_frames too; download it again."
+                    "vae/config.json: latents_mean must be finite, latents_std above zero, and latent_frames likewise."
                 )
 
 
