@@ -388,4 +388,5 @@ class PolicyServer:
             await asyncio.wait({future, left}, return_when=asyncio.FIRST_COMPLETED)
             return future.result() if future.done() else None
         finally:
+            job.cancel()  # at once; that of the asyncio future reaches the job in the loop's next turn
             future.cancel()
