@@ -112,7 +112,7 @@ class _Fleet:
         return {
             "rounds": len(fleet),
             "chunks": served,
-            "refused": len(refusals),
+            "rejected": len(refusals),
             **({"last_refusal": refusals[-1]} if refusals else {}),
             "chunks_per_s": {"alone": float(np.mean(alone)), "fleet": float(np.mean(fleet))},
             "ratio": float(np.mean(fleet) / np.mean(alone)),

@@ -109,6 +109,8 @@ def _smooth_noise(rng: np.random.Generator, spacing_px: int) -> F64:
 
 _PATTERNS = {"planks": _planks, "tiles": _tiles, "checks": _checks, "stripes": _stripes, "clouds": _clouds}
 
+PATTERNS = tuple(_PATTERNS)
+
 TABLES: Mapping[str, Surface] = MappingProxyType(
     {
         "wood": Surface(),

@@ -125,7 +125,7 @@ def export(
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
-        prefix_rows: Longest action prefix that training showed it. language: What it was told in training.
+        prefix_rows: Longest action prefix that training showed it. language: Sentences of its training.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",

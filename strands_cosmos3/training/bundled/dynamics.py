@@ -107,7 +107,7 @@ def judge_on_expert(
 
 
 def _goals_of(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the goals whose sentences it may be told; without sentences they do not matter."""
+    """Return the goals whose sentences it knows; without sentences they do not matter."""
     known = GOALS if checkpoint.dynamics_without_text else [goal for goal in GOALS if goal[0] is not Verb.PLACE]
     return tuple(range(len(known)))
 
@@ -156,9 +156,9 @@ class _ClipJudge:
         state, sampling = checkpoint.state_row, checkpoint.sampling
         assert state is not None  # by require_video
         measured = state_columns(demos.T_base_cosmos[[tick]], demos.gripper_opening[[tick]])
-        told = "" if checkpoint.dynamics_without_text else caption(plain(int(demos.goal[tick])), demos.canvas_hw)
+        prompt = "" if checkpoint.dynamics_without_text else caption(plain(int(demos.goal[tick])), demos.canvas_hw)
         return {
-            "text_ids": self._tokens.ids(told),
+            "text_ids": self._tokens.ids(prompt),
             "video_shape": pixel_to_latent_shape(frames.shape[2], *self._content_hw),
             "action_chunk": ROWS,
             "domain_id": get_embodiment(DOMAIN).domain_id,

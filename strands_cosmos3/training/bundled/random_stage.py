@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.sim.appearance import Appearance, Surface
+from strands_cosmos3.sim.appearance import PATTERNS, Appearance, Surface
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
@@ -24,7 +24,6 @@ _OTHER_COLOURS = (
     *((0.36, 0.23, 0.14), (0.93, 0.62, 0.72)),
 )
 """Yellow, violet, white, black, grey, brown and pink: none of them is red, green or blue."""
-_PATTERNS = ("planks", "tiles", "checks", "stripes", "clouds")
 _NOMINAL_TABLE = 0.25  # fraction of the episodes whose table is the nominal one
 _ARRAYS = ("mat_rgba", "light_diffuse", "light_specular", "light_dir", "cam_pos", "cam_quat", "cam_fovy")
 
@@ -97,7 +96,7 @@ class RandomStage:
 
 def draw_surface(rng: np.random.Generator) -> Surface:
     """Draw a table's surface: any pattern, from nearly black to nearly white, of a pale hue."""
-    pattern = _PATTERNS[int(rng.integers(len(_PATTERNS)))]
+    pattern = PATTERNS[int(rng.integers(len(PATTERNS)))]
     lightness, saturation, hue = rng.uniform(0.08, 0.95), rng.uniform(0, 0.15), rng.uniform(0, 2 * np.pi)
     turned = np.cos(hue + np.array([0.0, 2.0, 4.0]) * np.pi / 3)
     red, green, blue = np.clip(lightness * (1 + saturation * turned), 0, 1).tolist()
