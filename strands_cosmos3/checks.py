@@ -6,6 +6,7 @@ import inspect
 import re
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache, wraps
@@ -200,6 +201,25 @@ def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
             return function(*args, **kwargs)
 
         return checked
+
+    return decorate
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
+    """Decorator that accepts old argument names (old=new) with a DeprecationWarning; InputError if both are given."""
+
+    def decorate(function: Callable[_P, _K]) -> Callable[_P, _K]:
+        @wraps(function)
+        def renamed(*args: _P.args, **kwargs: _P.kwargs) -> _K:
+            for old in new_names.keys() & kwargs.keys():
+                new = new_names[old]
+                if new in kwargs:
+                    raise InputError(f"{old} is the old name of {new}; give {new} alone.")
+                warnings.warn(f"{function.__name__}: {old} is renamed to {new}.", DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return renamed
 
     return decorate
 

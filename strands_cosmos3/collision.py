@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -68,6 +68,11 @@ class CollisionReport:
         near = f"{self.depth_m * 1e3:.1f} mm deep" if self.depth_m >= 0 else f"{-self.depth_m * 1e3:.1f} mm apart"
         done = {"avoided": "; avoided", "stopped": f"; the arm holds from row {self.held_from} on"}.get(self.outcome, "")
         return f"{first!r} and {second!r} would be {near} {where}{done}"
+
+    def later(self, rows: int) -> CollisionReport:
+        """The same report, its rows counted from ``rows`` rows earlier."""
+        row, held_from = (None if n is None else n + rows for n in (self.row, self.held_from))
+        return replace(self, row=row, held_from=held_from)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready values."""

@@ -81,6 +81,29 @@ def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | No
     return stats
 
 
+def stats_of_domain(
+    embodiment: Embodiment, stats: ActionStats | Mapping[str, Any] | str | Path | None, domain: str | None
+) -> ActionStats | str | Path | None:
+    """Return statistics, those of a mapping with ``q01`` and ``q99`` as :class:`ActionStats`, where their domain is declared.
+
+    Raises:
+        StatisticsError: ``domain`` is not the embodiment's, or is missing beside a mapping, or the mapping lacks a figure.
+    """
+    if domain is not None and _domain_of(domain) != embodiment.stats:
+        raise StatisticsError(
+            f"stats_domain={domain!r} does not describe embodiment {embodiment.name!r}, which needs {embodiment.stats!r}."
+        )
+    if not isinstance(stats, Mapping):
+        return stats
+    if domain is None or not {"q01", "q99"} <= stats.keys():
+        raise StatisticsError(
+            f"a mapping of statistics holds q01 and q99 and needs stats_domain={embodiment.stats!r}; got "
+            f"{sorted(map(str, stats))} and stats_domain={domain!r}. Equal width does not make statistics interchangeable."
+        )
+    columns = embodiment.action_space("midtrain").columns
+    return ActionStats(_has_stats(embodiment), columns, stats["q01"], stats["q99"])
+
+
 @typed()
 def normalize_quantile(a: Any, q01: Any, q99: Any, clip: bool = False) -> F64:
     """Normalise [..., D] actions: ``q01`` [D] maps to -1, ``q99`` [D] to 1; ``clip`` clamps, as in DROID's training data.

@@ -24,9 +24,10 @@ from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
 from strands_cosmos3.control.trajectory import START_TOLERANCE_RAD
-from strands_cosmos3.errors import FrameError, InputError, UnknownNameError
+from strands_cosmos3.errors import FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.robots.limits import is_franka, limits_of
 from strands_cosmos3.robots.panda import HOME_Q, JointLimits
+from strands_cosmos3.types import ErrorSummary
 
 __all__ = ["METHODS", "IKSolution", "Method", "MinkIKBridge"]
 
@@ -119,13 +120,14 @@ class MinkIKBridge:
             ``[(arm, ["table"])]``. They imply ``method="mink"``.
         check_collisions: Whether to check each row against the arm's own links and what is static in the model, and to avoid a
             collision or hold the arm before it (:mod:`strands_cosmos3.control.collision_check`).
+        solver: Solver of the quadratic program, of those that qpsolvers finds installed; None is ``daqp``.
 
     Attributes:
         collisions: The check; None if it is off or the model has no collision geometry.
 
     Raises:
         FrameError: The model has no such frame, or no joint moves it.
-        ConfigError, UnknownNameError: The limits do not fit the model's joints, or there is no such table.
+        ConfigError, UnknownNameError: The limits do not fit the model's joints, or there is no such table or solver.
     """
 
     def __init__(
@@ -139,8 +141,12 @@ class MinkIKBridge:
         min_distance_m: float = 0.01,
         check_collisions: bool = True,
         posture_rad: F64 | None = None,
+        solver: str | None = None,
     ):
         self.model = instance_of(model, mujoco.MjModel, "model")
+        self.solver = "daqp" if solver is None else solver
+        if self.solver not in qpsolvers.available_solvers:
+            raise UnknownNameError("qpsolvers solver", solver, qpsolvers.available_solvers)
         self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
         self._frame_id = _frame_id(model, ee_frame_name, ee_frame_type)
         self._joints = _chain(model, self.body_id)
@@ -241,6 +247,18 @@ class MinkIKBridge:
         if how == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
             solution = self._look_ahead(targets, q, bounds, solution)
         return solution if self.collisions is None else self._clear_of_collisions(targets, q, bounds, solution)
+
+    def solve_trajectory(self, poses: F64, q_init: F64) -> F64:
+        """Return the angles [T, nq] of :meth:`solve` for poses [T, 4, 4], without bounds on speed, as strands-robots has it."""
+        return self.solve(poses, q_init).q_rad
+
+    def tracking_error(self, poses: F64, qpos_traj: F64) -> dict[str, float]:
+        """Return ``mean_mm``, ``max_mm``, ``mean_deg``, ``max_deg`` between poses [T, 4, 4] and those of angles [T, nq]."""
+        targets, rows = rigid(poses, "poses", leading=1), trailing(qpos_traj, "qpos_traj", (self.model.nq,), leading=1)
+        if len(targets) != len(rows):
+            raise ShapeError(f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}.")
+        residuals = np.array([self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)])
+        return dict(vars(ErrorSummary.of(residuals[:, 0], residuals[:, 1])))
 
     def _row_by_row(
         self, targets: F64, q: F64, bounds: StepBounds, how: Method, limits: list[mink.Limit], accepted: F64 | None = None
@@ -359,7 +377,7 @@ class MinkIKBridge:
                     break
                 tasks: list[mink.Task] = [task] if iteration else [task, self._posture]
                 problem = mink.build_ik(configuration, tasks, 1.0, _QP_DAMPING, limits, constraints=constraints)
-                solution = qpsolvers.solve_problem(problem, solver="daqp")  # pyright: ignore[reportUnknownMemberType]
+                solution = qpsolvers.solve_problem(problem, solver=self.solver)  # pyright: ignore[reportUnknownMemberType]
                 if not solution.found or solution.x is None:
                     break
                 change = solution.x

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import decode_chunk, decode_joint_chunk, to_frame
 from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.actions.stats import stats_of_domain
+from strands_cosmos3.checks import F64, instance_of, renamed_arguments, typed
+from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError
@@ -55,27 +58,35 @@ def _stopped_before_collision(plan: JointTrajectory, bridge: MinkIKBridge, q: F6
     return replace(plan, q_rad=rows[:, bridge.q_address], collision=collision)
 
 
+@renamed_arguments(raw_chunk="action_chunk", bridge="ik_bridge")
 def decode_cosmos_chunk_to_targets(
-    raw_chunk: Any,
+    action_chunk: Any,
     embodiment: Embodiment | str,
-    bridge: MinkIKBridge,
+    ik_bridge: MinkIKBridge,
     q_init: Any,
-    stats: ActionStats | str | Path | None = None,
+    stats: ActionStats | Mapping[str, Any] | str | Path | None = None,
     action_space: str | None = None,
     fps: float | None = None,
+    *,
+    stats_domain: str | None = None,
+    reanchor: bool = False,
 ) -> dict[str, Any]:
     """Return joint targets for a raw chunk, one for each of its rows, for a control loop of your own.
 
     Args:
-        raw_chunk: [T, D] rows as the model emitted them.
+        action_chunk: [T, D] rows as the model emitted them.
         embodiment: Embodiment, or its name. Its own ``stats`` and ``fps`` (rows per second) are the defaults.
-        bridge: The arm's kinematics; the base is the world's origin.
+        ik_bridge: The arm's kinematics; the base is the world's origin.
         q_init: [nq] configuration at the observation.
+        stats: Also a mapping with ``q01`` and ``q99``, which needs ``stats_domain``.
         action_space: ``"midtrain"`` (default) or ``"pose_abs"``.
+        stats_domain: Domain of ``stats``, which must be the embodiment's.
+        reanchor: Compose each delta on the pose that the row before it reached, as strands-robots does, instead of on the
+            pose that it was to reach. The two differ only by the residual of the inverse kinematics.
 
     Returns:
         ``qpos`` [T, nq], row i after delta i, each step within joint and velocity limits at 1/fps; ``gripper`` [T] open
-        fractions or None; ``poses`` [T, 4, 4] of the Cosmos frame, integrated open-loop from ``q_init``; ``t_s``,
+        fractions or None; ``poses`` [T, 4, 4] of the Cosmos frame, integrated from ``q_init``; ``t_s``,
         ``converged``, ``clamped``, ``off_pose`` [T], the last for rows more than 1 mm off; ``tracking_error``: mean_mm, max_mm,
         mean_deg, max_deg of the IK residual; ``collision``: a :class:`~strands_cosmos3.collision.CollisionReport`. From its
         ``held_from`` on, rows hold the arm before a collision.
@@ -86,15 +97,43 @@ def decode_cosmos_chunk_to_targets(
         StatisticsError, FrameError, ShapeError, NonFiniteError: As the parts raise them; nothing was solved.
     """
     embodiment = get_embodiment(embodiment)
-    q = instance_of(bridge, MinkIKBridge, "bridge").configuration(q_init, "q_init")
+    q = instance_of(ik_bridge, MinkIKBridge, "ik_bridge").configuration(q_init, "q_init")
     space = embodiment.action_space(action_space)
     if space.meaning == "joint_position":
         raise ActionSpaceError("joint_pos rows are joint angles: command them directly. IK is for 'midtrain' and 'pose_abs'.")
-    cosmos, _, solution = _solve(ActionChunk(raw_chunk, space, embodiment, fps), bridge, q, stats, 1.0)
+    stats = stats_of_domain(embodiment, stats, stats_domain)
+    chunk = ActionChunk(action_chunk, space, embodiment, fps)
+    solve = _solve_reanchored if reanchor and space.name == "midtrain" else _solve
+    cosmos, _, solution = solve(chunk, ik_bridge, q, stats, 1.0)
     residual = vars(ErrorSummary.of(solution.residual_m, solution.residual_rad))
     account = {"converged": solution.converged, "clamped": solution.clamped, "off_pose": solution.residual_m > OFF_POSE_M}
     account |= {"tracking_error": residual, "collision": solution.collision}
     return {"qpos": solution.q_rad, "gripper": cosmos.gripper, "poses": cosmos.T_base_frame, "t_s": cosmos.t_s, **account}
+
+
+def _solve_reanchored(
+    chunk: ActionChunk, bridge: MinkIKBridge, q: F64, stats: ActionStats | str | Path | None, stretch: float
+) -> tuple[PoseTrajectory, PoseTrajectory, IKSolution]:
+    """As :func:`_solve`, each row from where the one before it arrived; from a row in collision on, all together."""
+    whole, report = decode_chunk(chunk, np.eye(4), stats), CollisionReport()
+    parts: list[tuple[PoseTrajectory, PoseTrajectory, IKSolution]] = []
+    for i in range(len(chunk.action)):
+        parts.append(_solve(replace(chunk, action=chunk.action[i : i + 1]), bridge, q, stats, stretch))
+        if (report := parts[-1][2].collision).row is not None:
+            parts[-1] = _solve(replace(chunk, action=chunk.action[i:]), bridge, q, stats, stretch)
+            report = parts[-1][2].collision.later(i)
+            break
+        q = parts[-1][2].q_rad[-1]
+    cosmos, driven = (_joined(poses, whole) for poses in ([part[0] for part in parts], [part[1] for part in parts]))
+    names = [field.name for field in fields(IKSolution) if field.name != "collision"]
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part[2], name) for part in parts]) for name in names}
+    return cosmos, driven, IKSolution(**arrays, collision=report)
+
+
+def _joined(parts: list[PoseTrajectory], whole: PoseTrajectory) -> PoseTrajectory:
+    """The poses of consecutive parts, with the times and the gripper of the whole."""
+    poses = np.concatenate([part.T_base_frame for part in parts])
+    return replace(parts[0], T_base_frame=poses, t_s=whole.t_s, gripper=whole.gripper)
 
 
 def _solve(

@@ -7,7 +7,7 @@ key of the robot stands behind each, and in what unit its gripper is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -80,6 +80,8 @@ class RobotMapping:
         """
         if not isinstance(flat, Mapping):
             raise ObservationError(f"an observation is a mapping from names to values, got {type(flat).__name__}.")
+        if state:
+            self.require_state(flat)
         missing = None if state else 0.0
         q = [self._number(flat, self.observed[name], missing) for name in _JOINTS]
         qd = [self._number(flat, f"{self.observed[name]}.vel", default=0.0) for name in _JOINTS]
@@ -100,20 +102,23 @@ class RobotMapping:
         same = self.commanded[_GRIPPER] == other.commanded[_GRIPPER]
         return replace(self, commanded_gripper=other.commanded_gripper) if same else self
 
-    def require_state(self, names: Set[str]) -> None:
+    def require_state(self, names: Collection[str]) -> None:
         """Refuse an observation of these names: a joint or the gripper is not among them.
 
         Raises:
             ObservationError: The message says what is missing and what there is.
         """
-        if missing := [key for key in self.observed.values() if key not in names]:
-            raise _lacks_state(missing, sorted(names))
+        if missing := [name for name in CANONICAL if self.observed[name] not in names]:
+            have = ", ".join(map(str, names)) or "nothing"
+            keys = ", ".join(repr(self.observed[name]) for name in missing)
+            raise ObservationError(
+                f"the observation lacks {keys}; it has: {have}. Of the eight state keys, {', '.join(missing)} has none: "
+                f"pass robot='panda' for a Panda's own names, or observation_mapping={{{missing[0]!r}: '<its key>'}}."
+            )
 
     def _number(self, flat: Mapping[str, Any], key: str, default: float | None = None) -> float:
-        if key not in flat:
-            if default is not None:
-                return default
-            raise _lacks_state([key], flat)
+        if default is not None and key not in flat:
+            return default
         try:
             value = np.asarray(flat[key])
             if value.size != 1 or value.dtype.kind not in "fiu":
@@ -121,14 +126,6 @@ class RobotMapping:
             return float(value.reshape(()))
         except (TypeError, ValueError):
             raise ObservationError(f"observation {key!r} must be one number, got {flat[key]!r}.") from None
-
-
-def _lacks_state(keys: Sequence[str], names: Iterable[str]) -> ObservationError:
-    have = ", ".join(map(str, names)) or "nothing"
-    return ObservationError(
-        f"the observation lacks {', '.join(map(repr, keys))}; it has: {have}. Pass robot='panda' for a Panda's own names, or "
-        "observation_mapping={'joint_0': '<its key>', ...}."
-    )
 
 
 def resolve_mapping(
@@ -177,15 +174,26 @@ def _keys_of(robot: str | None, state_keys: Sequence[str] | None) -> dict[str, s
     if robot is not None and (not isinstance(robot, str) or robot not in _ROBOTS):
         raise ConfigError(f"robot {robot!r} has no built-in mapping; valid: {', '.join(_ROBOTS)}, or None with state keys.")
     if state_keys is not None:
-        _require_keys(state_keys)
+        require_state_keys(state_keys)
     if robot is not None:
         return dict(_ROBOTS[robot])
     keys = CANONICAL if state_keys is None else state_keys
     if len(keys) != len(CANONICAL):
         raise InputError(
-            f"{len(keys)} state keys; without robot='panda' they must be eight, seven joints and a gripper, in order."
+            f"set_robot_state_keys: got {len(keys)} state keys{_missing_of(keys)}; without robot='panda' they must be eight, "
+            f"{', '.join(CANONICAL)}, in this order and under the robot's own names."
         )
     return dict(zip(CANONICAL, keys, strict=True))
+
+
+def _missing_of(keys: Sequence[str]) -> str:
+    """Say which of the eight is missing, by name where the names are known ones, else by place."""
+    if len(keys) > len(CANONICAL):
+        return f", {', '.join(map(repr, keys[len(CANONICAL) :]))} beyond the eighth"
+    for known in (dict(zip(CANONICAL, CANONICAL, strict=True)), _PANDA_KEYS):
+        if set(keys) <= set(known.values()):
+            return f", without {', '.join(repr(key) for key in known.values() if key not in keys)}"
+    return f", none for {', '.join(CANONICAL[len(keys) :])}"
 
 
 def split_observation_mapping(given: Mapping[str, str] | None, cameras: CameraMapping) -> tuple[dict[str, str], dict[str, str]]:
@@ -255,8 +263,11 @@ def _gripper(given: str | GripperConvention | None, key: str) -> GripperConventi
     return GRIPPER_UNITS[given]
 
 
-def _require_keys(state_keys: Sequence[str]) -> None:
+def require_state_keys(state_keys: object) -> None:
+    """Raise InputError unless these are distinct, non-empty names in a sequence."""
     if isinstance(state_keys, str) or not isinstance(state_keys, Sequence) or not state_keys:
-        raise InputError(f"state keys are a non-empty list of names, got {state_keys!r}.")
+        raise InputError(f"set_robot_state_keys: robot_state_keys must be a non-empty list of names, got {state_keys!r}.")
     if not all(isinstance(key, str) and key.strip() for key in state_keys) or len(set(state_keys)) != len(state_keys):
-        raise InputError(f"state keys must be non-empty strings, each once; got {list(state_keys)!r}.")
+        raise InputError(
+            f"set_robot_state_keys: each name must be a non-empty string and occur once, got {list(state_keys)!r}."
+        )

@@ -100,9 +100,10 @@ class Policy(ABC):
         Raises:
             InputError: Not a finite number above zero.
         """
+        name = "set_control_frequency: control_frequency"
         if isinstance(hz, bool | str):
-            raise InputError(f"control frequency must be a finite number above zero, got {hz!r}.")
-        self.control_frequency = positive(hz, "control frequency")
+            raise InputError(f"{name} must be a finite number above zero, got {hz!r}.")
+        self.control_frequency = positive(hz, name)
 
     def set_rtc_observed_delay(self, steps: int | None) -> None:
         """Set how many steps are executed between the next observation and the first action that answers it.
@@ -113,7 +114,8 @@ class Policy(ABC):
         Raises:
             InputError: Not a whole number of at least 0.
         """
-        self.rtc_observed_delay_steps = None if steps is None else whole_number(steps, "observed delay", 0)
+        name = "set_rtc_observed_delay: rtc_observed_delay_steps"
+        self.rtc_observed_delay_steps = None if steps is None else whole_number(steps, name, 0)
 
     @property
     def execution_horizon(self) -> int:

@@ -22,7 +22,7 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.cameras import only_picture
-from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, require_state_keys, resolve_mapping
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
@@ -257,9 +257,9 @@ class Cosmos3Policy(BatchAnswers):
         require_options(policy_config, inspect.signature(cls).parameters)
         check_inputs(observation_keys, **policy_config)
 
-    @typed()
     def set_robot_state_keys(self, robot_state_keys: Sequence[str]) -> None:
         """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
+        require_state_keys(robot_state_keys)
         if self._reads_state:
             self._mapping = resolve_mapping(self.robot, robot_state_keys, *self._mapped).with_unit_of(self._mapping)
         self.robot_state_keys = list(robot_state_keys)
@@ -293,7 +293,7 @@ class Cosmos3Policy(BatchAnswers):
         """Start a new episode: the next call draws with ``seed`` (or the constructor's)."""
         with self._planning:
             if seed is not None:
-                self._first_seed = seed_number(seed)
+                self._first_seed = seed_number(seed, "reset: seed")
             self._start_over()
             self.backend.reset(seed)
 

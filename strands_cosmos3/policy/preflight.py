@@ -89,7 +89,7 @@ def check_inputs(
         if chosen.rig is not None:
             mapping.cameras.require(sorted(observation_keys))
     if robot is not None:
-        mapping.require_state(observation_keys)
+        mapping.require_state(sorted(observation_keys))
         rename_columns(CANONICAL, action_mapping)
     elif action_mapping is None:
         served = backend in (None, "service") and "joint_pos" in chosen.spaces

@@ -99,15 +99,15 @@ def bridge_kinematics(rng):
 
 
 def chunk_to_targets(rng):
-    good = {"raw_chunk": ROWS, "embodiment": DROID, "bridge": BRIDGE, "q_init": FULL}
+    good = {"action_chunk": ROWS, "embodiment": DROID, "ik_bridge": BRIDGE, "q_init": FULL}
     wrong = pick(
         rng,
-        {"raw_chunk": spoil(rng, ROWS)},
-        {"raw_chunk": ROWS * rng.uniform(11, 1e6)},
-        {"raw_chunk": np.concatenate([ROWS[:, :3], np.zeros((4, 6)), ROWS[:, 9:]], axis=1) * np.nan},
+        {"action_chunk": spoil(rng, ROWS)},
+        {"action_chunk": ROWS * rng.uniform(11, 1e6)},
+        {"action_chunk": np.concatenate([ROWS[:, :3], np.zeros((4, 6)), ROWS[:, 9:]], axis=1) * np.nan},
         {"q_init": spoil(rng, FULL)},
         {"embodiment": pick(rng, "nothing", 3, None, "umi", "bridge", "robotwin", "libero", "av")},
-        {"bridge": pick(rng, *NOTHING)},
+        {"ik_bridge": pick(rng, *NOTHING)},
         {"action_space": pick(rng, "joint_pos", "pose_abs", "midtrained", 3)},
         {"fps": pick(rng, 0, -1, np.nan, "x", [])},
         {"stats": pick(rng, "umi", "nothing", "/nowhere.json", 3, object())},
