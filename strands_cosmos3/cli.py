@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import CheckpointError, ConfigError, Cosmos3Error, InputError
+from strands_cosmos3.extras import needed_by, require_extras
 from strands_cosmos3.parallel.process_exit import exit_rank
 
 COMMANDS = {
@@ -60,8 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _with_new_flags(arguments)
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
-        with redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext():
-            return int(_with_environment(command).run())
+        with redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(), needed_by("this command"):
+            command = _with_environment(command)
+            require_extras(_name_of(command), command.extras)
+            return int(command.run())
     except Cosmos3Error as error:
         if _is_other_rank() and isinstance(
             error, InputError | ConfigError | CheckpointError
@@ -139,6 +142,10 @@ def _with_environment(command: Any) -> Any:
         return command
     named = {f.name: os.environ.get(f.metadata["environment"]) for f in fields(command) if "environment" in f.metadata}
     return replace(command, **{name: value for name, value in named.items() if value and getattr(command, name) is None})
+
+
+def _name_of(command: Any) -> str:
+    return next(name for name, (_, kind) in COMMANDS.items() if kind == type(command).__name__)
 
 
 @dataclass

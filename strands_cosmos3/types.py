@@ -37,6 +37,9 @@ from strands_cosmos3.checks import (
 )
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
+from strands_cosmos3.episode_summary import ErrorSummary as ErrorSummary
+from strands_cosmos3.episode_summary import Outcome as Outcome
+from strands_cosmos3.episode_summary import html_of, text_of
 from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, UnknownNameError
 
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
@@ -63,30 +66,6 @@ class Mode(StrEnum):
             return cls(name)
         except ValueError:
             raise UnknownNameError("mode", name, tuple(cls)) from None
-
-
-class Outcome(StrEnum):
-    """How an episode ended."""
-
-    SUCCESS = "success"
-    TIMEOUT = "timeout"
-    COMPLETED = "completed"
-    INTERRUPTED = "interrupted"
-    FAULT = "fault"
-
-    @property
-    def message(self) -> str:
-        """One sentence for a person."""
-        return _OUTCOME_MESSAGES[self]
-
-
-_OUTCOME_MESSAGES = {
-    Outcome.SUCCESS: "The task's success condition held.",
-    Outcome.TIMEOUT: "The time was up before the task's success condition held.",
-    Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task to judge.",
-    Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
-    Outcome.FAULT: "A fault stopped the episode; the arm was brought to rest.",
-}
 
 
 def _set(instance: object, **values: object) -> None:
@@ -397,23 +376,7 @@ class JointTrajectory:
         _set(self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper, **residuals, **masks)
 
 
-@dataclass(frozen=True)
-class ErrorSummary:
-    """An error between two motions: millimetres and degrees, over every sample compared."""
-
-    mean_mm: float
-    max_mm: float
-    mean_deg: float
-    max_deg: float
-
-    @classmethod
-    def of(cls, distance_m: F64, angle_rad: F64) -> ErrorSummary:
-        """Summarise [N] distances and [N] angles."""
-        mm, deg = np.asarray(distance_m) * 1e3, np.rad2deg(angle_rad)
-        return cls(float(mm.mean()), float(mm.max()), float(deg.mean()), float(deg.max()))
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rollout:
     """One episode: what was commanded, what was achieved, and how it ended.
 
@@ -439,6 +402,7 @@ class Rollout:
         held: What the arm was waiting for, where it was in HOLD when the time was up.
         collisions: Reports of the accepted chunks that touched, avoided or were stopped before a collision.
         arrays: Trajectories by name, as :meth:`save_npz` writes them.
+        video: The film, where one was written; a notebook shows it.
     """
 
     seed: int
@@ -462,7 +426,14 @@ class Rollout:
     final_state: str | None = None
     held: str | None = None
     collisions: tuple[CollisionReport, ...] = ()
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING, repr=False)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING)
+    video: Path | None = None
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def success(self) -> bool | None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
-BASE = {"errors", "checks", "collision", "resources", "embodiments", "types", "instruction", "language", "embedded", "__init__"}
+BASE = {"errors", "extras", "checks", "collision", "resources", "embodiments", "types", "instruction", "language", "embedded"}
+BASE |= {"__init__", "episode_summary"}
 SIMULATED = BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy", "sim"}
 MAY_IMPORT = {
     "errors": set(),
+    "extras": {"errors"},
     "resources": {"errors"},
     "checks": {"errors"},
     "embedded": {"errors", "resources"},
@@ -22,8 +24,9 @@ MAY_IMPORT = {
     "language": {"errors", "instruction", "resources"},
     "embodiments": {"checks", "errors"},
     "collision": {"checks", "errors"},
-    "types": {"checks", "collision", "embodiments", "errors"},
-    "__init__": set(),
+    "episode_summary": set(),
+    "types": {"checks", "collision", "embodiments", "episode_summary", "errors"},
+    "__init__": {"extras", "embodiments", "actions", "control", "engine", "parallel", "policy", "sim"},  # on first use
     "actions": BASE,
     "robots": BASE,
     "arm": {"robots"},  # the deprecated name

@@ -197,3 +197,22 @@ def test_rollout_is_json(task, outcome, success, tmp_path):
     assert written["latency_clock"] == "simulated"
     rollout.save_npz(str(tmp_path / "episode.npz"))
     assert np.load(tmp_path / "episode.npz")["q_rad"].shape == (2, 7)
+
+
+def test_a_rollout_is_one_line_of_text_and_shows_its_film_in_a_notebook(tmp_path):
+    nothing = ErrorSummary(0.1, 0.2, 0.3, 0.4)
+    film = tmp_path / "a.mp4"
+    film.write_bytes(b"film")
+    rollout = Rollout(
+        3, "pick", "pick up <b>the</b> red cube", Outcome.SUCCESS, nothing, nothing, nothing, {}, {}, {}, 4.5, 2.0,
+        arrays={"q": np.zeros((1000, 7))}, video=film,
+    )  # fmt: skip
+    assert "\n" not in repr(rollout)
+    assert len(repr(rollout)) < 200
+    assert "pick: success" in repr(rollout)
+    page = rollout._repr_html_()
+    assert "data:video/mp4;base64,ZmlsbQ==" in page
+    assert "<b>the" not in page
+    film.unlink()
+    assert "no longer exists" in rollout._repr_html_()
+    assert "video" not in rollout.to_dict()

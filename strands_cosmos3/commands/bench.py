@@ -73,6 +73,12 @@ class Bench:
     json: Path | None = None
     """Write the figures (.json)."""
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        served = ("serve",) if self.clients is None else ("serve", "engine")
+        return {"engine": ("sim", "engine"), "service": served, "loop": ()}.get(self.what, ("sim",))
+
     def run(self) -> int:
         """Measure and print the figures."""
         self._check()

@@ -55,6 +55,11 @@ class Demos:
 
     RENAMED_FLAGS: ClassVar[Mapping[str, str]] = {"--bend": "--perturbed", "--look": "--visual-randomization"}
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("sim", "data")
+
     def run(self) -> int:
         """Record and merge the episodes."""
         from strands_cosmos3.datasets import Dataset, merge_datasets

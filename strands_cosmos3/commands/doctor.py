@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.commands.files import require_writable, write_json
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.errors import Cosmos3Error, MissingDependencyError
+from strands_cosmos3.extras import EXTRAS, needed_by, pip_command
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
+_MARKS = {OK: "[green]ok[/green]", ABSENT: "[yellow]absent[/yellow]", BROKEN: "[red]broken[/red]"}
 _Check = Callable[[], tuple[str, str]]
 """Returns what was found, and a remedy if something optional is missing; an exception means that it does not work."""
 
@@ -46,18 +49,19 @@ class Doctor:
     json: Path | None = None
     """Write the findings (.json)."""
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs: none."""
+        return ()
+
     def run(self) -> int:
         """Run all checks and print a table."""
         require_writable(self.json, (".json",), "--json")
         console = Console()
         findings = [_try(*check) for check in _CHECKS]
-        table = Table(title=f"strands-cosmos3 {__version__}, Python {platform.python_version()}", title_justify="left")
-        for column in ("", "what", "found", "remedy"):
-            table.add_column(column, overflow="fold")
-        marks = {OK: "[green]ok[/green]", ABSENT: "[yellow]absent[/yellow]", BROKEN: "[red]broken[/red]"}
-        for finding in findings:
-            table.add_row(marks[finding.state], finding.what, finding.detail, finding.remedy)
-        console.print(table)
+        console.print(f"strands-cosmos3 {__version__}, Python {platform.python_version()}", highlight=False)
+        console.print(_table(findings))
+        _print_extras(console)
         if self.json is not None:
             write_json(self.json, {"version": __version__, "findings": [vars(finding) for finding in findings]})
         broken = [finding.what for finding in findings if finding.state == BROKEN]
@@ -75,7 +79,10 @@ class Doctor:
 def _try(what: str, required: bool, check: _Check, remedy: str) -> Finding:
     """Run one check. An exception becomes a finding."""
     try:
-        detail, own_remedy = check()
+        with needed_by(what):
+            detail, own_remedy = check()
+    except MissingDependencyError as error:
+        return Finding(what, BROKEN if required else ABSENT, "not installed", str(error).partition(": ")[2])
     except (Cosmos3Error, ImportError, OSError, RuntimeError, ValueError, AttributeError) as error:
         return Finding(what, BROKEN if required else ABSENT, f"{type(error).__name__}: {error}", remedy)
     return Finding(what, ABSENT if own_remedy else OK, detail, own_remedy)
@@ -202,31 +209,44 @@ def _menagerie() -> tuple[str, str]:
     return str(found), ""
 
 
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, show_header=False)
+    for finding in findings:
+        told = finding.detail + (f"; {finding.remedy}" if finding.state != OK and finding.remedy else "")
+        table.add_row(_MARKS[finding.state], finding.what, escape(told))
+    return table
+
+
+def _print_extras(console: Console) -> None:
+    """Print what each extra enables, and below those that are missing the command that installs them."""
+    console.print("Extras:")
+    for name, extra in EXTRAS.items():
+        console.print(
+            f"  {_MARKS[ABSENT if extra.absent else OK]:27} {name:7} {extra.enables}", highlight=False, soft_wrap=True
+        )
+        if extra.absent:
+            console.print(f"{'':18}{escape(pip_command([name]))}", highlight=False, soft_wrap=True)
+
+
 _OF_A_CHECKPOINT = ("torch", "embedded policy")
 """Checks of what a rollout without ``--backend`` needs in addition."""
-_SIM = "pip install 'strands-cosmos3[sim]'"
 _CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (  # name, whether a rollout needs it, check, remedy
     ("python", True, lambda: (f"{sys.executable}, {os.cpu_count()} cores", ""), ""),
-    ("mujoco", True, _package("mujoco"), _SIM),
-    ("mink", True, _package("mink"), _SIM),
+    ("mujoco", True, _package("mujoco"), ""),
+    ("mink", True, _package("mink"), ""),
     ("packaged data", True, _data, "reinstall strands-cosmos3"),
     ("arm model", True, _arm, ""),
     ("inverse kinematics", True, _kinematics, ""),
     ("rendering", True, _gl, "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"),
-    ("films", True, _film, _SIM),
-    ("plots", False, _package("matplotlib"), _SIM),
-    ("policy wire", False, _wire, "only serve and the service backend need it: pip install 'strands-cosmos3[serve]'"),
-    ("ray", False, _package("ray"), "only evaluate needs it: pip install 'strands-cosmos3[scale]'"),
-    ("viser", False, _package("viser"), "only view needs it: pip install 'strands-cosmos3[view]'"),
-    ("pyarrow", False, _package("pyarrow"), "only datasets need it: pip install 'strands-cosmos3[data]'"),
-    ("peft", False, _package("peft"), "only train with LoRA needs it: pip install 'strands-cosmos3[train]'"),
+    ("films", True, _film, pip_command(["sim"])),
+    ("plots", False, _package("matplotlib"), ""),
+    ("policy wire", False, _wire, ""),
+    ("ray", False, _package("ray"), ""),
+    ("viser", False, _package("viser"), ""),
+    ("pyarrow", False, _package("pyarrow"), ""),
+    ("peft", False, _package("peft"), ""),
     ("display", False, _display, ""),
-    (
-        "torch",
-        False,
-        _package("torch"),
-        "every Cosmos 3 checkpoint needs it, the bundled one too: pip install 'strands-cosmos3[engine]'",
-    ),
+    ("torch", False, _package("torch"), ""),
     ("embedded policy", False, _bundled, "reinstall strands-cosmos3; any other backend works without it"),
     ("GPUs", False, _gpus, "not needed for simulation"),
     ("hub cache", False, _hub_cache, ""),

@@ -19,7 +19,8 @@ from rich.table import Table
 from strands_cosmos3.commands.files import versions
 from strands_cosmos3.embedded import TASKS, embedded_checkpoint
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import OF_BACKEND, needed_by
 
 if TYPE_CHECKING:
     from strands_cosmos3.evaluation.driver import Progress
@@ -123,6 +124,12 @@ class Evaluate:
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs, unless a TOML file names the backend."""
+        backend = self.backend or ("native" if self.config is None else "")
+        return ("sim", *OF_BACKEND.get(backend, ()), "scale")
+
     def run(self) -> int:
         """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after Ctrl-C."""
         from strands_cosmos3.evaluation.settings import make_settings, read_toml
@@ -135,10 +142,8 @@ class Evaluate:
         if options.get("out") is None:
             raise ConfigError("evaluate needs a folder for its episodes: --out run/")
         out = Path(options["out"])
-        try:
+        with needed_by("evaluate"):
             from strands_cosmos3.evaluation.evaluate import evaluate
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"evaluation needs {error.name}: pip install 'strands-cosmos3[scale]'.") from None
         console = Console()
         console.print(f"{settings.topology}; {len(settings.plan())} episodes", highlight=False)
         about = {"versions": versions(), "command": " ".join(["strands-cosmos3", *sys.argv[1:]])}

@@ -17,7 +17,8 @@ from strands_cosmos3.commands.files import require_apart, require_writable, writ
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, ResourceNotFoundError
+from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.parallel.config import ParallelConfig
 
 _DEFAULT_DOMAIN = "droid_lerobot"
@@ -115,6 +116,11 @@ class Infer:
     """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding only), or not at all."""
     out: Path = Path("cosmos3")
     """Beginning of the output files' names."""
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("engine",)
 
     def run(self) -> int:
         """Run the inference, write the files, and list them."""
@@ -233,12 +239,10 @@ def read_actions(path: Path) -> np.ndarray:
 
 
 def _engine(options: Infer, decode: bool, console: Console) -> Any:
-    try:
+    with needed_by("infer"):
         import torch
 
         from strands_cosmos3.engine.engine import Cosmos3Engine
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"infer needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = options.checkpoint or embedded_checkpoint()
     with console.status(f"loading {checkpoint}"):

@@ -27,7 +27,8 @@ from strands_cosmos3.commands.files import (
     write_whole,
 )
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import OF_BACKEND, needed_by
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
@@ -156,6 +157,11 @@ class Rollout:
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("sim", *OF_BACKEND.get(self.backend or "native", ()), *(("data",) if self.dataset else ()))
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
@@ -410,11 +416,9 @@ def recorder_for(folder: Path | None) -> Iterator[Any]:
     if folder is None:
         yield None
         return
-    try:
+    with needed_by("a dataset"):
         from strands_cosmos3.datasets.writer import DatasetWriter
         from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-    except ImportError as error:
-        raise MissingDependencyError("datasets need pyarrow and PyAV: pip install 'strands-cosmos3[data]'.") from error
     with DatasetWriter(folder, rollout_spec()) as writer:
         yield RolloutRecorder(writer)
 

@@ -15,7 +15,8 @@ from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import OF_BACKEND, needed_by
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.parallel.process_exit import exit_rank
 
@@ -98,14 +99,17 @@ class Serve:
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("serve", *OF_BACKEND.get(self.backend or ("replay" if self.trajectory else "native"), ()))
+
     def run(self) -> int:
         """Serve until stopped; return 0."""
-        try:
+        with needed_by("serve"):
             from strands_cosmos3.serving.access import Tokens
             from strands_cosmos3.serving.served import ServedPolicy
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"serving needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
         seed_number(self.seed, "--seed")
         config = ServerConfig(
             self.host,
@@ -180,10 +184,8 @@ class Serve:
         from strands_cosmos3.parallel.group import RankTimeouts
 
         timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
-        try:
+        with needed_by("serve"):
             from strands_cosmos3.backends.distributed import replicas
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"inference needs {error.name}: pip install 'strands-cosmos3[engine]'.") from None
         return replicas(count, model, options, self.action_space, timeouts)
 
     def _says(self, name: str, port: int) -> str:

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.commands.files import require_writable_folder
-from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import needed_by
 
 _STAGES = ("vae", "vae_clips", "policy", "joint")
 
@@ -87,6 +88,11 @@ class Train:
     lr: float = 1e-4
     """Post-training: learning rate."""
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("sim", "engine", "data", *(("train",) if self.lora_rank else ()))
+
     def run(self) -> int:
         """Train, and print the path of the checkpoint."""
         if (self.demos is None) == (self.checkpoint is None):
@@ -104,11 +110,8 @@ class Train:
         positive(self.lr, "--lr")
         require_writable_folder(self.out, "--out")
         console = Console()
-        try:
-            with terminated_as_interrupted():
-                checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"training needs {error.name}: pip install 'strands-cosmos3[train]'.") from None
+        with needed_by("train"), terminated_as_interrupted():
+            checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
         if int(os.environ.get("RANK", "0")) == 0:
             plot(self.out)
             console.print(f"checkpoint: {checkpoint}" if checkpoint else f"VAE: {self.out / 'vae/final.pt'}")

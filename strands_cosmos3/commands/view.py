@@ -15,7 +15,8 @@ from rich.console import Console
 
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.commands.rollout import Listeners, Rollout
-from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 
@@ -49,6 +50,11 @@ class View(Rollout):
     """For --play: the first episode of the dataset to show."""
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit after the last episode instead of keeping the page."""
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("sim", "view", "data") if self.play else (*super().extras, "view")
 
     def run(self) -> int:
         """Run it; returns 0."""
@@ -113,8 +119,6 @@ class View(Rollout):
 
 def _stage() -> Any:
     """Import the page's class; it needs viser."""
-    try:
+    with needed_by("the live page"):
         from strands_cosmos3.view.stage import Stage
-    except ImportError as error:
-        raise MissingDependencyError(f"the live page needs viser ({error}): pip install 'strands-cosmos3[view]'.") from None
     return Stage

@@ -1,11 +1,14 @@
 """Write, merge and read LeRobot v3 datasets with numpy, pyarrow and PyAV; no torch."""
 
-from strands_cosmos3.datasets.episode import EpisodeWriter
-from strands_cosmos3.datasets.merge import merge_datasets
-from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
-from strands_cosmos3.datasets.spec import ACTION, EE_POSE, STATE, DatasetSpec, Feature, arm_spec, camera_key
-from strands_cosmos3.datasets.video import VideoConfig
-from strands_cosmos3.datasets.writer import DatasetWriter
+from strands_cosmos3.extras import needed_by
+
+with needed_by("strands_cosmos3.datasets"):
+    from strands_cosmos3.datasets.episode import EpisodeWriter
+    from strands_cosmos3.datasets.merge import merge_datasets
+    from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
+    from strands_cosmos3.datasets.spec import ACTION, EE_POSE, STATE, DatasetSpec, Feature, arm_spec, camera_key
+    from strands_cosmos3.datasets.video import VideoConfig
+    from strands_cosmos3.datasets.writer import DatasetWriter
 
 __all__ = [
     "ACTION",

@@ -11,6 +11,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.robots.panda import FINGER_JOINTS, JointLimits
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
@@ -47,9 +48,9 @@ class PolicyArm:
         self._begun = False
 
     def _build(self, obstacles: tuple[Obstacle, ...]) -> None:
-        from strands_cosmos3.control.ik import MinkIKBridge
-        from strands_cosmos3.robots.model import load_model
-
+        with needed_by("joint angles"):
+            from strands_cosmos3.control.ik import MinkIKBridge
+            from strands_cosmos3.robots.model import load_model
         self._obstacles = obstacles
         self._bridge = MinkIKBridge(load_model(self._model, obstacles), limits=self._limits)
 

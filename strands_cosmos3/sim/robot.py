@@ -129,9 +129,11 @@ class Robot(SimulatedArm):
                 episode = Episode(self, planner, judge, film, loop, realtime, tick)
                 self._loop_counters = episode.loop.counters
                 if recorder is None:
-                    return episode.run(n_ticks, seed, task, recording, progress)
-                with recorder.recording(self, film.observe, instruction) as keep:
-                    return keep(episode.run(n_ticks, seed, task, recording, progress))
+                    rollout = episode.run(n_ticks, seed, task, recording, progress)
+                else:
+                    with recorder.recording(self, film.observe, instruction) as keep:
+                        rollout = keep(episode.run(n_ticks, seed, task, recording, progress))
+            return rollout if video is None else replace(rollout, video=Path(video).expanduser().absolute())
         finally:
             if owned:
                 policy.close()

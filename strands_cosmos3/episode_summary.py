@@ -1,0 +1,91 @@
+"""How an episode ended, its errors, and its summary as a line of text or as HTML for notebooks."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from enum import StrEnum
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_INLINE_BYTES = 16 << 20
+"""A larger film is linked from a notebook and not embedded in it."""
+
+
+class Outcome(StrEnum):
+    """How an episode ended."""
+
+    SUCCESS = "success"
+    TIMEOUT = "timeout"
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    FAULT = "fault"
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return _OUTCOME_MESSAGES[self]
+
+
+_OUTCOME_MESSAGES = {
+    Outcome.SUCCESS: "The task's success condition held.",
+    Outcome.TIMEOUT: "The time was up before the task's success condition held.",
+    Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task to judge.",
+    Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
+    Outcome.FAULT: "A fault stopped the episode; the arm was brought to rest.",
+}
+
+
+@dataclass(frozen=True)
+class ErrorSummary:
+    """An error between two motions: millimetres and degrees, over every sample compared."""
+
+    mean_mm: float
+    max_mm: float
+    mean_deg: float
+    max_deg: float
+
+    @classmethod
+    def of(cls, distance_m: NDArray[np.float64], angle_rad: NDArray[np.float64]) -> ErrorSummary:
+        """Summarise [N] distances and [N] angles."""
+        mm, deg = np.asarray(distance_m) * 1e3, np.rad2deg(angle_rad)
+        return cls(float(mm.mean()), float(mm.max()), float(deg.mean()), float(deg.max()))
+
+
+def text_of(rollout: Any) -> str:
+    """Return a Rollout as one line: what was to be done, how it ended, and how well the arm followed."""
+    figures = (
+        f"seed={rollout.seed}, {rollout.duration_s:.2f} s simulated, tracking mean {rollout.tracking.mean_mm:.3f} mm, "
+        f"max {rollout.tracking.max_mm:.3f} mm"
+    )
+    return f"Rollout({rollout.task or 'no task'}: {rollout.outcome}, {rollout.instruction!r}, {figures})"
+
+
+def html_of(rollout: Any) -> str:
+    """Return a Rollout's outcome, a few figures and the film, embedded if it is at most ``MAX_INLINE_BYTES`` long."""
+    rows = {
+        "outcome": f"{rollout.outcome}: {rollout.outcome.message}" + (f" {rollout.fault}" if rollout.fault else ""),
+        "task": f"{rollout.task or 'none'}, seed {rollout.seed}",
+        "duration": f"{rollout.duration_s:.2f} s simulated, {rollout.realtime_factor:.2g} simulated seconds per second",
+        "tracking": f"mean {rollout.tracking.mean_mm:.3f} mm, max {rollout.tracking.max_mm:.3f} mm",
+        "inference": f"median {rollout.inference_ms['p50']:.0f} ms" if "p50" in rollout.inference_ms else "",
+    }
+    cells = "".join(f"<tr><th style='text-align:left'>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items() if v)
+    return f"<b>{escape(rollout.instruction) or 'replay'}</b><table>{cells}</table>{_film(rollout.video)}"
+
+
+def _film(path: Path | None) -> str:
+    if path is None:
+        return ""
+    if not path.is_file():
+        return f"<p>The film {escape(str(path))} no longer exists.</p>"
+    if path.stat().st_size > MAX_INLINE_BYTES:
+        return f"<p>The film is too long to embed: <a href='{escape(path.as_uri(), quote=True)}'>{escape(str(path))}</a></p>"
+    if path.suffix.lower() != ".mp4":
+        return f"<p>The film is {escape(str(path))}.</p>"
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f"<video controls muted style='max-width:100%' src='data:video/mp4;base64,{content}'></video>"

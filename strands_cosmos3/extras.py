@@ -1,0 +1,75 @@
+"""Optional dependencies: what each extra enables, and the error that names the extra to install."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from strands_cosmos3.errors import MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of this package.
+
+    Args:
+        enables: What works with it.
+        modules: Modules that it installs, by their import names.
+    """
+
+    enables: str
+    modules: tuple[str, ...]
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Its modules that are not installed."""
+        return tuple(module for module in self.modules if find_spec(module) is None)
+
+
+EXTRAS = {
+    "sim": Extra(
+        "the simulated Franka, inverse kinematics, films and plots: rollout, demos, most of bench",
+        ("mujoco", "mink", "daqp", "robot_descriptions", "av", "PIL", "OpenGL", "matplotlib"),
+    ),
+    "engine": Extra(
+        "Cosmos 3 checkpoints, the bundled policy among them: infer, and the native, distributed and diffusers backends",
+        ("torch", "safetensors", "transformers", "diffusers", "huggingface_hub", "PIL", "av"),
+    ),
+    "serve": Extra("a policy server, and calls to one: serve, rollout --backend service", ("websockets", "msgpack")),
+    "view": Extra("the live page in a browser: view", ("viser", "trimesh")),
+    "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
+    "scale": Extra("many episodes on several processes: evaluate", ("ray",)),
+    "train": Extra("training and post-training: train", ("peft",)),
+}
+"""Extra -> what it is for. ``train`` includes engine, data and sim."""
+OF_BACKEND = {"native": ("engine",), "distributed": ("engine",), "diffusers": ("engine",), "service": ("serve",)}
+"""Backend -> extras that it needs; the others need none."""
+
+
+def pip_command(extras: Iterable[str]) -> str:
+    """Return the command that installs some extras."""
+    return f"pip install 'strands-cosmos3[{','.join(extras)}]'"
+
+
+def require_extras(what: str, extras: Iterable[str]) -> None:
+    """Raise MissingDependencyError if a module of these extras is not installed. ``what`` needs them, e.g. a command."""
+    absent = {extra: EXTRAS[extra].absent for extra in extras}
+    missing = [extra for extra, modules in absent.items() if modules]
+    if missing:
+        first = ", ".join(absent[extra][0] for extra in missing)
+        raise MissingDependencyError(f"{what} needs packages that are not installed ({first}): {pip_command(missing)}")
+
+
+@contextmanager
+def needed_by(what: str) -> Iterator[None]:
+    """Turn a missing optional module into a MissingDependencyError that names its extra; other import errors pass."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        extras = [extra for extra, known in EXTRAS.items() if module in known.modules]
+        if not extras:
+            raise
+        raise MissingDependencyError(f"{what} needs {module}, which is not installed: {pip_command(extras[:1])}") from None
