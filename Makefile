@@ -72,11 +72,13 @@ $(VENV)/.sim: pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sim,engine]'
+	@echo "installing into $(VENV): MuJoCo, PyTorch (CPU) and others; a few minutes on the first run"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.sim
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "installing the packages that tests need into $(VENV)"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 system:

@@ -36,9 +36,8 @@ _RANK_0_REPORT_S = 20.0
 _DESCRIPTION = f"""strands-cosmos3 {__version__}: run NVIDIA Cosmos 3 as a robot policy.
 
 Start here:
-
-  strands-cosmos3 rollout --task pick --video out.mp4    run a task on a simulated Franka and film it
-  strands-cosmos3 doctor                                 check this machine, with remedies for what does not work
+  strands-cosmos3 doctor                     check this machine
+  strands-cosmos3 rollout --video out.mp4    pick up a cube in simulation, filmed
 
 Exit status: 0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
 """
@@ -58,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
+    _print_help(arguments)
     arguments = _with_new_flags(arguments)
     try:
         command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
@@ -117,6 +117,23 @@ def _union(arguments: list[str]) -> Any:
     if named:  # a union of one member would lose the subcommand's name
         union = union | Annotated[_Nothing, tyro.conf.subcommand("help", prefix_name=False)]
     return union
+
+
+def _print_help(arguments: list[str]) -> None:
+    """Print the help that a command line asks for and exit, or do nothing."""
+    if not {"-h", "--help"} & set(arguments):
+        return
+    from strands_cosmos3.commands.help import print_commands, print_options
+
+    def kind_of(name: str) -> type:
+        module, kind = COMMANDS[name]
+        return getattr(import_module(f"strands_cosmos3.commands.{module}"), kind)
+
+    if arguments[0] in COMMANDS:
+        print_options(arguments[0], kind_of(arguments[0]))
+    else:
+        print_commands({name: kind_of(name) for name in COMMANDS}, _DESCRIPTION)
+    raise SystemExit(0)
 
 
 def _with_new_flags(arguments: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 
 from strands_cosmos3.cli import COMMANDS, main
 from strands_cosmos3.commands import doctor
+from strands_cosmos3.commands.help import options_of, summary_of
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.types import ErrorSummary, Outcome, Rollout
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
@@ -98,6 +101,29 @@ def test_replay_reports_drift_and_no_success(tmp_path: Path):
     assert 0 < episode["drift"]["mean_mm"] < 1
 
 
+def test_the_npz_of_a_rollout_can_be_replayed(tmp_path: Path):
+    npz, report = tmp_path / "reach.npz", tmp_path / "replay.json"
+    assert main([*EXPERT, "--task", "reach", "--npz", str(npz)]) == 0
+    assert main(["rollout", "--backend", "replay", "--trajectory", str(npz), "--json", str(report)]) == 0
+    (episode,) = json.loads(report.read_text())["episodes"]
+    with np.load(npz) as arrays:
+        assert episode["duration_s"] == pytest.approx(len(arrays["t_s"]) / 600, abs=0.15)
+    assert episode["drift"]["mean_mm"] < 0.5
+    assert episode["drift"]["max_mm"] < 2.0
+
+
+def test_an_interrupted_episode_is_no_failure():
+    from strands_cosmos3.commands.rollout import _summary
+
+    nothing = ErrorSummary(0.0, 0.0, 0.0, 0.0)
+    won, stopped = (
+        Rollout(0, "pick", "", outcome, nothing, nothing, nothing, {}, {}, {}, 1.0, 1.0)
+        for outcome in (Outcome.SUCCESS, Outcome.INTERRUPTED)
+    )
+    assert _summary([won, stopped])["success_rate"] == 1.0
+    assert _summary([stopped])["success_rate"] is None
+
+
 def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
     status = main(["rollout", "--backend", "replay", "--trajectory", str(EPISODE), "--json", str(tmp_path / "d.json")])
     assert status == 0
@@ -156,6 +182,10 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--derating", "2"], "derating"),
         (["rollout", "--duration", "-1"], "duration"),
         (["rollout", "--port", "8000"], "--backend service"),
+        (["rollout", "--seed", "-1"], "--seed must be a whole number"),
+        (["view", "--port", "9000"], "the page's is --page-port 9000"),
+        (["view", "--play", "nowhere"], "--play 'nowhere' does not exist"),
+        (["demos", "--out", "/proc/nowhere/demos"], "--out '/proc/nowhere/demos' cannot be written"),
         (["rollout", "--backend", "replay", "--trajectory", "x.json", "--dialect", "openpi"], "--backend service"),
         ([*EXPERT, "--num-steps", "3"], "--num-steps 3 belongs to --backend native, distributed or diffusers, not to scripted"),
         ([*EXPERT, "--device", "cuda"], "--device cuda"),
@@ -224,6 +254,27 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert "default" in printed or command == "doctor"
     needed = {"bench": 1, "demos": 1, "train": 1}  # which bench; where to
     assert printed.count("(required)") == needed.get(command, 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_documents_every_option_in_a_group(command: str, capsys: pytest.CaptureFixture[str]):
+    module, name = COMMANDS[command]
+    kind = getattr(import_module(f"strands_cosmos3.commands.{module}"), name)
+    options = list(options_of(kind))
+    assert not [option.flag for option in options if not option.description]
+    assert len(summary_of(kind)) <= 72
+    assert summary_of(kind).endswith(".")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    printed = capsys.readouterr().out
+    for option in options:
+        assert option.flag in printed
+    assert "None" not in printed
+    groups = vars(kind).get("GROUPS", {})
+    assert all(f"{title}:" in printed for title in groups)
+    named = [option for names in groups.values() for option in names]
+    assert len(set(named)) == len(named)
+    assert not groups or {option.name for option in options} <= set(named)
 
 
 def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ a policy would.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -90,7 +91,7 @@ class Recording:
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Read a recording: a DROID episode as JSON, or this project's npz.
+    """Read a recording: a DROID episode as JSON, this project's npz, or the npz of ``rollout --npz``.
 
     The JSON holds raw DROID poses (panda_link8, xyz and extrinsic xyz Euler angles, 15 Hz), a gripper with 1 = closed, and
     the joint angles of frame 0.
@@ -101,11 +102,15 @@ def load_recording(path: str | Path) -> Recording:
     """
     file = Path(path)
     if not file.is_file():
-        raise ResourceNotFoundError(f"no recording at {str(file)!r}; give a DROID episode (.json) or a saved .npz.")
+        raise ResourceNotFoundError(
+            f"no recording at {str(file)!r}; give a DROID episode (.json), or the .npz of a rollout (rollout --npz)."
+        )
     try:
         if file.suffix == ".json":
             return _from_droid(cast("dict[str, Any]", instance_of(json.loads(file.read_text()), dict, "an episode")))
         with np.load(file, allow_pickle=False) as data:
+            if "T_base_hand_achieved" in data:
+                return _from_rollout(data)
             T, gripper, fps, q = (data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad"))
             return Recording(T, gripper, float(fps), q, str(data["source"]) if "source" in data else "")
     except KeyError as error:
@@ -114,6 +119,17 @@ def load_recording(path: str | Path) -> Recording:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{str(file)!r} is no recording: {error}") from None
+
+
+def _from_rollout(arrays: Mapping[str, Any]) -> Recording:
+    """Return the motion of the arm in a file of ``rollout --npz``, at 15 Hz, with the gripper as it was commanded."""
+    t_s = finite_array(arrays["t_s"], "t_s", (None,))
+    rows = np.searchsorted(t_s, np.arange(t_s[0], t_s[-1], 1 / _DROID_FPS))
+    frame = get_embodiment("droid").tool_frame
+    assert frame is not None
+    T = np.asarray(arrays["T_base_hand_achieved"])[rows] @ frame.T_parent_cosmos
+    q, gripper = arrays["q_achieved_rad"][0], np.clip(arrays["gripper_commanded"][rows], 0.0, 1.0)
+    return Recording(T, gripper, _DROID_FPS, q, "a rollout of this project")
 
 
 def _from_droid(episode: dict[str, Any]) -> Recording:

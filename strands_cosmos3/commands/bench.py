@@ -32,7 +32,7 @@ _BENCHES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure this installation on this machine.
+    """Measure accuracy and speed on this machine.
 
     Times depend on the machine and its load. Where another library did the same work in the same run, the ratio is printed
     as well.

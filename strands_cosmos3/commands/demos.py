@@ -26,7 +26,9 @@ _OPTIONS = (*_FRACTIONS, "visual_randomization", "tier")
 
 @dataclass(frozen=True)
 class Demos:
-    """Record the scripted expert on random tables, as a LeRobot v3 dataset to train on.
+    """Record demonstrations of the scripted expert to train on.
+
+    The result is a LeRobot v3 dataset.
 
     Tables, colours, light, cameras, start poses and wordings are random. Every fourth frame has the expert's unperturbed answer
     for each goal (reach, pick and place in the bin, three colours). Start an interrupted run again to resume it.

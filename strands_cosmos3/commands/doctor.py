@@ -41,8 +41,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check the installation: import the dependencies, solve, simulate, render and encode something small.
+    """Check this machine, and say how to fix what does not work.
 
+    It imports the dependencies, and solves, simulates, renders and encodes something small.
     The exit status is 1 if something that a rollout needs is broken.
     """
 

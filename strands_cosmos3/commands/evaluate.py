@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -32,7 +32,9 @@ _NO_OPTIONS = ("config", "resume", "token", "engine_options")
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Run many episodes and report success rates with intervals, latency, and videos of failures.
+    """Measure success rates over many episodes, with an HTML report.
+
+    The report has intervals, latencies and videos of failures.
 
     Every episode's scene and noise follow from the task and its index, so the result does not depend on the number of
     workers. Each finished episode is a file in the output folder; Ctrl-C, a crash or kill -9 loses only unfinished
@@ -123,6 +125,15 @@ class Evaluate:
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Run": ("out", "config", "resume", "seeds", "seed", "noise_seed", "films", "clips"),
+        "Tasks": ("tasks", "conditions", "instruction", "duration", "control_frequency", "replan_rows"),
+        "Policy": ("backend", "model", "num_steps", "guidance_scale", "policy_frames", "device", "dtype"),
+        "Speed and memory of native": tuple(EngineOptions.__dataclass_fields__),
+        "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
+        "Processes": (*("workers", "num_gpus", "tp_size", "cfg_size", "total_shard", "address", "episode_timeout"),),
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:

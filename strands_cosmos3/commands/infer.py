@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import tyro
@@ -29,8 +30,9 @@ _OF_PROCESSOR = (*_ABOUT_ACTIONS, *_ABOUT_INPUTS)
 
 @dataclass(frozen=True)
 class Infer:
-    """Run a Cosmos 3 checkpoint once: actions (policy), video from actions (forward_dynamics), or actions from video
-    (inverse_dynamics).
+    """Run a Cosmos 3 checkpoint once and write its actions or its video.
+
+    Modes: actions from a picture (policy), video from actions (forward_dynamics), or actions from a video (inverse_dynamics).
 
     On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --checkpoint ...
 
@@ -49,7 +51,7 @@ class Infer:
     negative_prompt: str = ""
     """Caption of the unconditional branch."""
     mode: Literal["policy", "forward_dynamics", "inverse_dynamics"] = "policy"
-    """What is asked."""
+    """What to predict."""
     action_file: Path | None = None
     """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a nested list."""
     state: tuple[float, ...] = ()
@@ -116,6 +118,19 @@ class Infer:
     """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding only), or not at all."""
     out: Path = Path("cosmos3")
     """Beginning of the output files' names."""
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Task": ("checkpoint", "prompt", "image", "video", "mode", "state", "action_file", "condition_frames"),
+        "Sampling": (
+            *("seed", "steps", "guidance_scale", "negative_prompt", "flow_shift", "use_karras_sigmas", "decode_video"),
+        ),
+        "Interpretation (the default is the checkpoint's)": (
+            *("domain_name", "action_space", "raw_action_dim", "action_chunk_size", "action_stats_path"),
+            *("action_normalization", "fps", "height", "width", "image_size", "prompt_format", "composition", "view_point"),
+        ),
+        "Speed and memory": ("device", "dtype", *EngineOptions.__dataclass_fields__, "tp", "cfg", "vae_split"),
+        "Output": ("out",),
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import tyro
@@ -58,7 +58,9 @@ class Listeners:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Run a policy in simulation: a Franka with real dynamics, in a closed loop, with a film if you want one.
+    """Run a policy on a simulated Franka, and film it if you like.
+
+    The arm has real dynamics, and the loop is closed: each inference sees what the arm did.
 
     native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled policy, which can only reach and
     pick on this table. scripted is an expert that reads the simulator's state, can do all four tasks and returns the model's
@@ -77,16 +79,16 @@ class Rollout:
     """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two
     is the bundled policy, which can only reach and pick on this table."""
     num_steps: int | None = None
-    """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
+    """Denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
-    """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
     """For native and distributed: frames of the clip that a policy denoises. 1 returns actions without a video, several
     times faster, if the checkpoint was trained for it. The default is the checkpoint's."""
     device: str | None = None
-    """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda if there is one."""
+    """cpu, cuda or cuda:N. The default is cuda if there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
-    """For native, distributed and diffusers: type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
+    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
     engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
         default_factory=EngineOptions
@@ -97,16 +99,16 @@ class Rollout:
     cfg: int = 1
     """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
     trajectory: Path | None = None
-    """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
+    """For replay: a DROID episode (.json) or the recording of a rollout (rollout --npz)."""
     host: str | None = None
-    """For service: host of the policy server; the default is localhost. Its token is read from the environment variable
+    """Host of the policy server; the default is localhost. Its token is read from the environment variable
     STRANDS_COSMOS3_TOKEN."""
     port: int | None = None
-    """For service: its port; the default is 8000."""
+    """Its port; the default is 8000."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
-    """For service: its action space; the default is the one that the server states, else joint_pos."""
+    """Its action space; the default is the one that the server states, else joint_pos."""
     dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
-    """For service: its variant of openpi's protocol; the default is robolab."""
+    """Its variant of openpi's protocol; the default is robolab."""
     seed: int = 0
     """Seed of the first episode's scene and noise; each next one adds 1."""
     noise_seed: int | None = None
@@ -157,6 +159,19 @@ class Rollout:
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Task": ("task", "instruction", "episodes", "duration", "seed", "noise_seed"),
+        "Policy": ("backend", "model", "trajectory", "replan_rows", "chunk_rows"),
+        "Checkpoint (native, distributed and diffusers)": (
+            *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "tp", "cfg"),
+            *EngineOptions.__dataclass_fields__,
+        ),
+        "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
+        "Timing": ("control_frequency", "latency", "realtime"),
+        "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "arm_model"),
+        "Output": ("video", "film", "json", "plot", "npz", "dataset", "view"),
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -345,7 +360,7 @@ class Rollout:
 
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
     """Success rate and means over episodes."""
-    judged = [e.success for e in episodes if e.success is not None]
+    judged = [e.success for e in episodes if e.success is not None and e.outcome is not Outcome.INTERRUPTED]
     return {
         "episodes": len(episodes),
         "successes": sum(judged) if judged else None,
@@ -377,12 +392,13 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
             )
     console.print(table)
     steps, latency, took = last.steps, last.latency_ms, last.inference_ms
+    speed = f"{last.realtime_factor:.0f}" if last.realtime_factor >= 10 else f"{last.realtime_factor:.2g}"
     felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"
     console.print(
         f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched {steps['stretched']}, unconverged "
         f"{steps['unconverged']}, over 1 mm off {steps['off_pose']}); "
         f"{felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 {took['p50']:.1f} ms, max "
-        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated at {last.realtime_factor:.1f} x real time"
+        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, {speed} times as fast as real time"
     )
     counters: Counter[str] = sum((Counter(dict(episode.counters)) for episode in episodes), Counter())
     if warnings := [f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters.get(name)]:
@@ -393,7 +409,9 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
     if last.held and not last.fault:
         console.print(f"[yellow]when the time was up {last.held}[/yellow]")
     if summary["success_rate"] is not None and len(episodes) > 1:
-        console.print(f"success: {summary['successes']} of {len(episodes)}")
+        stopped = sum(e.outcome is Outcome.INTERRUPTED for e in episodes)
+        left_out = f" ({stopped} interrupted, not counted)" if stopped else ""
+        console.print(f"success: {summary['successes']} of {len(episodes) - stopped}{left_out}")
     for file in files:
         one_each = many and file.suffix not in (".json", "")
         rest = " (one for each seed)" if one_each and len(episodes) > 1 else ""

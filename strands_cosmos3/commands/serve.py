@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -29,7 +29,9 @@ _OF_MODEL = ("num_steps", "guidance_scale", "policy_frames", "device", "dtype")
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve a policy on the openpi / RoboLab wire (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops.
+    """Serve a policy over a WebSocket, for robots and simulators.
+
+    Clients of openpi and RoboLab can use it (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops.
 
     Anyone who reaches the port can move the robot, so it listens on this machine only unless you set a token.
     """
@@ -41,16 +43,16 @@ class Serve:
     """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default is the bundled
     policy, which knows one simulated table."""
     num_steps: int | None = None
-    """For native, distributed and diffusers: denoising steps. The default is the checkpoint's preset."""
+    """Denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
-    """For native, distributed and diffusers: guidance; 1 is none. The default is the checkpoint's preset."""
+    """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
     """For native and distributed: frames of the clip that a policy denoises. 1 answers actions without a future, several times
     faster, where the checkpoint was trained to. The default is the checkpoint's own."""
     device: str | None = None
-    """For native, distributed and diffusers: cpu, cuda or cuda:N. The default is cuda where there is one."""
+    """cpu, cuda or cuda:N. The default is cuda where there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
-    """For native, distributed and diffusers: type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
+    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
     engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
         default_factory=EngineOptions
@@ -66,7 +68,7 @@ class Serve:
     stalled_after: float = 600.0
     """For native and distributed: seconds without progress after which such a process is replaced."""
     trajectory: Path | None = None
-    """For replay: a DROID episode (.json) or a recording of this project (.npz)."""
+    """For replay: a DROID episode (.json) or the recording of a rollout (rollout --npz)."""
     embodiment: str = "droid"
     """Name of the embodiment."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
@@ -98,6 +100,16 @@ class Serve:
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Policy": ("backend", "model", "trajectory", "embodiment", "action_space", "seed"),
+        "Server": ("host", "port", "token_file", "tls_cert", "tls_key", "verbose"),
+        "Checkpoint (native, distributed and diffusers)": (
+            *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "tp", "cfg"),
+            *EngineOptions.__dataclass_fields__,
+        ),
+        "Load": ("replicas", "stalled_after", "max_clients", "max_batch", "max_queue_age", "grace"),
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -24,7 +24,7 @@ _STAGES = ("vae", "vae_clips", "policy", "joint")
 
 @dataclass(frozen=True)
 class Train:
-    """Train a small policy from demonstrations, or post-train a released checkpoint.
+    """Train a small policy, or post-train a released checkpoint.
 
     From demonstrations (--demos): train the VAE, check that it preserves colours, encode every picture and clip, train on frame
     0 and actions (<out>/policy/checkpoint), then jointly with the future and both dynamics (<out>/joint/checkpoint).
@@ -64,29 +64,41 @@ class Train:
     seed: int = 0
     """Seed of weights, order and noise."""
     checkpoint: str | None = None
-    """Post-training: folder in the released layout, or hub repository."""
+    """Folder in the released layout, or hub repository."""
     dataset: Path | None = None
-    """Post-training: LeRobot v3 dataset with end-effector poses of the Cosmos frame."""
+    """LeRobot v3 dataset with end-effector poses of the Cosmos frame."""
     train: tuple[str, ...] = ("action_proj_*", "action_modality_embed")
-    """Post-training: shell patterns of the weights to train, by their names in the released layout."""
+    """Shell patterns of the weights to train, by their names in the released layout."""
     lora_rank: int = 0
-    """Post-training: rank of adapters of the generation tower's projections; 0 means no adapters."""
+    """Rank of adapters of the generation tower's projections; 0 means no adapters."""
     lora_targets: tuple[str, ...] = ("q", "k", "v", "out")
-    """Post-training: projections that get adapters."""
+    """Projections that get adapters."""
     stats: Literal["dataset", "packaged"] = "dataset"
-    """Post-training: normalise rows with the dataset's own statistics or with the embodiment's."""
+    """Normalise rows with the dataset's own statistics or with the embodiment's."""
     embodiment: str | None = None
-    """Post-training: embodiment of the rows. The default is the checkpoint's, else droid."""
+    """Embodiment of the rows. The default is the checkpoint's, else droid."""
     pose_key: str = "observation.ee_pose"
-    """Post-training: feature with the pose of the Cosmos frame: position and quaternion xyzw."""
+    """Feature with the pose of the Cosmos frame: position and quaternion xyzw."""
     camera_keys: tuple[str, ...] = ()
-    """Post-training: one camera, or the rig's three in order. The default is what the dataset has."""
+    """One camera, or the rig's three in order. The default is what the dataset has."""
     steps: int = 1000
-    """Post-training: number of steps."""
+    """Number of steps."""
     batch: int = 8
-    """Post-training: windows per step."""
+    """Windows per step."""
     lr: float = 1e-4
-    """Post-training: learning rate."""
+    """Learning rate."""
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Run": ("out", "seed"),
+        "A small policy from demonstrations": (
+            *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "vae_clip_steps"),
+            *("policy_steps", "joint_steps", "policy_batch", "joint_batch"),
+        ),
+        "Post-training of a checkpoint": (
+            *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
+            *("steps", "batch", "lr"),
+        ),
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:

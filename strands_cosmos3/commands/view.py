@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 from rich.console import Console
 
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.commands.rollout import Listeners, Rollout
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
@@ -25,7 +25,9 @@ _WAIT_S = 0.2
 
 @dataclass(frozen=True)
 class View(Rollout):
-    """Watch rollouts on a live web page: the arm, its commanded and achieved paths, cameras, predicted video, counters.
+    """Watch rollouts in the browser, live.
+
+    The page shows the arm, its commanded and achieved paths, cameras, predicted video and counters.
 
     It takes every option of rollout, runs one episode after another in real time, and serves the page to this machine only.
     Ctrl-C brings the arm to rest and ends the command. The exit status does not depend on success; use rollout for that.
@@ -51,6 +53,12 @@ class View(Rollout):
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit after the last episode instead of keeping the page."""
 
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Page": ("page_port", "page_address", "expose", "page_origin", "no_cameras", "leave"),
+        "Playback": ("play", "episode"),
+        **Rollout.GROUPS,
+    }
+
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
@@ -65,6 +73,8 @@ class View(Rollout):
         return 0
 
     def _play(self, path: Path) -> None:
+        if not path.exists():
+            raise ResourceNotFoundError(f"--play {str(path)!r} does not exist; give a dataset's folder or a rollout's .npz.")
         Stage = _stage()
         from strands_cosmos3.sim.interrupt import deferred_interrupt
         from strands_cosmos3.sim.scene import Scene
@@ -84,6 +94,10 @@ class View(Rollout):
     def _check(self) -> None:
         if self.episodes < 0:
             raise ConfigError(f"--episodes must be 0 (until Ctrl-C) or more, got {self.episodes}.")
+        if self.port is not None and self.backend != "service":
+            raise ConfigError(
+                f"--port {self.port} is the port of a policy server (--backend service); the page's is --page-port {self.port}."
+            )
         whole_number(self.page_port, "--page-port", 0, 65535)
         self._check_options()
 
