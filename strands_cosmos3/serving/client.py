@@ -217,13 +217,13 @@ class PolicyClient:
         made: list[ClientConnection] = []
 
         def remember(*args: Any, **kwargs: Any) -> ClientConnection:  # so that a failed handshake can be aborted
-            made.append(ClientConnection(*args, **kwargs))
+            made.append(_Connection(*args, **kwargs))
             return made[0]
 
         try:
             async with asyncio.timeout(self.config.handshake_s):
                 connection = await self._shake_hands(tcp, cast("type[ClientConnection]", remember))
-                metadata = self._decoded(await _receive(connection))
+                metadata = self._decoded(await connection.recv())
             if isinstance(metadata, str):
                 raise ServiceRefusedError(f"the server at {self._uri} refused the connection: {short(metadata)}")
             if not isinstance(metadata, dict):
@@ -259,14 +259,19 @@ class PolicyClient:
 
     async def _pass(self, connection: ClientConnection, frame: bytes, fresh: bool) -> bytes | str | None:
         """Send a frame and return the reply; None, with nothing sent, if the old connection is no longer usable."""
+        receiving = asyncio.ensure_future(connection.recv())
         try:
             async with asyncio.timeout(self.config.read_s):
-                if not fresh and not await _usable(connection):
+                await asyncio.sleep(0)  # time to receive what nobody asked for
+                if receiving.done() and not fresh:
                     return None
                 await connection.send(frame)
-                return await _receive(connection)
+                return await receiving
         except (OSError, ConnectionClosed) as error:
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
+        finally:
+            if not receiving.cancel() and not receiving.cancelled():
+                receiving.exception()  # so that asyncio does not log it
 
     def _decoded(self, frame: bytes | str) -> Any:
         if isinstance(frame, str):
@@ -336,33 +341,24 @@ class PolicyClient:
         self._connection = None
 
 
+class _Connection(ClientConnection):
+    """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does."""
+
+    _closing = False
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._closing and self.state is not State.OPEN and self.state is not State.CONNECTING:
+            self._closing = True
+            self.loop.call_later(_CLOSE_S, self.transport.abort)
+
+
 def _cut_short(error: BaseException | None) -> bool:
     """Whether a malformed HTTP response is a truncated one."""
     while error is not None:
         if isinstance(error, EOFError) and str(error).startswith("stream ends"):
             return True
         error = error.__cause__
-    return False
-
-
-async def _receive(connection: ClientConnection) -> bytes | str:
-    """Return the next message. Once the connection is closing, abort it instead of waiting for the peer."""
-    while True:
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                return await connection.recv()
-        except TimeoutError:
-            if connection.state is not State.OPEN:
-                connection.transport.abort()
-
-
-async def _usable(connection: ClientConnection) -> bool:
-    """Whether the connection is open and has no unexpected message."""
-    try:
-        async with asyncio.timeout(0):
-            await connection.recv()
-    except (TimeoutError, ConnectionClosed) as error:
-        return isinstance(error, TimeoutError)
     return False
 
 

@@ -307,7 +307,7 @@ class PolicyServer:
 
     async def _handle(self, client: ServerConnection) -> None:
         """Handle a connection: send metadata, then answer each request until either side closes."""
-        session, left = Session(), asyncio.ensure_future(client.wait_closed())
+        session, left, name = Session(), asyncio.ensure_future(client.wait_closed()), self._name_of(client)
         self.metrics.clients += 1
         self.metrics.connections += 1
         try:
@@ -316,7 +316,7 @@ class PolicyServer:
             async for frame in client:
                 arrived = time.monotonic()
                 self._idle_since.pop(client, None)
-                if self._stop.is_set() or not await self._exchange(client, left, frame, session):
+                if self._stop.is_set() or not await self._exchange(client, name, left, frame, session):
                     break
                 self._idle_since[client] = time.monotonic()
                 session.previous_total_ms = (time.monotonic() - arrived) * 1e3
@@ -328,12 +328,12 @@ class PolicyServer:
             self.metrics.clients -= 1
 
     async def _exchange(
-        self, client: ServerConnection, left: asyncio.Future[None], frame: bytes | str, session: Session
+        self, client: ServerConnection, name: str, left: asyncio.Future[None], frame: bytes | str, session: Session
     ) -> bool:
         """Answer one request; return whether the connection stays open. ``left`` is done when the client leaves."""
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
-        job = self._workers.submit(self._name_of(client), Message(frame, session, time.monotonic()))
+        job = self._workers.submit(name, Message(frame, session, time.monotonic()))
         try:
             answer = await self._ask(left, job)
             self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
@@ -383,10 +383,22 @@ class PolicyServer:
 
     async def _ask(self, left: asyncio.Future[None], job: Future[Answer]) -> Answer | None:
         """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
-        future = asyncio.wrap_future(job)
+        assert self._loop is not None
+        loop, answered = self._loop, self._loop.create_future()
+
+        def settle(_: object) -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        def landed(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
+                loop.call_soon_threadsafe(settle, None)
+
+        left.add_done_callback(settle)
+        job.add_done_callback(landed)
         try:
-            await asyncio.wait({future, left}, return_when=asyncio.FIRST_COMPLETED)
-            return future.result() if future.done() else None
+            await answered
+            return job.result() if job.done() else None
         finally:
-            job.cancel()  # at once; that of the asyncio future reaches the job in the loop's next turn
-            future.cancel()
+            left.remove_done_callback(settle)
+            job.cancel()

@@ -118,11 +118,12 @@ class Workers(Generic[Tool, Job, Result]):
     def _do(self, number: int, futures: Sequence[Future[Any]], work: Callable[[], Sequence[Any]]) -> None:
         self.busy_since[number] = time.monotonic()
         try:
-            for future, result in zip(futures, work(), strict=True):
-                future.set_result(result)
+            results = list(zip(futures, work(), strict=True))
         except Exception as error:  # whoever waits for the jobs must be told
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
-        finally:
             self.busy_since[number] = None
+            for future in futures:
+                future.set_exception(error)
+        else:
+            self.busy_since[number] = None  # before anyone is told: who hears of the result finds the thread free
+            for future, result in results:
+                future.set_result(result)
