@@ -7,8 +7,10 @@ WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
+# make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
+LOCK ?=
 
-.PHONY: chromium rollout view test test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences check bench doctor clean system
+.PHONY: chromium rollout view test test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -57,6 +59,9 @@ check: $(VENV)/.dev  ## style and types
 licences: $(VENV)/.dev  ## docs/licences.md: what the dependencies are licensed under
 	PYTHONPATH=tests $(BIN)/python -m helpers.licences
 
+lock: $(VENV)/.dev  ## requirements-ci.txt: what CI installs, each package by its hash
+	PYTHONPATH=tests $(BIN)/python -m helpers.lock
+
 bench: $(VENV)/.sim  ## the figures in the README
 	$(BIN)/strands-cosmos3 bench ik
 	$(BIN)/strands-cosmos3 bench tracking
@@ -67,18 +72,21 @@ bench: $(VENV)/.sim  ## the figures in the README
 doctor: $(VENV)/.sim
 	$(BIN)/strands-cosmos3 doctor
 
+INSTALL_LOCKED = $(BIN)/python -m pip install --require-hashes --requirement $(LOCK) \
+  && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+
 # make rollout needs the simulation and the engine, with torch's CPU build (constraints.txt says why); tests the whole set.
 $(VENV)/.sim: pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "installing into $(VENV): MuJoCo, PyTorch (CPU) and others; a few minutes on the first run"
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]'
+	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]')
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.sim
 	@echo "installing the packages that tests need into $(VENV)"
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]')
 	@touch $@
 
 system:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import strands_cosmos3
 from strands_cosmos3.errors import ResourceNotFoundError
@@ -75,3 +79,17 @@ def test_a_wheel_finds_its_data(tmp_path: Path):
     shape, nq, assets = run(code, PYTHONPATH=str(site)).rsplit(" ", 2)
     assert (shape, nq) == ("(10,)", "9")
     assert Path(assets).is_relative_to(site)
+
+
+def test_the_lock_names_every_requirement_with_a_hash_and_an_allowed_version():
+    lines = [line for line in (ROOT / "requirements-ci.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    locked = {canonicalize_name(name): version for name, version in (line.split()[0].split("==") for line in lines)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups, wanted = project["optional-dependencies"], [*project["dependencies"], "strands-cosmos3[dev]"]
+    for text in wanted:  # grows by the groups that a requirement of this package itself names
+        needed = Requirement(text)
+        if canonicalize_name(needed.name) == "strands-cosmos3":
+            wanted += [each for extra in needed.extras for each in groups[extra]]
+        else:
+            assert needed.specifier.contains(locked[canonicalize_name(needed.name)]), f"make lock: {text} is not locked"
