@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from strands_cosmos3.embodiments import Sampling
-from strands_cosmos3.engine.options import DTYPES, Dtype, EngineOptions
+from strands_cosmos3.engine.options import DTYPES, DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -56,7 +56,8 @@ class InferenceOptions(Sampling):
         image_size: Resolution tier.
         prompt_format: ``plain`` or ``json``.
         composition: ``framework`` or ``letterbox``: how three views become one picture (:mod:`strands_cosmos3.engine.frames`).
-        decode_video: Whether the predicted video is decoded.
+        decode_video: Whether the predicted video is decoded; ``"preview"`` does so cheaply and less exactly if the checkpoint
+            has a preview decoder.
         policy_frames: Frames of a policy's clip: 1 answers actions without a future, several times faster, where the checkpoint
             was trained to. None is the checkpoint's own.
         check_language: Whether a checkpoint that declares its language refuses sentences that it does not understand.
@@ -69,7 +70,7 @@ class InferenceOptions(Sampling):
     image_size: int | None = None
     prompt_format: Literal["plain", "json"] | None = None
     composition: Composition | None = None
-    decode_video: bool = False
+    decode_video: DecodeVideo = False
     policy_frames: int | None = None
     check_language: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -79,5 +80,7 @@ class InferenceOptions(Sampling):
         super().__post_init__()
         if self.dtype not in (None, *DTYPES):
             raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: {', '.join(DTYPES)}.")
+        if not isinstance(self.decode_video, bool) and self.decode_video != "preview":
+            raise ConfigError(f"decode_video {self.decode_video!r} is unknown; valid: True, False, 'preview'.")
         if self.composition not in (None, *COMPOSITIONS):
             raise ConfigError(f"composition {self.composition!r} does not exist; valid: {', '.join(COMPOSITIONS)}.")

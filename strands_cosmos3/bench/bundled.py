@@ -31,7 +31,7 @@ def measure(repeats: int = 9, threads: int = 1, progress: Callable[[str], None] 
     torch.set_num_threads(threads)
     options: dict[str, Any] = {"device": "cpu", "seed": 0}
     with (
-        Cosmos3Policy("droid", "panda", decode_video=True, **options) as policy,
+        Cosmos3Policy("droid", "panda", decode_video="preview", **options) as policy,
         Cosmos3Policy("droid", "panda", policy_frames=1, **options) as quick,
     ):
         progress("the bundled policy with and without a film")

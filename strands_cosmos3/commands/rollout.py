@@ -304,7 +304,7 @@ class Rollout:
             config["model"] = self.trajectory
         if self.backend in MODEL_BACKENDS:
             config |= {"model": self.model, **self._model_options, "engine_options": self.engine_options}
-            config["decode_video"] = self._wants_prediction and self.policy_frames != 1
+            config["decode_video"] = "preview" if self._wants_prediction and self.policy_frames != 1 else False
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
         if self.backend == "service":

@@ -19,7 +19,7 @@ from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 
-_STAGES = ("vae", "vae_clips", "policy", "joint")
+_STAGES = ("vae", "vae_clips", "policy", "preview", "joint")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Train:
     """Steps on frame 0 and actions."""
     joint_steps: int = 12000
     """Steps with the future."""
+    preview_steps: int = 3000
+    """Steps of the decoder of films; 0 leaves it out."""
     policy_batch: int = 64
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 32
@@ -116,7 +118,7 @@ class Train:
         for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps"):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
-        for name in ("hidden", "layers", "vae_clip_steps", "lora_rank"):
+        for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "lora_rank"):
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
         seed_number(self.seed, "--seed")
         positive(self.lr, "--lr")
@@ -137,7 +139,7 @@ class Train:
         from strands_cosmos3.training.sharding import processes
 
         names = ("hidden", "layers", "policy_batch", "joint_batch", "seed")
-        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps")
+        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
         with processes() as shard, _progress(console, shard.rank == 0) as show:

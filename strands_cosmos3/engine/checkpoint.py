@@ -1,8 +1,9 @@
 """Find, read and check a checkpoint on disk.
 
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
-``text_tokenizer/``, ``model_index.json``. A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with
-``variant``, ``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``, ``domain``,
+``text_tokenizer/``, ``model_index.json``. Ours may have a ``preview_decoder/`` (see :mod:`.preview`).
+A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``action_space``, ``prompt_format``,
+``composition`` (see :mod:`.frames`), ``resolution_tier``, ``domain``,
 ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
@@ -25,18 +26,20 @@ import torch
 from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import read_metadata, read_policy_frames, read_rows, read_sampling
+from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
+from strands_cosmos3.engine.wan import empty_weight
 from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded, verify
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError, WeightsError
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
 
-_PATTERNS = ("*.json", "transformer/*", "vae/*", "scheduler/*", "text_tokenizer/*")
+_PATTERNS = ("*.json", "transformer/*", "vae/*", "preview_decoder/*", "scheduler/*", "text_tokenizer/*")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Checkpoint:
 
     Args:
         config, scheduler, vae_config: Contents of the config files. weights, vae_weights: Safetensors files.
+        preview: Config and safetensors file of its preview decoder; None if it has none.
         action_space: None if the checkpoint does not state it. state_row, sampling: None if it records none.
         use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it does not count for NVIDIA's
             checkpoints, whose framework has none in training and serving.
@@ -68,6 +72,7 @@ class Checkpoint:
     prefix_rows: int = 0
     use_system_prompt: bool = False
     language: Language | None = None
+    preview: tuple[Mapping[str, Any], WeightFiles] | None = None
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -92,6 +97,10 @@ class Checkpoint:
             "weights": step.of(lambda: _transformer_weights(root, config)),
             "vae_weights": step.of(lambda: WeightFiles(root / "vae", root)),
         }
+        if os.path.lexists(root / "preview_decoder"):
+            found["preview"] = step.of(
+                lambda: (read("preview_decoder/config.json"), WeightFiles(root / "preview_decoder", root))
+            )
         if config is not None and metadata is not None:
             named = step.of(lambda: _variant(root, config, metadata, variant))
             found |= {
@@ -158,6 +167,17 @@ class Checkpoint:
 
         targets = materialise(model, empty)
         self.weights.read_into({checkpoint_key(name): tensor for name, tensor in targets.items()}, slices)
+        return model.eval()
+
+    def load_preview(self, device: torch.device, dtype: torch.dtype) -> PreviewDecoder | None:
+        """Its preview decoder with its weights, or None. Raises LayoutError or WeightsError if it is damaged."""
+        if self.preview is None:
+            return None
+        config, files = self.preview
+        with torch.device("meta"):
+            model = PreviewDecoder.from_config(config, self.config.latent_channel)
+        files.check({name: tuple(p.shape) for name, p in model.named_parameters()})
+        files.read_into(materialise(model, lambda _, shape: empty_weight(shape, device, dtype)))
         return model.eval()
 
     def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:

@@ -32,7 +32,7 @@ from strands_cosmos3.engine.denoising import (
 )
 from strands_cosmos3.engine.dtype import choose_dtype
 from strands_cosmos3.engine.graphs import VelocityRunner
-from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, Dtype, EngineOptions
+from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.preflight import preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
@@ -103,7 +103,7 @@ class Cosmos3Engine:
         device: str | torch.device = "cpu",
         dtype: torch.dtype | Dtype | None = None,
         parallel: ParallelConfig | None = None,
-        decode_video: bool = False,
+        decode_video: DecodeVideo = False,
         variant: str | None = None,
         action_space: str | None = None,
         domains: Sequence[int] = (),
@@ -125,7 +125,8 @@ class Cosmos3Engine:
                 case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
             decode_video: Whether predicted videos can be decoded to pixels; a request's ``decode_frames`` says how much of them
-                is. If not, the VAE's decoder is not read.
+                is. If not, the VAE's decoder is not read. ``"preview"`` reads the checkpoint's preview decoder instead, if it
+                has one: cheaper, for films (:mod:`strands_cosmos3.engine.preview`).
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
             domains: Action heads to read now; others are read on first use.
@@ -150,17 +151,19 @@ class Cosmos3Engine:
             checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
             dtype = choose_dtype(dtype, where, checkpoint.config)
             parallel_context.check(checkpoint.config)
-            preflight(checkpoint, where, dtype, decoder=decode_video, offload_text=offload_text, shard=parallel_context.shard)
+            decoder, shard = bool(decode_video), parallel_context.shard
+            preflight(checkpoint, where, dtype, decoder=decoder, offload_text=offload_text, shard=shard)
             if verify:
                 checkpoint.verify()
-            vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decode_video)
+            preview = checkpoint.load_preview(where, dtype) if decode_video == "preview" else None
+            vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decoder, preview)
             if vae.channels != checkpoint.config.latent_channel:
                 raise VariantError(
                     f"the VAE has {vae.channels} latent channels, the transformer {checkpoint.config.latent_channel}: "
                     "they do not belong together."
                 )
             text_device = torch.device("cpu") if offload_text else None
-            transformer = checkpoint.load_transformer(where, dtype, text_device, parallel_context.shard)
+            transformer = checkpoint.load_transformer(where, dtype, text_device, shard)
             parallel_context.parallelize(transformer)
             engine = cls(
                 checkpoint,

@@ -10,6 +10,7 @@ from strands_cosmos3.checks import typed_fields, whole_number
 from strands_cosmos3.errors import ConfigError
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+DecodeVideo = bool | Literal["preview"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 TEXT_CACHE_BYTES = 512 << 20
 

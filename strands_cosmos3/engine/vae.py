@@ -11,28 +11,38 @@ from typing import Any
 import torch
 from torch import nn
 
+from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig, empty_weight
 from strands_cosmos3.engine.weight_files import WeightFiles
 from strands_cosmos3.errors import ShapeError
 
 
 class WanVae:
-    """The VAE of a checkpoint, with its decoder only on demand.
+    """The VAE of a checkpoint, with its decoder only on demand, or with a preview decoder in its place.
 
     Raises:
         LayoutError: The config does not describe a Wan VAE with 4 x 16 x 16 compression.
         WeightsError: A weight is missing, surplus, misshapen or not finite.
     """
 
-    def __init__(self, config: Mapping[str, Any], files: WeightFiles, device: torch.device, dtype: torch.dtype, decoder: bool):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        files: WeightFiles,
+        device: torch.device,
+        dtype: torch.dtype,
+        decoder: bool,
+        preview: PreviewDecoder | None = None,
+    ):
         described = WanConfig.from_dict(config)
         with torch.device("meta"):
             self.model = WanAutoencoder(described)
         files.check({name: tuple(p.shape) for name, p in self.model.named_parameters()})
-        if not decoder:
+        if not decoder or preview is not None:
             self.model.decoder = self.model.post_quant_conv = None
         self.has_decoder = decoder
         files.read_into(materialise(self.model, lambda _, shape: empty_weight(shape, device, dtype)))
+        self.model.preview = preview
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(described.latents_mean, dtype=dtype).view(shape).to(device)
@@ -43,6 +53,11 @@ class WanVae:
     def channels(self) -> int:
         """Latent channels."""
         return self._mean.shape[1]
+
+    @property
+    def previews(self) -> bool:
+        """Whether a preview decoder decodes."""
+        return self.model.preview is not None
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in [-1, 1].
@@ -64,6 +79,8 @@ class WanVae:
 
         Leading latents alone give the same leading frames, to the bit.
         """
+        if self.model.preview is not None:
+            return self.model.preview(latents.to(self._mean.device, self._mean.dtype)).float()
         mean, std = self._frame_scale(latents)
         raw = (latents * std + mean).to(self._mean.dtype) / self._inverse_std + self._mean
         return self.model.decode(raw).float()

@@ -390,6 +390,7 @@ class WanAutoencoder(nn.Module):
         self.quant_conv = CausalConv3d(2 * config.z_dim, 2 * config.z_dim, 1)
         self.post_quant_conv: CausalConv3d | None = CausalConv3d(config.z_dim, config.z_dim, 1)
         self.decoder: Decoder | None = Decoder(config)
+        self.preview: nn.Module | None = None  # decodes in its place
 
     def encode(self, pixels_BCTHW: torch.Tensor) -> torch.Tensor:
         """Mean latents [B, z_dim, 1 + n, H / 16, W / 16] of pixels [B, 3, 1 + 4 n, H, W]; further frames are dropped."""

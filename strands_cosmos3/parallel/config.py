@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from strands_cosmos3.engine.options import Dtype, EngineOptions
+from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RankOptions:
 
     device: str = "cpu"
     dtype: Dtype | None = "float32"
-    decode_video: bool = False
+    decode_video: DecodeVideo = False
     action_space: str | None = None
     threads: int | None = None
     first_gpu: int = 0

@@ -11,6 +11,7 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.dtype import choose_dtype
+from strands_cosmos3.engine.options import DecodeVideo
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel import tensor
@@ -34,10 +35,10 @@ class RankGroupEngine:
     The ranks are started here, which may raise any Cosmos3Error. Only they load weights.
     """
 
-    def __init__(self, checkpoint: Checkpoint, decode_video: bool, ranks: Ranks):
+    def __init__(self, checkpoint: Checkpoint, decode_video: DecodeVideo, ranks: Ranks):
         self.checkpoint = checkpoint
         self.action_space = checkpoint.action_space
-        self.decodes_video = decode_video
+        self.decodes_video = bool(decode_video)
         self.ranks = ranks
         self._closed = False
         ranks.start()

@@ -130,6 +130,11 @@ class ShardedVae:
         """Whether videos are decoded."""
         return self._vae.has_decoder
 
+    @property
+    def previews(self) -> bool:
+        """Whether a preview decoder decodes; rank 0 has it do so alone."""
+        return self._vae.previews
+
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return normalised latents [1, C, F, H, W] on every rank; see :meth:`WanVae.encode`."""
         columns, rest = divmod(pixels.shape[-1], SPATIAL_COMPRESSION)
@@ -142,7 +147,7 @@ class ShardedVae:
     def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
         """Return pixels [1, 3, frames, height, width] on rank 0, None on the others; see :meth:`WanVae.decode`."""
         columns = latents.shape[-1]
-        if self._split == "off" or columns < self._group.size:
+        if self._split == "off" or self.previews or columns < self._group.size:
             return self._vae.decode(latents) if self._group.rank == 0 else None
         widths = shard_widths(columns, self._group.size)
         if self._split == "tiles":

@@ -15,7 +15,7 @@ import numpy as np
 
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.options import Dtype, EngineOptions, InferenceOptions
+from strands_cosmos3.backends.options import DecodeVideo, Dtype, EngineOptions, InferenceOptions
 from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_number
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
@@ -76,7 +76,7 @@ class Cosmos3Policy(BatchAnswers):
         engine_options: For ``native`` and ``distributed``: ``EngineOptions`` or a dictionary of them (docs/engine.md).
         composition: For the same: ``framework`` or ``letterbox``, how three views are composed; None is the checkpoint's way.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
-        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8.
+        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8; or ``"preview"``.
         decode_frames: Only so many of its first frames, which costs less; 9 show eight rows. None is all of them.
         policy_frames: 1 answers actions without a future, several times faster, if the checkpoint can; None is its own way.
         host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token, or a ``PolicyClient``.
@@ -119,7 +119,7 @@ class Cosmos3Policy(BatchAnswers):
         dtype: Dtype | None = None,
         engine_options: EngineOptions | Mapping[str, Any] | None = None,
         composition: Composition | None = None,
-        decode_video: bool = False,
+        decode_video: DecodeVideo = False,
         decode_frames: int | None = None,
         policy_frames: int | None = None,
         host: str | None = None,

@@ -15,6 +15,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
+from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import sha256
@@ -24,6 +25,7 @@ from strands_cosmos3.language import Language
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.preview import save_preview
 from strands_cosmos3.training.windows import ROWS
 
 DOMAIN = "droid_lerobot"
@@ -119,6 +121,7 @@ def export(
     steps: int | None = None,
     prefix_rows: int = 0,
     language: Language | None = None,
+    preview: PreviewDecoder | None = None,
 ) -> Path:
     """Write a checkpoint in the released layout, atomically.
 
@@ -126,6 +129,7 @@ def export(
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
         prefix_rows: Longest action prefix that training showed it. language: Sentences of its training.
+        preview: Decoder of films, if there is one.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -142,7 +146,7 @@ def export(
     } | ({} if steps is None else {"steps": steps})
     ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
     ours |= {} if language is None else {"language": language.to_metadata()}
-    write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, tokenizer, dtype, ours))
+    write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, preview, tokenizer, dtype, ours))
     return folder
 
 
@@ -157,6 +161,7 @@ def _fill(
     config: Mapping[str, Any],
     policy: Mapping[str, torch.Tensor],
     vae: AutoencoderKLWan,
+    preview: PreviewDecoder | None,
     tokenizer: Path,
     dtype: torch.dtype,
     ours: Mapping[str, Any],
@@ -167,6 +172,8 @@ def _fill(
     weights = {key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()}
     write_weights(folder / "transformer", weights, label=ours["label"])
     _save_vae(vae, folder / "vae", dtype)
+    if preview is not None:
+        save_preview(preview, folder, dtype)
     shutil.copytree(tokenizer, folder / "text_tokenizer")
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)

@@ -37,6 +37,7 @@ TINY = RunConfig(
     vae_clip_steps=1,
     policy_steps=4,
     joint_steps=2,
+    preview_steps=2,
     vae_batch=1,
     policy_batch=8,
     joint_batch=2,

@@ -2,6 +2,7 @@
 
     vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
     latents/    every picture and clip, encoded once     frame0.npy, clips.npy
+    preview/    the preview decoder                      state.pt, checkpoint/
     policy/     frame 0 and actions                      state.pt, held_out.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, held_out.jsonl, checkpoint/
 
@@ -26,6 +27,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import transformer_config
+from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
@@ -40,6 +42,7 @@ from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.preview import fresh_preview, preview_loss
 from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
@@ -48,6 +51,7 @@ from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 
+Preview = PreviewDecoder | None
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _HELD_OUT_WINDOWS = 384
@@ -130,8 +134,7 @@ class TrainingRun:
     def train_joint(self, vae: Any) -> Path:
         """Continue the policy stage with the future and both dynamics; return the checkpoint."""
         config = self.config
-        ticks = self.demos.clips(ROWS)[:: config.clip_every]
-        latents = self._latents(vae, "clips", ticks, lambda tick: self.demos.frames(range(tick, tick + ROWS + 1)), batch=4)
+        ticks, latents = self._clips(vae)
         n_train = self._training_windows(ticks)
         windows = ClipWindows(
             *(self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch),
@@ -140,6 +143,7 @@ class TrainingRun:
             seed=config.seed,
             prefix_rows=config.prefix_rows,
         )
+        preview = self.train_preview(vae)
         pictures, held_out = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
         if has_state(self.folder / "policy"):
@@ -148,12 +152,46 @@ class TrainingRun:
         loss = self._loss(policy, config.seed + 1, windows, pictures)
         how = TrainLoopConfig(steps=config.joint_steps, lr=config.joint_lr, seed=config.seed)
         loop = Loop(policy, loss, how, self.folder / "joint")
-        checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), held_out)
+        checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), held_out, preview)
         if not self.shard.rank:
             clips = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
             report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
             write_json(self.folder / "joint/dynamics.json", asdict(report))
         return checkpoint
+
+    def train_preview(self, vae: Any) -> Preview:
+        """Train the decoder of films on the clips' latents; None without steps."""
+        config, steps = self.config, self.config.preview_steps
+        if not steps:
+            return None
+        ticks, latents = self._clips(vae)
+        n_train = self._training_windows(ticks)
+        decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            chosen = np.random.default_rng([config.seed, 7, step]).integers(n_train, size=config.preview_batch)
+            return preview_loss(decoder, *self._clip_pairs(ticks, latents, chosen))
+
+        how = TrainLoopConfig(steps=steps, lr=config.preview_lr, seed=config.seed, weight_decay=0.0, ema=0.995)
+        loop = Loop(decoder, loss, how, self.folder / "preview")
+        loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
+        loop.take_average()
+        return decoder
+
+    def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
+        """Return the first ticks of clips and their latents."""
+        ticks = self.demos.clips(ROWS)[:: self.config.clip_every]
+        return ticks, self._latents(vae, "clips", ticks, self._clip, batch=4)
+
+    def _clip(self, tick: int) -> NDArray[np.uint8]:
+        return self.demos.frames(range(tick, tick + ROWS + 1))
+
+    def _clip_pairs(
+        self, ticks: NDArray[np.int64], latents: NDArray[np.float16], chosen: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return latents and pixels of chosen clips, on the device; the latents have no padding, and so have the pixels."""
+        pixels = to_pixels(np.stack([self._clip(int(tick)) for tick in ticks[chosen]]))[..., : 16 * latents.shape[-1]]
+        return torch.from_numpy(latents[chosen].astype(np.float32)).to(self.device), pixels.to(self.device)
 
     def _first_policy(self) -> TrainedPolicy:
         """Return the policy that training starts with."""
@@ -223,7 +261,9 @@ class TrainingRun:
 
         return loss
 
-    def _fit(self, loop: Loop, vae: Any, windows: int, frames: tuple[int, ...], held_out: Batch) -> Path:
+    def _fit(
+        self, loop: Loop, vae: Any, windows: int, frames: tuple[int, ...], held_out: Batch, preview: Preview = None
+    ) -> Path:
         """Run a stage's loop, with a validation and a checkpoint every now and then; return the checkpoint."""
         stage, steps = loop.folder.name, loop.config.steps
         checkpoint = loop.folder / "checkpoint"
@@ -235,7 +275,8 @@ class TrainingRun:
             self._validate(average, loop, windows, held_out)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
-            export(*args, frames=frames, label=label, steps=loop.step, prefix_rows=self.config.prefix_rows, language=LANGUAGE)
+            more: dict[str, Any] = {"prefix_rows": self.config.prefix_rows, "language": LANGUAGE, "preview": preview}
+            export(*args, frames=frames, label=label, steps=loop.step, **more)
 
         def on_step(step: int, metrics: LossMetrics) -> None:
             self._on_step(stage, step, steps, metrics)

@@ -17,16 +17,18 @@ class RunConfig:
     layers: int = 4
     latent_channels: int = 48
     vae_base: int = 16  # base width of the VAE's encoder
-    vae_decoder_base: int = 24
+    vae_decoder_base: int = 16
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 4000  # on pictures
     vae_clip_steps: int = 2500  # then on clips; 0 without video
     policy_steps: int = 16000  # on frame 0 and actions
     joint_steps: int = 12000  # then with the future
+    preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     vae_batch: int = 8
     vae_clip_batch: int = 1
     policy_batch: int = 64
     joint_batch: int = 32
+    preview_batch: int = 4
     joint_pictures: int = 16  # windows of frame 0 per step of the joint stage, labelled for every goal
     joint_forward: float = 0.35  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.35
@@ -35,6 +37,7 @@ class RunConfig:
     vae_lr: float = 2e-3
     policy_lr: float = 2e-3
     joint_lr: float = 1e-3
+    preview_lr: float = 1e-3
     clip_every: int = 4  # ticks between the first ticks of encoded clips
     seed: int = 0
 

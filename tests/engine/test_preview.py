@@ -1,0 +1,147 @@
+"""The decoder of films: causal, read from a checkpoint's own folder, used on demand only, and refused if damaged."""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.cosmos3_oracle import Case, request
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.preview import PreviewDecoder
+from strands_cosmos3.errors import ConfigError, LayoutError, WeightsError
+from strands_cosmos3.parallel.sharded_vae import ShardedVae
+from strands_cosmos3.training.preview import fresh_preview, preview_loss, save_preview
+
+
+@pytest.fixture(scope="module")
+def with_preview(checkpoints, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preview") / "c"
+    shutil.copytree(checkpoints["silu"], folder)
+    save_preview(fresh_preview(16), folder, torch.float32)
+    return folder
+
+
+def pixels_of(folder, decode, **changes):
+    asked = replace(request(Case(folder, steps=1)), decode_frames=9, **changes)
+    with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, decode_video=decode) as engine:
+        result = engine.step(asked)
+        return result["pixels"], result["video"], engine.kept_bytes
+
+
+def test_frames_follow_their_latents_and_none_later():
+    decoder, latents = fresh_preview(16), torch.randn(2, 16, 3, 2, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        pixels = decoder(latents)
+        assert pixels.shape == (2, 3, 9, 32, 64)
+        torch.testing.assert_close(decoder(latents[:, :, :2]), pixels[:, :, :5], rtol=0, atol=1e-6)
+        for frame, seen in ((1, range(1, 9)), (2, range(5, 9))):
+            other = latents.clone()
+            other[:, :, frame] += 1
+            changed = (decoder(other) - pixels).abs().amax((0, 1, 3, 4)) > 1e-6
+            assert [i for i in range(9) if changed[i]] == list(seen), frame
+
+
+def test_films_are_decoded_by_it_and_everything_else_by_the_vae(with_preview, checkpoints):
+    cheap, video, small = pixels_of(with_preview, "preview")
+    exact, _, large = pixels_of(with_preview, True)
+    config, files = Checkpoint.open(with_preview).preview
+    decoder = PreviewDecoder.from_config(config, 16)
+    decoder.load_state_dict(load_file(files.folder / "diffusion_pytorch_model.safetensors"))
+    with torch.no_grad():
+        expected = ((decoder(video[:, :, :3]) + 1) / 2).clamp(0, 1)
+    torch.testing.assert_close(cheap, expected, rtol=0, atol=1e-5)
+    assert (cheap - exact).abs().max() > 0.05
+    without, _, plain = pixels_of(checkpoints["silu"], "preview")  # has none: its VAE decodes
+    torch.testing.assert_close(without, exact, rtol=0, atol=0)
+    assert (large, small) == (plain, plain - (large - small))
+    counted = sum(p.numel() * 4 for p in decoder.parameters())
+    wan = sum(p.numel() * 4 for n, p in _wan(with_preview) if n.startswith(("decoder.", "post_quant_conv.")))
+    assert large - small == wan - counted
+
+
+def _wan(folder):
+    with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, decode_video=True) as engine:
+        return list(engine.vae.model.named_parameters())
+
+
+def test_damage_is_an_error_that_names_the_file(with_preview, tmp_path):
+    def damaged(name, change):
+        folder = tmp_path / name
+        shutil.copytree(with_preview, folder)
+        change(folder / "preview_decoder")
+        with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, decode_video="preview"):
+            pass
+
+    def write(widths):
+        return lambda home: (home / "config.json").write_text(json.dumps({"widths": widths}))
+
+    def not_finite(home):
+        path = home / "diffusion_pytorch_model.safetensors"
+        weights = load_file(path)
+        weights["conv_in.bias"][0] = torch.nan
+        save_file(weights, path)
+
+    for i, widths in enumerate(([128, 64], [128, 64, 0], [128, 64, 10**9], "abc", None, [[1], 2, 3])):
+        with pytest.raises(LayoutError, match=r"preview_decoder/config\.json"):
+            damaged(f"w{i}", write(widths))
+    with pytest.raises(WeightsError):
+        damaged("other", write([128, 64, 16]))
+    with pytest.raises(WeightsError, match=r"conv_in\.bias"):
+        damaged("nan", not_finite)
+    with pytest.raises(LayoutError):
+        damaged("gone", lambda home: (home / "config.json").unlink())
+
+
+def test_other_values_are_refused():
+    with pytest.raises(ConfigError, match="'fast' is unknown; valid: True, False, 'preview'"):
+        InferenceOptions(decode_video="fast")
+
+
+@dataclass
+class Ranks:
+    rank: int
+    size: int = 2
+
+
+def test_on_several_ranks_the_first_decodes_alone(with_preview):
+    latents = torch.randn(1, 16, 2, 2, 4, generator=torch.Generator().manual_seed(1))
+    with Cosmos3Engine.from_pretrained(with_preview, dtype=torch.float32, decode_video="preview") as engine, torch.no_grad():
+        expected = engine.vae.decode(latents)
+        ranks = Ranks(1)
+        vae = ShardedVae(engine.vae, ranks, "exact")
+        assert vae.decode(latents) is None
+        ranks.rank = 0
+        torch.testing.assert_close(vae.decode(latents), expected)
+
+
+def test_the_loss_falls_and_weighs_what_moves():
+    decoder, generator = fresh_preview(4), torch.Generator().manual_seed(2)
+    latents = torch.randn(2, 4, 2, 2, 2, generator=generator)
+    pixels = torch.zeros(2, 3, 5, 32, 32)
+    pixels[:, :, 1:, :, :16] = 0.5  # the left half moves
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(30):
+        loss, metrics = preview_loss(decoder, latents, pixels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(metrics["loss"])
+    assert losses[-1] < losses[0] / 2
+
+    class Off(torch.nn.Module):
+        def __init__(self, half):
+            super().__init__()
+            self.half = half
+
+        def forward(self, _):
+            out = pixels.clone()
+            out[:, :, 1:, :, self.half] += 0.2
+            return out
+
+    assert preview_loss(Off(slice(0, 16)), latents, pixels)[0] > 3 * preview_loss(Off(slice(16, 32)), latents, pixels)[0]
