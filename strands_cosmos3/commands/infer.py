@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.checks import seed_number
-from strands_cosmos3.commands.files import require_apart, require_writable, write_json
+from strands_cosmos3.commands.files import require_apart, require_writable, versions, write_json
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.options import EngineOptions
@@ -116,11 +116,14 @@ class Infer:
     """Under torchrun: 2 computes guidance's two passes on two groups of ranks. tp x cfg must be the number of processes."""
     vae_split: Literal["exact", "tiles", "off"] = "exact"
     """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding only), or not at all."""
+    self_test: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Instead, check that the checkpoint gets the inputs that it was trained on, and that its first chunk for a simulated
+    picture has a plausible size and direction. Needs no other option but --checkpoint; writes <out>_self_test.json."""
     out: Path = Path("cosmos3")
     """Beginning of the output files' names."""
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Task": ("checkpoint", "prompt", "image", "video", "mode", "state", "action_file", "condition_frames"),
+        "Task": ("checkpoint", "self_test", "prompt", "image", "video", "mode", "state", "action_file", "condition_frames"),
         "Sampling": (
             *("seed", "steps", "guidance_scale", "negative_prompt", "flow_shift", "use_karras_sigmas", "decode_video"),
         ),
@@ -135,10 +138,12 @@ class Infer:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("engine",)
+        return ("engine", "sim") if self.self_test else ("engine",)
 
     def run(self) -> int:
         """Run the inference, write the files, and list them."""
+        if self.self_test:
+            return self._test()
         decode = self.decode_video or self.mode == "forward_dynamics"
         action_path, video_path = self.out.with_name(f"{self.out.name}_action.json"), self.out.with_name(f"{self.out.name}.mp4")
         inputs = {"--action-file": self.action_file, "--video": self.video, "--image": self.image}
@@ -171,6 +176,25 @@ class Infer:
             console.print(f"wrote {video_path}")
         console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in result["timing"].items()))
         return 0
+
+    def _test(self) -> int:
+        """Test the checkpoint, print and write the results; return 1 if one failed."""
+        report = self.out.with_name(f"{self.out.name}_self_test.json")
+        require_writable(report, (".json",), "--out")
+        from strands_cosmos3.commands import self_test
+
+        options = {"device": self.device, "dtype": self.dtype, "num_steps": self.steps, "engine_options": self.engine_options}
+        checkpoint, console = self.checkpoint or embedded_checkpoint(), Console()
+        with console.status(f"testing {checkpoint}"):
+            checks, measured = self_test.run(checkpoint, self.action_space, {**options, "guidance_scale": self.guidance_scale})
+        for check in checks:
+            console.print(f"{check.state:7} {check.what}: {check.detail}", highlight=False, markup=False)
+        failed = [check.what for check in checks if check.state == "failed"]
+        write_json(
+            report, {"checkpoint": str(checkpoint), "checks": list(map(vars, checks)), **measured, "versions": versions()}
+        )
+        console.print(f"{'failed: ' + ', '.join(failed) if failed else 'nothing failed'}; wrote {report}", highlight=False)
+        return int(bool(failed))
 
     def _check(self) -> None:
         seed_number(self.seed, "--seed")
