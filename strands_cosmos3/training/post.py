@@ -148,8 +148,7 @@ class PostTraining:
 
     def _fill(self, target: Path, policy: TrainedPolicy) -> None:
         source = self.checkpoint.root
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-        shutil.copytree(source / "vae", target / "vae", dirs_exist_ok=True)
+        shutil.copytree(source, target, ignore=_transformer_weights, dirs_exist_ok=True)
         state = merged_state(policy)
         for file in self.checkpoint.weights.files:
             weights = replace_weights(load_file(file), state, self.embodiment.domain_id)
@@ -168,3 +167,7 @@ class PostTraining:
         files = sorted(target.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
         write_json(path, {**data, "strands_cosmos3": ours})
+
+
+def _transformer_weights(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if Path(folder).name == "transformer" and name.endswith(".safetensors")]

@@ -27,6 +27,7 @@ from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, rel
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
+from strands_cosmos3.training.preview import fresh_preview, save_preview
 from strands_cosmos3.training.windows import cached_latents, pose7, raw_rows
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -83,9 +84,13 @@ def released(folder):
 
 
 def test_only_the_heads_of_the_domain_change(source, arm_set, tmp_path, space):
+    source = shutil.copytree(source, tmp_path / "in")
+    save_preview(fresh_preview(16), source)
     post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=3, batch=2, lr=1e-2, every=2))
     out = post.run()
     before, after = released(source), released(out)
+    same = [f"{folder}/diffusion_pytorch_model.safetensors" for folder in ("vae", "preview_decoder")]
+    assert all((source / name).read_bytes() == (out / name).read_bytes() for name in same)
     assert set(before) == set(after)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert (
