@@ -63,8 +63,12 @@ class Train:
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 32
     """Windows per step with the future."""
+    accumulate: int = 1
+    """Average the gradients of so many draws of windows per step: larger batches in the same memory (not for the VAE)."""
     seed: int = 0
     """Seed of weights, order and noise."""
+    tensorboard: bool = True
+    """Write the curves for TensorBoard, too: tensorboard --logdir OUT."""
     checkpoint: str | None = None
     """Folder in the released layout, or hub repository."""
     dataset: Path | None = None
@@ -115,7 +119,7 @@ class Train:
             raise ConfigError("--checkpoint and --dataset must be given together.")
         if self.checkpoint is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("post-training (--checkpoint) runs in a single process; start it without torchrun.")
-        for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps"):
+        for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps", "accumulate"):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
         for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "lora_rank"):
@@ -138,7 +142,7 @@ class Train:
         from strands_cosmos3.training.bundled.shards import Demos, shard_indices
         from strands_cosmos3.training.sharding import processes
 
-        names = ("hidden", "layers", "policy_batch", "joint_batch", "seed")
+        names = ("hidden", "layers", "policy_batch", "joint_batch", "accumulate", "seed")
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
@@ -147,7 +151,7 @@ class Train:
                 unpack(demos, shards, lambda done, total: show("unpacking", done, total, {}))
             tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
             config = RunConfig(**{name: getattr(self, name) for name in names}, tier=tier)
-            run = TrainingRun(self.out, shards, config, show, shard, self.start)
+            run = TrainingRun(self.out, shards, config, show, shard, self.start, self.tensorboard)
             vae = run.vae_stage.train() if self.vae is None else run.vae_stage.copy_from(self.vae)
             if self.until == "vae":
                 return None
@@ -160,11 +164,11 @@ class Train:
 
         assert self.checkpoint is not None
         assert self.dataset is not None
-        names = ("train", "lora_rank", "lora_targets", "stats", "embodiment", "steps", "batch", "lr", "seed")
+        names = ("train", "lora_rank", "lora_targets", "stats", "embodiment", "steps", "batch", "lr", "accumulate", "seed")
         config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
         with _progress(console, True) as show:
-            post = PostTraining(self.checkpoint, self.dataset, self.out, config, keys, show)
+            post = PostTraining(self.checkpoint, self.dataset, self.out, config, keys, show, self.tensorboard)
             console.print(
                 f"{len(post.windows)} windows; trained: {', '.join(post.trained[:6])}{' ...' * (len(post.trained) > 6)}"
             )

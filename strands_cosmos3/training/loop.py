@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import ConfigError, InputError, TrainingError
+from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, TrainingError
 from strands_cosmos3.resources import storing, write_whole
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
@@ -42,12 +42,14 @@ class TrainLoopConfig:
     weight_decay: float = 0.01  # of matrices; vectors have none
     clip: float = 1.0  # largest norm of the gradient
     ema: float = 0.999  # decay of the moving average of the weights
+    accumulate: int = 1  # draws whose gradients a step averages: more windows per step in the same memory
     seed: int = 0
     save_s: float = 120.0  # seconds between saved states
     log_every: int = 20  # steps between points of the curve
+    tensorboard: bool = False  # whether the curve is written for TensorBoard, too
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup", 0), ("log_every", 1), ("seed", 0)):
+        for name, least in (("steps", 1), ("warmup", 0), ("log_every", 1), ("seed", 0), ("accumulate", 1)):
             whole_number(getattr(self, name), name, least)
         for name in ("lr", "clip", "save_s"):
             positive(getattr(self, name), name)
@@ -70,7 +72,7 @@ class Loop:
     """Optimise those parameters of a model that require a gradient.
 
     Args:
-        loss: Step -> loss, and metrics for the curve.
+        loss: Number of a draw -> loss, and metrics for the curve. A step makes ``accumulate`` draws.
         folder: Folder of the state and the curve; a state that it holds is resumed.
     """
 
@@ -127,9 +129,12 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, metrics = self._loss(self.step)
-        self._require_finite("loss", loss)
-        loss.backward()
+        draws, metrics = self.config.accumulate, dict[str, float]()
+        for i in range(draws):
+            loss, seen = self._loss(self.step * draws + i)
+            self._require_finite("loss", loss)
+            (loss / draws).backward()
+            metrics = {name: metrics.get(name, 0.0) + value / draws for name, value in seen.items()}
         self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
         self._consistent = False
         self.optimizer.step()
@@ -155,6 +160,20 @@ class Loop:
         line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}}
         with storing(self.folder / CURVE), (self.folder / CURVE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        if self.config.tensorboard:
+            for name, value in metrics.items():
+                self._board.add_scalar(name, value, self.step)
+            self._board.flush()
+
+    @cached_property
+    def _board(self) -> Any:
+        """TensorBoard's event file; points after the step that is resumed are dropped."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+        except ImportError:
+            how = "pip install 'strands-cosmos3[train]', or train with --no-tensorboard"
+            raise MissingDependencyError(f"TensorBoard's curves need tensorboard: {how}.") from None
+        return SummaryWriter(str(self.folder), purge_step=self.step)
 
     def save(self) -> None:
         """Write the state, unsharded, so that any number of processes can resume it. Every process must call this."""

@@ -47,6 +47,7 @@ class PostConfig:
     steps: int = 1000
     batch: int = 8  # windows per step
     lr: float = 1e-4
+    accumulate: int = 1  # draws of windows per step, whose gradients are averaged
     every: int = 4  # frames between windows
     seed: int = 0
 
@@ -57,6 +58,7 @@ class PostTraining:
     Args:
         checkpoint: Folder or hub repository. dataset: Folder in LeRobot v3 format.
         folder: Folder of state, curve and the new checkpoint.
+        tensorboard: Whether the curve is written for TensorBoard, too.
 
     Raises:
         CheckpointError, DatasetError: One of the two cannot be used.
@@ -71,8 +73,9 @@ class PostTraining:
         config: PostConfig | None = None,
         keys: ArmKeys | None = None,
         on_step: Callable[[str, int, int, LossMetrics], None] | None = None,
+        tensorboard: bool = False,
     ):
-        self.config, self.folder = config or PostConfig(), folder
+        self.config, self.folder, self._tensorboard = config or PostConfig(), folder, tensorboard
         self._on_step = on_step or (lambda *_: None)
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         if self.checkpoint.action_space is None:
@@ -135,7 +138,8 @@ class PostTraining:
             return flow_loss(self.policy, self.windows.batch(step), FlowConfig(), noise)
 
         warmup = min(100, max(1, config.steps // 10))
-        how = TrainLoopConfig(steps=config.steps, lr=config.lr, warmup=warmup, ema=0.99, seed=config.seed)
+        more: dict[str, Any] = {"accumulate": config.accumulate, "tensorboard": self._tensorboard}
+        how = TrainLoopConfig(config.steps, config.lr, warmup, ema=0.99, seed=config.seed, **more)
         loop = Loop(self.policy, loss, how, self.folder)
         loop.run(until, lambda step, parts: self._on_step("post-training", step, config.steps, parts))
         return self.export(loop.averaged(self.policy))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,36 @@ def test_resume_gives_the_same_weights_to_the_bit(tmp_path):
     for name, p in net.named_parameters():
         assert torch.equal(p, dict(again.named_parameters())[name])
         assert torch.equal(whole.ema[name], part.ema[name])
+
+
+def test_accumulated_draws_average_their_gradients(tmp_path):
+    """Two draws of eight windows move the weights as one draw of those sixteen does."""
+    config = TrainLoopConfig(steps=6, warmup=1, weight_decay=0.0, save_s=1e9)
+    both = Loop(net := model(), loss_of(net), replace(config, accumulate=2), tmp_path / "two")
+    both.run()
+    single = loss_of(again := model())
+
+    def joined(step: int):
+        (a, seen), (b, more) = single(2 * step), single(2 * step + 1)
+        return (a + b) / 2, {"loss": (seen["loss"] + more["loss"]) / 2}
+
+    one = Loop(again, joined, config, tmp_path / "one")
+    one.run()
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(p, dict(again.named_parameters())[name], rtol=1e-4, atol=1e-6)
+    curves = [json.loads((tmp_path / name / "curve.jsonl").read_text())["loss"] for name in ("one", "two")]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_tensorboard_shows_the_curve_and_drops_what_is_trained_again(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    config = TrainLoopConfig(steps=8, warmup=1, log_every=2, save_s=1e9, tensorboard=True)
+    Loop(net := model(), loss_of(net), config, tmp_path).run(until=4)
+    Loop(net := model(), loss_of(net), config, tmp_path).run()
+    events = accumulator(str(tmp_path)).Reload().Scalars("loss")
+    curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [event.step for event in events] == [point["step"] for point in curve] == [2, 4, 6, 8]
+    assert [event.value for event in events] == pytest.approx([point["loss"] for point in curve], abs=1e-5)
 
 
 def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch):

@@ -65,6 +65,7 @@ class TrainingRun:
         folder, demos: Folders of the run and of the demonstrations' shards.
         shard: This process's share of the data. Train the VAE and encode the latents with one process first.
         start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state row and weights.
+        tensorboard: Whether curves are written for TensorBoard, too.
 
     Raises:
         ConfigError: There are no demonstrations, or the folder holds a run with other options or demonstrations.
@@ -78,8 +79,10 @@ class TrainingRun:
         on_step: OnStep | None = None,
         shard: DataShard | None = None,
         start: Path | None = None,
+        tensorboard: bool = False,
     ):
         self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
+        self._how: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
         self._start = None if start is None else Checkpoint.open(start)
         self._require_sizes_of_start()
@@ -120,7 +123,7 @@ class TrainingRun:
     @property
     def vae_stage(self) -> VaeStage:
         """The first stage."""
-        return VaeStage(self.folder, self.demos, self.config, self._start, self.device, self._on_step)
+        return VaeStage(self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how)
 
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
@@ -128,7 +131,7 @@ class TrainingRun:
         windows, held_out = self._pictures(vae, config.policy_batch)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
-        how = TrainLoopConfig(steps=config.policy_steps, lr=config.policy_lr, seed=config.seed)
+        how = TrainLoopConfig(config.policy_steps, config.policy_lr, accumulate=config.accumulate, **self._how)
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), held_out)
 
     def train_joint(self, vae: Any) -> Path:
@@ -150,7 +153,7 @@ class TrainingRun:
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
-        how = TrainLoopConfig(steps=config.joint_steps, lr=config.joint_lr, seed=config.seed)
+        how = TrainLoopConfig(config.joint_steps, config.joint_lr, accumulate=config.accumulate, **self._how)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), held_out, preview)
         if not self.shard.rank:
@@ -172,7 +175,7 @@ class TrainingRun:
             chosen = np.random.default_rng([config.seed, 7, step]).integers(n_train, size=config.preview_batch)
             return preview_loss(decoder, *self._clip_pairs(ticks, latents, chosen))
 
-        how = TrainLoopConfig(steps=steps, lr=config.preview_lr, seed=config.seed, weight_decay=0.0, ema=0.995)
+        how = TrainLoopConfig(steps, config.preview_lr, weight_decay=0.0, ema=0.995, **self._how)
         loop = Loop(decoder, loss, how, self.folder / "preview")
         loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
         loop.take_average()

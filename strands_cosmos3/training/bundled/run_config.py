@@ -39,6 +39,7 @@ class RunConfig:
     joint_lr: float = 1e-3
     preview_lr: float = 1e-3
     clip_every: int = 4  # ticks between the first ticks of encoded clips
+    accumulate: int = 1  # draws of windows per step of the policy and joint stages, whose gradients are averaged
     seed: int = 0
 
     @property

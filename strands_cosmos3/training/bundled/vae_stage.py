@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ class VaeStage:
     start: Checkpoint | None  # its VAE is used instead of training one on pictures
     device: torch.device
     on_step: OnStep
+    how: Mapping[str, Any]  # options of its loops
 
     def train(self) -> Any:
         """Train the VAE, or load the finished one. Raises TrainingError if colours do not survive."""
@@ -114,7 +115,7 @@ class VaeStage:
             with lower_precision(self.device):
                 return reconstruction_loss(vae, pixels, step_noise(seed, step), VaeLoss())
 
-        how = TrainLoopConfig(steps=steps, lr=lr, seed=self.config.seed, weight_decay=0.0, **options)  # pyright: ignore[reportArgumentType]
+        how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.how, **options})
         loop = Loop(vae, loss, how, self.folder / stage)
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
         loop.take_average()
