@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.embodiments import CameraRig, Embodiment
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
@@ -30,6 +31,7 @@ class Backend(ABC):
         takes_action_prefix: Whether it heeds ``Request.action_prefix``.
         prefix_rows: Longest action prefix it takes; None is any that is shorter than the chunk.
         instruction_free_actions: Description of the actions where the instruction does not shape them, else None.
+        language: The sentences that its checkpoint understands; None if it declares none.
         example_instruction: An instruction that it understands; a server warms up with it.
         model_sha256: Digest of its checkpoint, or None.
     """
@@ -44,6 +46,7 @@ class Backend(ABC):
     takes_action_prefix: bool = False
     prefix_rows: int | None = None
     instruction_free_actions: str | None = None
+    language: Language | None = None
     example_instruction: str = "warm up"
     model_sha256: str | None = None
 

@@ -54,6 +54,7 @@ class DiffusersBackend(Backend):
                 "cannot take. Use backend='native'."
             )
         self.model_sha256 = checkpoint.digest
+        self.language = checkpoint.language
         self.action_space = checkpoint.action_space
         self._tier = self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
         self._input = ModelInput(checkpoint, self._options)

@@ -53,8 +53,9 @@ class EngineBackend(Backend):
         self.model_sha256 = engine.checkpoint.digest
         self.action_space = engine.action_space
         self.replan_rows = engine.checkpoint.replan_rows
-        if engine.checkpoint.language is not None:
-            self.example_instruction = engine.checkpoint.language.example
+        self.language = engine.checkpoint.language
+        if self.language is not None:
+            self.example_instruction = self.language.example
         self.prefix_rows = engine.checkpoint.prefix_rows
         self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())

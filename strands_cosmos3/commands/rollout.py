@@ -207,7 +207,7 @@ class Rollout:
         with (
             create_policy("cosmos3", robot="panda", limits=robot.limits, **self._policy_config()) as policy,
             recorder_for(self.dataset) as recorder,
-            self._listeners(robot, console) as listeners,
+            self._listeners(robot, policy, console) as listeners,
             _bar(console) as bar,
         ):
             if isinstance(policy, Cosmos3Policy) and not self.realtime:
@@ -216,7 +216,7 @@ class Rollout:
                 episode = self._episode(robot, policy, seed, bar, listeners, recorder)
                 episodes.append(episode)
                 self._save(episodes)
-                if episode.outcome is Outcome.INTERRUPTED:
+                if episode.outcome is Outcome.INTERRUPTED and not self._goes_on():
                     break
         files = [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
         _print(console, episodes, self._summary(episodes), files, self.episodes != 1)
@@ -234,10 +234,19 @@ class Rollout:
         return range(self.seed, self.seed + self.episodes)
 
     @contextmanager
-    def _listeners(self, robot: Any, console: Console) -> Iterator[Listeners]:
+    def _listeners(self, robot: Any, policy: Any, console: Console) -> Iterator[Listeners]:
         """Open the viewers for the duration of the episodes."""
         with _viewer(robot, self.view) as on_tick:
             yield Listeners(on_tick=on_tick)
+
+    def _goes_on(self) -> bool:
+        """Whether another episode follows one that was ended early."""
+        return False
+
+    @property
+    def _latency(self) -> float | Callable[[], float]:
+        """Simulated duration of an inference."""
+        return self.latency
 
     @property
     def _task(self) -> str | None:
@@ -318,7 +327,7 @@ class Rollout:
         row = bar.add_task(label, total=self.duration)
         listeners.begin(self._policy_instruction)
         episode = robot.run_policy(
-            instruction=self.instruction,
+            instruction=self._policy_instruction,
             policy=policy,
             duration=self.duration,
             control_frequency=self.control_frequency,
@@ -327,7 +336,7 @@ class Rollout:
             task=self._task,
             seed=seed,
             noise_seed=self.noise_seed,
-            latency=self.latency,
+            latency=self._latency,
             realtime=self.realtime,
             progress=lambda now, total: bar.update(row, completed=now, total=total),
             on_tick=listeners.on_tick,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,12 +14,15 @@ from rich.console import Console
 
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.commands.rollout import Listeners, Rollout
-from strands_cosmos3.errors import ConfigError, ResourceNotFoundError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
+from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
+from strands_cosmos3.view.controls import ControlPanel, LiveControls, check_instruction, suggestions
 
 _WAIT_S = 0.2
+_OUTCOME_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class View(Rollout):
     """For --play: the first episode of the dataset to show."""
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit after the last episode instead of keeping the page."""
+    controls: LiveControls = field(default_factory=LiveControls, init=False, repr=False, compare=False)
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Page": ("page_port", "page_address", "expose", "page_origin", "no_cameras", "leave"),
@@ -102,30 +105,86 @@ class View(Rollout):
         self._check_options()
 
     def _seeds(self) -> Iterable[int]:
-        return itertools.count(self.seed) if self.episodes == 0 else super()._seeds()
+        """Yield the first seed and, after each episode, the one that the page asks for or the next."""
+        seed, ended = self.seed, 0
+        while True:
+            yield seed
+            asked = self.controls.next_scene(seed)
+            if asked is None:
+                ended += 1
+                if ended == self.episodes or self._stopped_while_shown():
+                    return
+            seed = seed + 1 if asked is None else asked
+
+    def _stopped_while_shown(self) -> bool:
+        """Leave the outcome on the page for a moment; return whether Ctrl-C was pressed meanwhile."""
+        from strands_cosmos3.sim.interrupt import deferred_interrupt
+
+        until_s = time.monotonic() + _OUTCOME_S
+        with deferred_interrupt() as interrupt:
+            while time.monotonic() < until_s and not (interrupt.requested or self.controls.ends_episode):
+                time.sleep(_WAIT_S / 4)
+        return interrupt.requested
+
+    def _episode(self, *args: Any) -> Episode:
+        """Run an episode; an instruction of the page that the policy refuses only now gives way to the one before."""
+        try:
+            return super()._episode(*args)
+        except Cosmos3Error as error:
+            if not self.controls.fall_back(error):
+                raise
+        return super()._episode(*args)
+
+    def _goes_on(self) -> bool:
+        return self.controls.ends_episode
+
+    @property
+    def _task(self) -> str | None:
+        task, asked = super()._task, self.controls.instruction
+        return str(parse_instruction(asked).verb) if task is not None and asked else task
+
+    @property
+    def _policy_instruction(self) -> str:
+        return self.controls.instruction or super()._policy_instruction
+
+    @property
+    def _latency(self) -> float | Callable[[], float]:
+        return 0.0 if self.realtime else lambda: self.controls.latency_s
 
     @property
     def _wants_prediction(self) -> bool:
         return True
 
     @contextmanager
-    def _listeners(self, robot: Any, console: Console) -> Iterator[Listeners]:
+    def _listeners(self, robot: Any, policy: Any, console: Console) -> Iterator[Listeners]:
         Stage = _stage()
         from strands_cosmos3.sim.interrupt import deferred_interrupt
         from strands_cosmos3.view.live import LiveView
 
+        controls, language = self.controls, policy.backend.language
+        controls.latency_s = self.latency
+        controls.check = lambda text: check_instruction(text, language)
+        sentences = suggestions(language) if policy.reads_instruction else []
         with (
             Stage(robot.scene.model, self.page_address, self.page_port, self.expose, origins=self.page_origin) as stage,
-            LiveView(robot, stage, str(self.backend), not self.no_cameras) as live,
+            LiveView(robot, stage, str(self.backend), not self.no_cameras, controls) as live,
         ):
+            panel = ControlPanel(stage.server.gui, controls, sentences, self._policy_instruction, self.realtime)
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             outcomes: list[Outcome] = []
+
+            def begin(instruction: str) -> None:
+                live.begin(instruction)
+                panel.update()
 
             def end(episode: Episode) -> None:
                 outcomes.append(episode.outcome)
                 live.end(episode)
+                controls.took(episode)
+                panel.update()
 
-            yield Listeners(live.begin, live.on_tick, live, end)
+            yield Listeners(begin, live.on_tick, live, end)
+            panel.close()
             with deferred_interrupt() as interrupt:
                 while not (self.leave or interrupt.requested or Outcome.INTERRUPTED in outcomes):
                     time.sleep(_WAIT_S)

@@ -130,7 +130,7 @@ class VideoRecorder:
             paths.append(Polyline(np.array(self._trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
         predicted = self._predicted_frame()
-        observed = None if predicted is None else _composite(list(views.values()))
+        observed = None if predicted is None else composite(list(views.values()))
         self._writer.write(compose_film(beauty, views, predicted, self.caption or None, observed))
 
     def _predicted_frame(self) -> NDArray[np.uint8] | None:
@@ -152,7 +152,7 @@ class VideoRecorder:
             self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
 
 
-def _composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Stack the wrist's view above the halved outer ones, as :func:`..observe.views.compose` does, but faster."""
     wrist, *outer = views
     halves = [view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8) for view in outer]

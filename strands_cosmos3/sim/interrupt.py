@@ -18,6 +18,14 @@ class Interrupt:
     forced: bool = False
 
 
+_open: list[Interrupt] = []
+
+
+def interrupt_requested() -> bool:
+    """Return whether Ctrl-C was pressed in the innermost :func:`deferred_interrupt` that is open."""
+    return bool(_open) and _open[-1].requested
+
+
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
     """Note the first Ctrl-C in the block; the second raises KeyboardInterrupt at once.
@@ -36,7 +44,9 @@ def deferred_interrupt() -> Iterator[Interrupt]:
         interrupt.requested = True
 
     before = signal.signal(signal.SIGINT, note)
+    _open.append(interrupt)
     try:
         yield interrupt
     finally:
+        _open.pop()
         signal.signal(signal.SIGINT, before)

@@ -71,7 +71,7 @@ class Robot(SimulatedArm):
         seed: int = 0,
         noise_seed: int | None = None,
         layout: Layout | None = None,
-        latency: float = 0.0,
+        latency: float | Callable[[], float] = 0.0,
         realtime: bool = False,
         progress: Progress | None = None,
         on_tick: Callable[[Robot], bool | None] | None = None,
@@ -92,8 +92,8 @@ class Robot(SimulatedArm):
             task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, or None for no success criterion.
             seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
             layout: Positions of the cubes, instead of random ones.
-            latency: Simulated duration of an inference [s]: the arm follows its present chunk meanwhile. 0 stops the
-                simulation for each inference.
+            latency: Simulated duration of an inference [s], or a callable that returns the next one's: the arm follows its
+                present chunk meanwhile. 0 stops the simulation for each inference.
             realtime: Run no faster than wall-clock time, and accept each chunk when it arrives, as a real arm would.
             progress: Called with simulated and total seconds.
             on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the episode (``interrupted``).
@@ -113,7 +113,7 @@ class Robot(SimulatedArm):
         instruction, judge = self._judge(task, instruction)
         physics_steps_per_tick(control_frequency)
         if realtime and latency:
-            raise ConfigError(f"latency={latency:g} is simulated, and realtime=True measures the real one; leave one out.")
+            raise ConfigError(f"latency={latency!r} is simulated, and realtime=True measures the real one; leave one out.")
         n_ticks = max(1, round(positive(duration, "duration") * control_frequency))
         owned = policy is None
         if policy is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -10,11 +12,13 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
-from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW
+from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW, composite
+from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory, Rollout
+from strands_cosmos3.view.controls import LiveControls
 from strands_cosmos3.view.stage import Stage, Status
 
 _POSE_S = 1 / 25
@@ -32,23 +36,36 @@ class LiveView:
         stage: The page.
         source: The policy's source of actions, for the panel.
         cameras: Whether to render the cameras, which takes most of the time.
+        controls: What the page's visitors ask for.
+        stopped: Whether Ctrl-C was pressed, which ends a pause.
     """
 
-    def __init__(self, robot: Robot, stage: Stage, source: str, cameras: bool = True):
-        self.robot, self.stage, self.source = robot, stage, source
+    def __init__(
+        self,
+        robot: Robot,
+        stage: Stage,
+        source: str,
+        cameras: bool = True,
+        controls: LiveControls | None = None,
+        stopped: Callable[[], bool] = interrupt_requested,
+    ):
+        self.robot, self.stage, self.source, self._stopped = robot, stage, source, stopped
+        self.controls = LiveControls() if controls is None else controls
         self.policy_renderer = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
         self.begin("")
 
     def begin(self, instruction: str) -> None:
-        """Start a new episode."""
+        """Start a new episode: nothing of the last one stays on the page."""
         self.instruction, self.inference_ms = instruction, None
+        self.stage.clear()
         self._commanded: F64 | None = None
         self._trail: list[F64] = []
         self._video: NDArray[np.uint8] | None = None
         self._video_from_s = 0.0
         self._pose_due = self._panel_due = self._camera_due = -1.0
         self._seen_s = float(self.robot.data.time)
-        self._pacer = Pacer(self._seen_s, _TOLERANCE_S)
+        self._views: dict[str, NDArray[np.uint8]] = {}
+        self._keep_pace()
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Show the path of an accepted chunk."""
@@ -62,12 +79,23 @@ class LiveView:
         self._video = None if video is None else np.asarray(video)
         self._video_from_s = float(self.robot.data.time) - since_s
 
-    def on_tick(self, robot: Robot) -> None:
-        """Update what is due, then wait for wall-clock time."""
+    def on_tick(self, robot: Robot) -> bool:
+        """Update what is due, then wait for wall-clock time and for the end of a pause; return whether to end the episode."""
         self._notice_reset()
-        now_s = float(robot.data.time)
+        now_s, controls = float(robot.data.time), self.controls
         self._show(now_s)
-        self._pacer.wait(now_s)
+        paused = controls.paused
+        while controls.paused and not (controls.ends_episode or self._stopped()):
+            time.sleep(_POSE_S)
+        if paused or controls.speed != self._speed:
+            self._keep_pace()
+        self._pacer.wait(now_s / self._speed)
+        return controls.ends_episode
+
+    def _keep_pace(self) -> None:
+        """Keep the page's speed from now on."""
+        self._speed = self.controls.speed
+        self._pacer = Pacer(float(self.robot.data.time) / self._speed, _TOLERANCE_S)
 
     def _notice_reset(self) -> None:
         """Start a new episode if the simulated clock went back."""
@@ -83,14 +111,15 @@ class LiveView:
             self._trail = [*self._trail[1 - _TRAIL_POINTS :], robot.data.site_xpos[robot.scene.tcp_site].copy()]
             stage.pose(robot.data)
             stage.path(self._commanded, np.array(self._trail))
+        if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
+            self._camera_due = now_s + _CAMERA_S
+            self._views = {name: self.policy_renderer.render(robot.data, name) for name in robot.scene.view_names}
+            stage.cameras(self._views)
         if everything or now_s >= self._panel_due:
             self._panel_due = now_s + _PANEL_S
             state = robot.executor.state.name
             stage.status(Status(state, self.instruction, self.source, now_s, outcome, self.inference_ms, robot.counters()))
-            stage.world(self._predicted(now_s))
-        if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
-            self._camera_due = now_s + _CAMERA_S
-            stage.cameras({name: self.policy_renderer.render(robot.data, name) for name in robot.scene.view_names})
+            stage.world(self._predicted(now_s), observed=composite(list(self._views.values())) if self._views else None)
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:

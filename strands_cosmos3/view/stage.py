@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.origins import only_own_pages, require_origins
 
@@ -33,6 +34,9 @@ _STATE_RGB = {
     "PLAYBACK": "#2b7fd0",
 }
 _NO_PREDICTION = "this backend predicts no video"
+_PREDICTED = "predicted by the model, not observed"
+_BESIDE = "left: observed now; right: predicted by the model for now"
+_BLANK = 225
 
 
 @dataclass(frozen=True)
@@ -58,24 +62,29 @@ class Status:
     counters: Mapping[str, int] = field(default_factory=dict)
 
     def to_html(self) -> str:
-        """Return the upper part of the panel."""
+        """Return this part of the panel; counters that are zero are left out."""
         colour = _STATE_RGB.get(self.state, "#6b7280")
         inference = "-" if self.inference_ms is None else f"{self.inference_ms:.1f} ms"
-        rows = {"backend": self.source, "time": f"{self.time_s:.2f} s", "chunk inference": inference}
-        rows |= {name.replace("_", " "): str(value) for name, value in self.counters.items()}
-        table = "".join(
-            f'<tr><td style="opacity:.65;padding:1px 14px 1px 0">{html.escape(name)}</td>'
-            f'<td style="text-align:right;font-variant-numeric:tabular-nums">{html.escape(value)}</td></tr>'
-            for name, value in rows.items()
-        )
+        figures = {"backend": self.source, "time": f"{self.time_s:.2f} s", "chunk inference": inference}
+        happened = {name: str(count) for name, count in self.counters.items() if count}
         return (
             '<div style="padding:4px 10px 8px;font-size:13px;line-height:1.45" id="status">'
             f'<div style="margin:0 0 6px"><span style="background:{colour};color:white;border-radius:4px;padding:2px 9px;'
             f'font-weight:600;letter-spacing:.04em">{html.escape(self.state)}</span>'
             f'<span style="margin-left:9px">{html.escape(self.outcome)}</span></div>'
             f'<div style="font-weight:600;margin-bottom:5px">{html.escape(self.instruction) or "no instruction"}</div>'
-            f'<table style="border-collapse:collapse;width:100%">{table}</table></div>'
+            f"<div>{_chips(figures)}</div><div>{_chips(happened)}</div></div>"
         )
+
+
+def _chips(values: Mapping[str, str]) -> str:
+    """Names and values in a row, each with its meaning as a tooltip."""
+    return "".join(
+        f'<span title="{html.escape(MEANINGS.get(name, name))}" style="display:inline-block;margin-right:14px;cursor:help">'
+        f'<span style="opacity:.65">{html.escape(name.replace("_", " "))}</span> '
+        f'<span style="font-variant-numeric:tabular-nums">{html.escape(value)}</span></span> '
+        for name, value in values.items()
+    )
 
 
 def require_loopback(address: str, expose: bool) -> None:
@@ -162,7 +171,7 @@ class Stage:
         gui.set_panel_label("strands_cosmos3")
         self._status = gui.add_html("")
         self._camera_folder = gui.add_folder("Cameras")
-        self._world_folder = gui.add_folder("Predicted world")
+        self._world_folder = gui.add_folder("Predicted beside real")
         with self._world_folder:
             self._world_note = gui.add_markdown(_NO_PREDICTION)
         with gui.add_folder("Legend"):
@@ -217,14 +226,27 @@ class Stage:
         else:
             self._camera_image.image = picture
 
-    def world(self, frame: NDArray[np.uint8] | None, why_none: str = _NO_PREDICTION) -> None:
-        """Show a frame of the predicted video, or say why there is none."""
-        self._world_note.content = why_none if frame is None else "predicted by the model, not observed"
+    def clear(self) -> None:
+        """Remove what an episode has drawn: paths, camera frames and predictions."""
+        self.path(None, None)
+        self.world(None)
+        if self._camera_image is not None:
+            self._camera_image.image = np.full_like(self._camera_image.image, _BLANK)
+
+    def world(
+        self, frame: NDArray[np.uint8] | None, why_none: str = _NO_PREDICTION, observed: NDArray[np.uint8] | None = None
+    ) -> None:
+        """Show a frame of the predicted video, beside what is observed now if given, or say why there is none."""
+        self._world_note.content = why_none if frame is None else _PREDICTED if observed is None else _BESIDE
+        if frame is not None and observed is not None:
+            frame = np.concatenate(
+                [resized(observed, *frame.shape[:2]), np.full((len(frame), 4, 3), 255, np.uint8), frame], axis=1
+            )
+        if self._prediction is not None:  # hidden and not removed: a page that opens late would be sent updates of it
+            self._prediction.visible = frame is not None
         if frame is None:
-            if self._prediction is not None:
-                self._prediction.remove()
-                self._prediction = None
-        elif self._prediction is None:
+            return
+        if self._prediction is None:
             with self._world_folder:
                 self._prediction = self.server.gui.add_image(frame, format="jpeg", jpeg_quality=85)
         else:
@@ -247,6 +269,12 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Return a picture [H, W, 3] at another size; each pixel is the nearest."""
+    rows, columns = (np.arange(n) * have // n for n, have in zip((height, width), picture.shape, strict=False))
+    return picture[rows[:, None], columns]
 
 
 def _backdrop() -> NDArray[np.uint8]:

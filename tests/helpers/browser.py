@@ -91,6 +91,20 @@ class Browser:
     def evaluate(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
 
+    def click(self, element: str, times: int = 1) -> None:
+        """Click on the middle of what a JavaScript expression finds."""
+        place = f"(() => {{ const r = {element}.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})()"
+        x, y = json.loads(self.evaluate(f"JSON.stringify({place})"))
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=times)
+
+    def write(self, element: str, text: str) -> None:
+        """Replace the text of an input field, and press Enter."""
+        self.click(element, times=3)
+        self.call("Input.insertText", text=text)
+        for kind in ("rawKeyDown", "char", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+
     def picture(self) -> np.ndarray:
         """What is seen, [H, W, 3] uint8."""
         data = self.call("Page.captureScreenshot", format="png")["data"]

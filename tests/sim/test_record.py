@@ -8,7 +8,7 @@ import pytest
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
 from strands_cosmos3.observe.views import compose, resize
-from strands_cosmos3.sim.film import _composite
+from strands_cosmos3.sim.film import composite
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 
 av = pytest.importorskip("av")
@@ -163,7 +163,7 @@ def test_what_happened_is_composed_as_the_policy_sees_it():
     views = {
         name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8) for name in DROID_RIG.views
     }
-    quick, asked = _composite(list(views.values())), compose(views, DROID_RIG)
+    quick, asked = composite(list(views.values())), compose(views, DROID_RIG)
     assert np.abs(resize(asked, quick.shape[:2], "bilinear") - quick).mean() < 12  # a view in another place: 30 and more
 
 

@@ -17,16 +17,17 @@ import pytest
 from PIL import Image
 
 from helpers.browser import Browser, find
+from strands_cosmos3.view.counters import MEANINGS
 
 pytestmark = pytest.mark.slow
 CHROMIUM = find()
 
 
 @pytest.fixture
-def page() -> Iterator[str]:
-    """A `view` of the scripted expert, from the command line; Ctrl-C must end it cleanly."""
+def page(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A `view` from the command line; Ctrl-C must end it cleanly."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "strands_cosmos3.cli", "view", "--backend", "scripted", "--task", "stack", "--page-port", "0"],
+        [sys.executable, "-m", "strands_cosmos3.cli", "view", *request.param, "--page-port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -51,6 +52,7 @@ def reddish(picture: np.ndarray) -> np.ndarray:
     return (red > 120) & (red > green + 60) & (red > blue + 60)
 
 
+@pytest.mark.parametrize("page", [("--backend", "scripted", "--task", "stack")], indirect=True)
 def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
     assert CHROMIUM is not None, "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install chromium)"
     with Browser(CHROMIUM, tmp_path / "home") as browser:
@@ -82,3 +84,48 @@ def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
     assert len(set(times)) > 1, times
     assert all("chunk inference" in text and re.search(r"chunks\s+\d+", text) for text in texts), texts
     assert "stack" in texts[0]
+
+
+FIELD = "[...document.querySelectorAll('input')].find(e => e.type === 'text' && e.value.includes('cube'))"
+
+
+def button(name: str) -> str:
+    return f"[...document.querySelectorAll('button')].find(e => e.innerText === {name!r})"
+
+
+@pytest.mark.parametrize("page", [("--seed", "2")], indirect=True)
+def test_a_typed_instruction_is_carried_out_by_the_bundled_policy(page: str, tmp_path: Path):
+    """What it does not know is refused on the page, and the old episode goes on; the blue cube is picked up.
+
+    The screenshot of the documentation, docs/live_page.png, is this test's page.png.
+    """
+    assert CHROMIUM is not None, "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install chromium)"
+    with Browser(CHROMIUM, tmp_path / "home") as browser:
+        browser.call("Emulation.setDeviceMetricsOverride", width=1360, height=1180, deviceScaleFactor=1, mobile=False)
+        browser.open(page)
+        browser.wait(f"document.getElementById('refusal') !== null && {FIELD} !== undefined")
+        browser.wait("document.getElementById('status').innerText.includes('RUNNING')")
+        browser.write(FIELD, "pick up the yellow cube")
+        browser.wait("document.getElementById('refusal').innerText.includes('yellow')")
+        assert "pick or reach" in browser.text("refusal") or "reach or pick" in browser.text("refusal")
+        assert "pick up the red cube" in browser.text("status")
+        Image.fromarray(browser.picture()).save(tmp_path / "refused.png")
+        browser.write(FIELD, "pick up the blue cube")
+        browser.wait("document.getElementById('status').innerText.includes('pick up the blue cube')")
+        assert browser.text("refusal") == ""
+        browser.click(button("Pause"))
+        browser.wait("document.getElementById('tally').innerText.includes('The clock is stopped.')")
+        time.sleep(2.0)  # the last figures arrive
+        stood = browser.text("status")
+        time.sleep(4.0)
+        assert browser.text("status") == stood
+        browser.click(button("Resume"))
+        ended = "[...document.querySelectorAll('#tally span[title]')].find(e => e.title.startsWith('pick up the blue cube'))"
+        browser.wait(f"{ended} !== undefined")
+        Image.fromarray(browser.picture()).save(tmp_path / "page.png")
+        assert "success" in browser.evaluate(f"{ended}.title")
+        assert "succeeded" in browser.text("tally")
+        tooltip = "[...document.querySelectorAll('#status span[title]')].find(e => e.innerText.startsWith('chunks')).title"
+        assert browser.evaluate(tooltip) == MEANINGS["chunks"]
+        errors = browser.errors
+    assert not errors, errors

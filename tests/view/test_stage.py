@@ -125,7 +125,7 @@ def test_the_panel_says_what_is(stage: Stage):
     assert "predicted by the model" in stage._world_note.content
     stage.world(None)
     assert stage._world_note.content == "this backend predicts no video"
-    assert stage._prediction is None
+    assert not stage._prediction.visible
 
 
 def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,220 @@
+"""What visitors of the live page ask for, and the part of the page where they ask. Their threads only leave wishes here."""
+
+from __future__ import annotations
+
+import html
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strands_cosmos3.errors import Cosmos3Error, InstructionError
+from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
+from strands_cosmos3.language import Language, plainest
+from strands_cosmos3.types import Rollout
+
+SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
+"""Names of the speeds on the page -> simulated seconds per second."""
+LATENCIES_S = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
+"""Inference durations on the page; 0 stops the simulation for each inference."""
+_LONGEST_INSTRUCTION = 200  # characters
+_OUTCOMES_SHOWN = 12
+
+
+def suggestions(language: Language | None) -> list[str]:
+    """Return sentences that a policy with this language understands; None is one that does all four tasks."""
+    colours = COLOURS if language is None else language.colours
+    verbs = list(TEMPLATES) if language is None else [Verb(verb) for verb in language.verbs]
+    goals = [
+        Goal(verb, f"cube_{colour}", f"cube_{colours[(i + 1) % len(colours)]}" if verb is Verb.STACK else None)
+        for verb in sorted(verbs, key=lambda verb: verb is not Verb.PICK)
+        for i, colour in enumerate(colours)
+    ]
+    return [plainest(goal) for goal in goals]
+
+
+def check_instruction(text: str, language: Language | None = None) -> None:
+    """Raise InstructionError for an instruction that a policy with this language, or the tasks' judges, do not understand."""
+    if len(text) > _LONGEST_INSTRUCTION:
+        raise InstructionError(f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got {len(text)}.")
+    if language is not None:
+        language.understand(text)
+    parse_instruction(text)
+
+
+class LiveControls:
+    """Wishes of the page's visitors, which the command that runs the episodes reads between two ticks.
+
+    Attributes:
+        instruction: The one asked for on the page; empty before the first.
+        paused, speed, latency_s: As they are to be now; a latency of 0 stops the simulation for each inference.
+        message: The error of the instruction refused last, else empty.
+        check: Raises Cosmos3Error for an instruction to refuse.
+        outcomes: Success and description of each episode that ended by itself.
+    """
+
+    def __init__(self) -> None:
+        self.instruction = self.message = ""
+        self.paused, self.speed, self.latency_s = False, 1.0, 0.0
+        self.check: Callable[[str], None] = check_instruction
+        self.outcomes: list[tuple[bool | None, str]] = []
+        self._before: str | None = None
+        self._ends_episode = self._keeps_scene = False
+        self._lock = threading.Lock()
+
+    def ask(self, text: str) -> None:
+        """Have the present episode end and one with this instruction begin on the same scene, unless it is refused."""
+        try:
+            self.check(text)
+        except Cosmos3Error as error:
+            self.message = str(error)
+            return
+        with self._lock:
+            self._before = self.instruction if self._before is None else self._before
+            self.instruction, self.message = text, ""
+            self._ends_episode, self._keeps_scene, self.paused = True, True, False
+
+    def start_over(self) -> None:
+        """Have the present episode end, and the next scene begin."""
+        with self._lock:
+            self._ends_episode, self.paused, self.message = True, False, ""
+
+    def set_speed(self, name: str) -> None:
+        """Set the speed, one of :data:`SPEEDS`; any other name is ignored."""
+        self.speed = SPEEDS.get(name, self.speed)
+
+    def set_latency(self, seconds: float) -> None:
+        """Set the duration of an inference; one beyond :data:`LATENCIES_S` is ignored."""
+        if math.isfinite(seconds) and 0 <= seconds <= LATENCIES_S[-1]:
+            self.latency_s = float(seconds)
+
+    @property
+    def ends_episode(self) -> bool:
+        """Whether the present episode is to end."""
+        return self._ends_episode
+
+    def next_scene(self, seed: int) -> int | None:
+        """Return the seed of the episode that the page asked for, after one with ``seed``; None if it asked for none."""
+        with self._lock:
+            asked, same = self._ends_episode, self._keeps_scene
+            self._ends_episode = self._keeps_scene = False
+        return (seed if same else seed + 1) if asked else None
+
+    def took(self, rollout: Rollout) -> None:
+        """Note an episode; one that the page ended does not count."""
+        if self._ends_episode and not rollout.success:
+            return
+        asked = rollout.instruction or "no instruction"
+        self.outcomes.append((rollout.success, f"{asked}, seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s"))
+        if not self._ends_episode:
+            self._before = None
+
+    def fall_back(self, error: Cosmos3Error) -> bool:
+        """Return to the instruction before, if the policy refuses the new one only when asked; return whether there is one."""
+        with self._lock:
+            if self._before is None:
+                return False
+            self.message, self.instruction, self._before = str(error), self._before, None
+        return True
+
+    def tally(self) -> str:
+        """Return the successes so far as text, e.g. ``"3 of 4 episodes succeeded"``."""
+        judged = [success for success, _ in self.outcomes if success is not None]
+        if not judged:
+            return f"{len(self.outcomes)} episodes, none judged by a task" if self.outcomes else "no episode has ended yet"
+        return f"{sum(judged)} of {len(judged)} episodes succeeded"
+
+
+class ControlPanel:
+    """The page's controls, on top of its panel.
+
+    Args:
+        gui: viser's interface of the page.
+        controls: Where wishes go.
+        sentences: Suggested instructions; empty if the instruction does not shape the actions.
+        instruction: Text to begin with.
+        in_real_time: Whether latency and speed are those of wall-clock time, so that neither can be set.
+    """
+
+    def __init__(
+        self, gui: Any, controls: LiveControls, sentences: Sequence[str], instruction: str = "", in_real_time: bool = False
+    ):
+        self._controls = controls
+        self._asking = gui.add_folder("Ask for something", order=-4, visible=bool(sentences))
+        self._episode = gui.add_folder("Episode", order=-3)
+        self._tally = gui.add_html("", order=-2)
+        with self._asking:
+            with gui.add_form(None) as form:
+                hint = "The scene starts again with this instruction. What the policy does not understand is refused."
+                self.text = gui.add_text("instruction", instruction, hint=hint)
+                run = gui.add_button("Run", icon=None, hint=hint)
+            self.examples = gui.add_dropdown(
+                "suggestions", ["choose one", *sentences], hint="Sentences that this policy knows."
+            )
+            self._message = gui.add_html("")
+        run.on_click(lambda _: form.submit())
+        form.on_submit(lambda _: self._ask(self.text.value))
+        self.examples.on_update(self._choose)
+        with self._episode:
+            hint = "Stop the clock; let it go on; end this episode and start the next one, with other cube positions."
+            buttons = gui.add_button_group("clock", ("Pause", "Resume", "Reset"), hint=hint)
+            self.speed = gui.add_dropdown(
+                "speed",
+                list(SPEEDS),
+                initial_value="1 x",
+                disabled=in_real_time,
+                hint="Simulated time per wall-clock time, at most.",
+            )
+            self.latency = gui.add_slider(
+                "latency (s)",
+                0.0,
+                LATENCIES_S[-1],
+                0.05,
+                min(controls.latency_s, LATENCIES_S[-1]),
+                disabled=in_real_time,
+                hint="Simulated duration of an inference; the arm follows its chunk meanwhile. 0 stops the clock.",
+            )
+        buttons.on_click(lambda event: self._press(event.target.value))
+        self.speed.on_update(lambda event: controls.set_speed(str(event.target.value)))
+        self.latency.on_update(lambda event: controls.set_latency(float(event.target.value)))
+        self.update()
+
+    def close(self) -> None:
+        """Take the controls off the page; the tally stays."""
+        self._asking.visible = self._episode.visible = False
+
+    def _ask(self, text: str) -> None:
+        self._controls.ask(text)
+        self.update()
+
+    def _choose(self, event: Any) -> None:
+        if event.target.value in list(event.target.options)[1:]:
+            self.text.value = event.target.value
+            self._ask(event.target.value)
+
+    def _press(self, button: str) -> None:
+        if button == "Reset":
+            self._controls.start_over()
+        else:
+            self._controls.paused = button == "Pause"
+        self.update()
+
+    def update(self) -> None:
+        """Show the controls' present state."""
+        controls = self._controls
+        self._message.content = (
+            '<div id="refusal" role="alert" style="padding:2px 10px 8px;font-size:13px;color:#b3261e">'
+            f"{html.escape(controls.message)}</div>"
+        )
+        marks = "".join(_mark(*ended) for ended in controls.outcomes[-_OUTCOMES_SHOWN:])
+        self._tally.content = (
+            '<div id="tally" style="padding:4px 10px 8px;font-size:13px">'
+            f'<b>{html.escape(controls.tally())}</b> <span style="font-size:16px">{marks}</span>'
+            f"{'<b>The clock is stopped.</b>' if controls.paused else ''}</div>"
+        )
+
+
+def _mark(success: bool | None, said: str) -> str:
+    signs = {True: ("&#10003;", "#2f9e5b"), False: ("&#10007;", "#cf3a32"), None: ("&#8226;", "#6b7280")}
+    sign, colour = signs[success]
+    return f'<span title="{html.escape(said)}" style="color:{colour};margin-right:5px;cursor:help">{sign}</span>'
