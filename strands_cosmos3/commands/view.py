@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -54,7 +55,6 @@ class View(Rollout):
     """For --play: the first episode of the dataset to show."""
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit after the last episode instead of keeping the page."""
-    controls: LiveControls = field(default_factory=LiveControls, init=False, repr=False, compare=False)
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Page": ("page_port", "page_address", "expose", "page_origin", "no_cameras", "leave"),
@@ -66,6 +66,11 @@ class View(Rollout):
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
         return ("sim", "view", "data") if self.play else (*super().extras, "view")
+
+    @cached_property
+    def controls(self) -> LiveControls:
+        """What the page's visitors ask for."""
+        return LiveControls()
 
     def run(self) -> int:
         """Run it; returns 0."""

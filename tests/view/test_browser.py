@@ -97,7 +97,7 @@ def button(name: str) -> str:
 def test_a_typed_instruction_is_carried_out_by_the_bundled_policy(page: str, tmp_path: Path):
     """What it does not know is refused on the page, and the old episode goes on; the blue cube is picked up.
 
-    The screenshot of the documentation, docs/live_page.png, is this test's page.png.
+    The screenshot of the documentation, docs/live_page.webp, is this test's page.png.
     """
     assert CHROMIUM is not None, "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install chromium)"
     with Browser(CHROMIUM, tmp_path / "home") as browser:
