@@ -16,6 +16,8 @@ from strands_cosmos3.training.flow import TrainedPolicy
 
 HEADS = ("action_proj_*", "action_modality_embed")
 """Patterns of the action heads and their embedding: the least that post-training needs."""
+ALPHA = 2
+"""An adapter is added as ``ALPHA`` B A: its ``lora_alpha`` is ``ALPHA`` times its rank."""
 _PROJECTIONS = {role: GENERATION_NAMES[role].rpartition(".")[2] for role in ("q", "k", "v", "out")}
 _PROJECTIONS |= {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -52,7 +54,7 @@ def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k
     if unknown := [target for target in targets if target not in known]:
         raise ConfigError(f"--lora-targets {', '.join(unknown)}: a layer's projections are {', '.join(sorted(known))}.")
     before = {name for name, p in policy.named_parameters() if p.requires_grad}
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=[known[target] for target in targets])
+    config = LoraConfig(r=rank, lora_alpha=ALPHA * rank, lora_dropout=0.0, target_modules=[known[target] for target in targets])
     inject_adapter_in_model(config, tower)
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_("lora_" in name or name.replace(".base_layer.", ".") in before)
@@ -66,3 +68,14 @@ def merged_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
             module.merge()
     state = from_adapters.state_dict()
     return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if "lora_" not in name}
+
+
+def adapter_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
+    """The adapters alone, named as diffusers' ``load_lora_adapter`` reads them; empty without adapters."""
+    state = {}
+    for name, tensor in policy.state_dict().items():
+        module, found, side = name.partition(".lora_")  # ..., "A.default.weight" or "B.default.weight"
+        if found:
+            key = released_key(f"{module}.weight").removesuffix(".weight")
+            state[f"transformer.{key}.lora_{side[0]}.weight"] = tensor.detach().contiguous()
+    return state

@@ -23,7 +23,7 @@ from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
-from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, train_only
+from strands_cosmos3.training.adapters import ALPHA, HEADS, adapter_state, add_lora, merged_state, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
@@ -145,10 +145,23 @@ class PostTraining:
         return self.export(loop.averaged(self.policy))
 
     def export(self, policy: TrainedPolicy) -> Path:
-        """Write the source checkpoint with the trained weights to ``checkpoint/``; data types stay the same."""
+        """Write the source checkpoint with the trained weights to ``checkpoint/``, and adapters alone to ``adapter/``.
+
+        Data types stay the same.
+        """
+        if adapters := adapter_state(policy):
+            write_folder(self.folder / "adapter", lambda hidden: self._fill_adapter(hidden, adapters))
         target = self.folder / "checkpoint"
         write_folder(target, lambda hidden: self._fill(hidden, policy))
         return target
+
+    def _fill_adapter(self, target: Path, adapters: dict[str, torch.Tensor]) -> None:
+        """Write the adapters for a base that is kept elsewhere; what else was trained is in ``checkpoint/`` only."""
+        rank, base = self.config.lora_rank, str(self.checkpoint.root)
+        about = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA * rank, "base_model_name_or_path": base}
+        modules = sorted({key.split(".")[-3] for key in adapters})
+        write_json(target / "adapter_config.json", {**about, "target_modules": modules, "digest": self.checkpoint.digest})
+        save_file(adapters, target / "pytorch_lora_weights.safetensors", metadata={"format": "pt"})
 
     def _fill(self, target: Path, policy: TrainedPolicy) -> None:
         source = self.checkpoint.root

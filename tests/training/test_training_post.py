@@ -174,6 +174,14 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     adapted = {f"layers.{i}.self_attn.add_{n}_proj.weight" for i in (0, 1) for n in ("q", "v")}
     assert changed <= adapted | {"action_modality_embed"}
     assert adapted & changed
+    adapters = load_file(tmp_path / "out/adapter/pytorch_lora_weights.safetensors")
+    about = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text())
+    assert (about["r"], about["target_modules"]) == (2, ["add_q_proj", "add_v_proj"])
+    assert len(adapters) == 2 * len(adapted)
+    for key in adapted:
+        down, up = (adapters[f"transformer.{key.removesuffix('.weight')}.lora_{side}.weight"].float() for side in "AB")
+        added = about["lora_alpha"] / about["r"] * up @ down
+        torch.testing.assert_close(after[key].float(), before[key].float() + added, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(
