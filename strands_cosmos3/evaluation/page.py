@@ -186,9 +186,14 @@ def _dynamics(report: Mapping[str, Any]) -> str:
 def dynamics_facts(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return each figure of dynamics with its reference, by name."""
     gain = figures["forward_db"] - figures["copy_frame_psnr"]
+    moving, controls = figures["moving"], figures["controls"]
+    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in controls.items())
     return {
         "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to repeating the given frame "
         f"({figures['copy_frame_psnr']:.2f} dB); the VAE alone: {figures['vae_psnr']:.2f} dB",
+        "moving pixels": f"{moving['forward_db']:.2f} dB, {moving['forward_db'] - moving['copy_frame_psnr']:+.2f} dB relative "
+        f"to repeating the given frame; the VAE alone: {moving['vae_psnr']:.2f} dB",
+        "error relative to that with the true actions": f"{said} (latents; foreign: a sentence of another goal)",
         "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of {figures['moved_mm']:.1f} mm moved",
     }
 

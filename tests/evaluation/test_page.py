@@ -122,6 +122,8 @@ def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
     report, without = made(tmp_path)
     assert "Dynamics" not in without
     figures = {"clips": 7, "forward_db": 21.5, "copy_frame_psnr": 20.0, "vae_psnr": 24.0}
+    figures["moving"] = {"forward_db": 13.5, "copy_frame_psnr": 10.0, "vae_psnr": 18.6}
+    figures["controls"] = {"shuffled": 1.31, "opposite": 1.4, "zero": 1.5, "foreign": 1.01}
     figures |= {"inverse_mm": 33.0, "moved_mm": 120.0, "steps": 4}
     shown = page({**report, "dynamics": figures}, {})
     for text in ("7 chunks", "4 denoising steps", "21.50 dB", "+1.50 dB", "20.00 dB", "24.00 dB", "33.0 mm", "120.0 mm"):

@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from strands_cosmos3.actions.decode import decode_pose_delta
+from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.bundled import dynamics
-from strands_cosmos3.training.bundled.dynamics import judge_on_expert, require_video
+from strands_cosmos3.training.bundled.dynamics import control_rows, judge_on_expert, require_video
+from strands_cosmos3.training.windows import ROWS
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +28,19 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
     assert (report.clips, report.steps) == (2, 4)  # the checkpoint's preset
     assert report.vae_psnr > report.forward_db > report.copy_frame_psnr - 2
     assert report.inverse_mm < 0.6 * report.moved_mm
+    assert report.moving["vae_psnr"] > report.moving["forward_db"] > report.moving["copy_frame_psnr"]
+    assert list(report.controls) == ["shuffled", "opposite", "zero", "foreign"]
+    assert report.controls["opposite"] > 1
+    assert report.controls["zero"] > 1
+
+
+def test_controls_are_another_clip_the_inverse_motion_and_none(demos):
+    rows = control_rows(demos, demos.clips(ROWS)[:4])
+    np.testing.assert_array_equal(rows["shuffled"], rows["true"][[2, 3, 0, 1]])
+    deltas = {name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9]) for name, made in rows.items()}
+    np.testing.assert_allclose(deltas["true"] @ deltas["opposite"], np.broadcast_to(np.eye(4), (ROWS, 4, 4)), atol=1e-5)
+    np.testing.assert_allclose(deltas["zero"], np.broadcast_to(np.eye(4), (ROWS, 4, 4)), atol=1e-5)
+    assert all(np.array_equal(rows[name][..., 9], rows["true"][..., 9]) for name in ("opposite", "zero"))
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_others():

@@ -1,9 +1,13 @@
-"""Quality of a checkpoint's world model on held-out clips: PSNR of forward dynamics, end-point error of inverse dynamics."""
+"""Quality of a checkpoint's world model on held-out clips: PSNR of forward dynamics, end-point error of inverse dynamics.
+
+Controls tell whether the predicted world follows the actions: the same clip is predicted from other actions, and with a
+sentence that names another goal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.rotations import se3_between
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -25,7 +30,7 @@ from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
-from strands_cosmos3.training.bundled.windows import executed_rows, latent_columns, undisturbed
+from strands_cosmos3.training.bundled.windows import executed_rows, latent_columns, scaled_rows, undisturbed
 from strands_cosmos3.training.release import DOMAIN
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors
@@ -34,16 +39,23 @@ from strands_cosmos3.types import Mode
 
 HELD_OUT_SEED = 1_000_000
 _CLIPS_PER_EPISODE = 4
+_MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel counts as moving
 
 
 @dataclass(frozen=True)
 class DynamicsReport:
-    """Figures over held-out clips: mean PSNR [dB], median distances [mm]."""
+    """Figures over held-out clips: mean PSNR [dB], median distances [mm].
+
+    ``moving``: over pixels that differ from the given frame by more than a tenth of the range. ``controls``: squared error of
+    the predicted latents, relative to that with the true actions, by control.
+    """
 
     clips: int
     forward_db: float  # predicted frames
     copy_frame_psnr: float  # repeating the given frame, the least to expect
     vae_psnr: float  # the true frames through the VAE, the upper limit
+    moving: Mapping[str, float]  # the same three: forward_db, copy_frame_psnr, vae_psnr
+    controls: Mapping[str, float]
     inverse_mm: float  # between the end points of recovered and true chunks
     moved_mm: float  # that the true chunks cover
     steps: int  # of denoising
@@ -54,19 +66,36 @@ def judge_dynamics(
 ) -> DynamicsReport:
     """Measure forward and inverse dynamics on clips, given by their first ticks, which training must not have seen."""
     require_video(checkpoint)
-    rows = executed_rows(demos, ticks)
-    decibels, recovered = [], []
+    rows = {name: torch.from_numpy(made) for name, made in control_rows(demos, ticks).items()}
+    judged, recovered = [], []
     with Cosmos3Engine.from_pretrained(checkpoint, dtype=torch.float32, decode_video=True) as engine:
         clip = _ClipJudge(engine, PromptTokenizer(checkpoint / "text_tokenizer"), demos, steps)
         for i, tick in enumerate(ticks):
-            forward, inverse = clip(int(tick), torch.from_numpy(rows[i]))
-            decibels.append(forward)
+            forward, inverse = clip(int(tick), {name: made[i] for name, made in rows.items()})
+            judged.append(forward)
             recovered.append(inverse)
             if on_clip is not None:
                 on_clip(i + 1, len(ticks))
-    errors = chunk_errors(torch.stack(recovered), torch.from_numpy(rows))
-    forward_db, copy_frame, vae = np.mean(decibels, axis=0).tolist()
-    return DynamicsReport(len(ticks), forward_db, copy_frame, vae, errors.end_mm, errors.moved_mm, steps)
+    errors = chunk_errors(torch.stack(recovered), rows["true"])
+    whole, moving = (np.nanmean([getattr(one, name) for one in judged], axis=0).tolist() for name in ("whole", "moving"))
+    off = {name: float(np.mean([one.latent_errors[name] for one in judged])) for name in judged[0].latent_errors}
+    controls = {name: error / off["true"] for name, error in off.items() if name != "true"}
+    moved = dict(zip(("forward_db", "copy_frame_psnr", "vae_psnr"), moving, strict=True))
+    return DynamicsReport(len(ticks), *whole, moved, controls, errors.end_mm, errors.moved_mm, steps)
+
+
+def control_rows(demos: Demos, ticks: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
+    """Return rows [n, rows, 10] by name: the true ones, those of another clip, of the opposite motion, and of no motion."""
+    true = executed_rows(demos, ticks)
+    index = ticks[:, None] + np.arange(ROWS + 1)
+    poses, gripper = demos.T_base_cosmos[index], demos.gripper_command[index[:, :-1]]
+    still = np.broadcast_to(np.eye(4), poses[:, 1:].shape)
+    return {
+        "true": true,
+        "shuffled": np.roll(true, len(true) // 2, axis=0),
+        "opposite": scaled_rows(se3_between(poses[:, 1:], poses[:, :-1]), gripper),
+        "zero": scaled_rows(still, gripper),
+    }
 
 
 def judge_on_expert(
@@ -124,6 +153,15 @@ def require_video(checkpoint: Path) -> Checkpoint:
     return opened
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """PSNR [dB] of prediction, of the repeated frame and of the VAE; squared error of the latents by control."""
+
+    whole: tuple[float, ...]
+    moving: tuple[float, ...]  # nan if nothing moves
+    latent_errors: Mapping[str, float]
+
+
 class _ClipJudge:
     """Measure an engine on one clip at a time."""
 
@@ -132,23 +170,38 @@ class _ClipJudge:
         height, _ = demos.canvas_hw
         self._content_hw = height, 16 * latent_columns(demos.canvas_hw)  # the rest is padding, which no model sees
 
-    def __call__(self, tick: int, rows: torch.Tensor) -> tuple[tuple[float, float, float], torch.Tensor]:
-        """Return PSNR of prediction, of the repeated frame and of the VAE, and the recovered rows [rows, 10]."""
+    def __call__(self, tick: int, rows: Mapping[str, torch.Tensor]) -> tuple[_Judged, torch.Tensor]:
+        """Judge predictions from rows [rows, 10] by name, ``true`` first; return also the recovered rows."""
         height, width = self._content_hw
         frames = to_pixels(self._demos.frames(range(tick, tick + ROWS + 1))[None])
         real = (frames[..., :height, :width] + 1) / 2
         common = self._common(tick, frames)
-        forward = Cosmos3ActionRequest(mode=Mode.FORWARD_DYNAMICS, cond_action=rows, **common)
-        predicted = self._engine.step(forward)["pixels"][..., :height, :width]
+        made = dict(zip((*rows, "foreign"), self._engine.step_batch(self._requests(tick, rows, common)), strict=True))
         with torch.inference_mode():
-            decoded = self._engine.vae.decode(self._engine.vae.encode(frames))
+            latents = self._engine.vae.encode(frames)
+            decoded = self._engine.vae.decode(latents)
             assert decoded is not None
         through_vae = ((decoded + 1) / 2)[..., :height, :width].clamp(0, 1)
-        candidates = predicted, real[:, :, :1].expand_as(real), through_vae
-        forward_db, copy_frame, vae = (_psnr(frames[:, :, 1:], real[:, :, 1:]) for frames in candidates)
+        candidates = made["true"]["pixels"][..., :height, :width], real[:, :, :1].expand_as(real), through_vae
+        moves = ((real - real[:, :, :1]).abs().amax(1, keepdim=True) > _MOVES).expand_as(real)[:, :, 1:]
+        whole = tuple(_psnr(picture[:, :, 1:], real[:, :, 1:]) for picture in candidates)
+        moving = tuple(_psnr(picture[:, :, 1:][moves], real[:, :, 1:][moves]) for picture in candidates)
+        truth = latents[:, :, 1:, : height // 16, : width // 16]
+        off = {name: float((one["video"][:, :, 1:] - truth).square().mean()) for name, one in made.items()}
         inverse = Cosmos3ActionRequest(mode=Mode.INVERSE_DYNAMICS, decode_frames=0, return_video=False, **common)
         recovered = self._engine.step(inverse)["action"][0]
-        return (forward_db, copy_frame, vae), recovered
+        return _Judged(whole, moving, off), recovered
+
+    def _requests(self, tick: int, rows: Mapping[str, torch.Tensor], common: Mapping[str, Any]) -> list[Cosmos3ActionRequest]:
+        """Forward dynamics from each rows, and from the true ones with a sentence of another goal and colour."""
+        true = Cosmos3ActionRequest(mode=Mode.FORWARD_DYNAMICS, cond_action=rows["true"], **common)
+        others = [replace(true, cond_action=one, decode_frames=0) for name, one in rows.items() if name != "true"]
+        foreign = self._tokens.ids(self._prompt((int(self._demos.goal[tick]) + 1) % len(GOALS)))
+        return [true, *others, replace(true, text_ids=foreign, decode_frames=0)]
+
+    def _prompt(self, goal: int) -> str:
+        """The caption of a goal, as users' requests have it: empty where the checkpoint was trained on dynamics without one."""
+        return "" if self._engine.checkpoint.dynamics_without_text else caption(plain(goal), self._demos.canvas_hw)
 
     def _common(self, tick: int, frames: torch.Tensor) -> dict[str, Any]:
         """Return the arguments that both requests share."""
@@ -156,9 +209,8 @@ class _ClipJudge:
         state, sampling = checkpoint.state_row, checkpoint.sampling
         assert state is not None  # by require_video
         measured = state_columns(demos.T_base_cosmos[[tick]], demos.gripper_opening[[tick]])
-        prompt = "" if checkpoint.dynamics_without_text else caption(plain(int(demos.goal[tick])), demos.canvas_hw)
         return {
-            "text_ids": self._tokens.ids(prompt),
+            "text_ids": self._tokens.ids(self._prompt(int(demos.goal[tick]))),
             "video_shape": pixel_to_latent_shape(frames.shape[2], *self._content_hw),
             "action_chunk": ROWS,
             "domain_id": get_embodiment(DOMAIN).domain_id,

@@ -34,8 +34,12 @@ def executed_rows(demos: Demos, ticks: NDArray[np.int64], rows: int = ROWS) -> N
     """Return [n, rows, 10] executed after each tick, in the model's scale: deltas of measured poses, gripper commands."""
     index = ticks[:, None] + np.arange(rows + 1)
     poses = demos.T_base_cosmos[index]
-    deltas = encode_pose_delta(se3_between(poses[:, :-1], poses[:, 1:]))
-    raw = np.concatenate([deltas, demos.gripper_command[index[:, :-1]][..., None]], axis=-1)
+    return scaled_rows(se3_between(poses[:, :-1], poses[:, 1:]), demos.gripper_command[index[:, :-1]])
+
+
+def scaled_rows(deltas: NDArray[np.float64], gripper: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return rows [n, rows, 10] in the model's scale, of pose deltas [n, rows, 4, 4] and gripper commands [n, rows]."""
+    raw = np.concatenate([encode_pose_delta(deltas), gripper[..., None]], axis=-1)
     return normalize_chunk(raw.reshape(-1, raw.shape[-1]), "droid_lerobot").reshape(raw.shape).astype(np.float32)
 
 
