@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 WORKERS := 2
+PYTHONS := python3.11 python3.12 python3.13
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # Software OpenGL for pictures without a display. Installed only where it is missing and apt is there to do it.
 GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: chromium rollout view test test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -34,6 +35,10 @@ test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, mill
 
 test-hostile: $(VENV)/.dev  ## 10,000 frames, 500 checkpoints and 2,000 command lines at random; ten minutes of kills, stops, floods, a full disk
 	$(BIN)/python -m pytest -m "slow or not slow" -s tests/test_hostile.py tests/engine/test_hostile_checkpoints.py tests/serving/test_attacks.py tests/serving/test_soak.py
+
+test-install: $(VENV)/.dev  ## wheel and sdist, built, checked and installed on several Pythons: PYTHONS="python3.11 python3.12 python3.13"
+	$(BIN)/python -m pip install --quiet 'twine>=6'
+	cd tests && ../$(BIN)/python -m helpers.install_check --pythons $(PYTHONS)
 
 test-limits: $(VENV)/.dev  ## a hundred million references against every limit (about an hour on one core)
 	PYTHONPATH=tests $(BIN)/python -m helpers.limit_sweep --parts 100

@@ -41,7 +41,7 @@ EXTRAS = {
     "view": Extra("the live page in a browser: view", ("viser", "trimesh")),
     "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
     "scale": Extra("many episodes on several processes: evaluate", ("ray",)),
-    "train": Extra("training and post-training: train", ("peft",)),
+    "train": Extra("training and post-training: train", ("peft", "tensorboard")),
 }
 """Extra -> what it is for. ``train`` includes engine, data and sim."""
 OF_BACKEND = {"native": ("engine",), "distributed": ("engine",), "diffusers": ("engine",), "service": ("serve",)}
