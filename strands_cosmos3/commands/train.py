@@ -95,10 +95,10 @@ class Train:
     """Learning rate."""
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("out", "seed"),
+        "Run": ("out", "seed", "accumulate", "tensorboard"),
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "vae_clip_steps"),
-            *("policy_steps", "joint_steps", "policy_batch", "joint_batch"),
+            *("preview_steps", "policy_steps", "joint_steps", "policy_batch", "joint_batch"),
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),

@@ -1,9 +1,11 @@
-"""Build wheel and sdist, check their metadata, and install both into fresh environments of several Pythons: `make test-install`.
+"""Build wheel and sdist, check their metadata, and install both into fresh environments of several Pythons.
+
+`make test-install` runs it:
 
     python -m helpers.install_check --pythons python3.11 python3.12 python3.13
 
-Each environment gets the simulation without constraints (from the sdist) or with them (from the wheel), runs a scripted episode,
-and says in one line what is missing for the bundled policy. ``--engine`` installs the engine too, with the wheel, and runs the
+Each environment gets the simulation without constraints (from the sdist) or with them (from the wheel), runs a scripted
+episode, and says in one line what is missing for the bundled policy. ``--engine`` installs the engine too, with the wheel, and runs the
 self-test of the bundled policy: on an index without PyTorch's CPU build that takes several GB.
 """
 
@@ -23,7 +25,8 @@ def run(*command: object, folder: Path, fails: bool = False) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder, env=environment)
     if (done.returncode != 0) != fails:
-        raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{said}")
     return done.stdout + done.stderr
 
 
