@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -26,6 +27,22 @@ def run(code: str, **env: str) -> str:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", env={**os.environ, **env}
     )
     return done.stdout.strip()
+
+
+def test_the_page_on_pypi_has_absolute_links_to_files_that_exist(tmp_path: Path):
+    page = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert page is not None
+    assert page.loader is not None
+    hook = importlib.util.module_from_spec(page)
+    page.loader.exec_module(hook)
+    readme = (ROOT / "README.md").read_text()
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", readme) if not target.startswith(("http", "#"))]
+    assert len(targets) > 15
+    assert not [target for target in targets if not (ROOT / target).exists()]
+    links = re.findall(r"\]\(([^)]+)\)", hook.absolute(readme, "https://host/us/it"))
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+    assert "https://host/us/it/raw/main/docs/rollout.webp" in links
+    assert (ROOT / "docs/rollout.webp").stat().st_size < 4 << 20
 
 
 def test_importing_the_package_loads_nothing_heavy():

@@ -85,7 +85,10 @@ def options_of(kind: type) -> Iterator[Option]:
             yield from options_of(hint)
             continue
         positional, value = tyro.conf.Positional in marks, _value(hint)
-        flag = value if positional else f"--{field.name.replace('_', '-')} {value}".strip()
+        dashed = field.name.replace("_", "-")
+        flag = value if positional else f"--{dashed} {value}".strip()
+        if field.default is True:
+            flag = f"--{dashed}, --no-{dashed}"
         yield Option(field.name, flag, documented.get(field.name, ""), _default(field), positional)
 
 

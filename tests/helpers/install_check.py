@@ -5,8 +5,8 @@
     python -m helpers.install_check --pythons python3.11 python3.12 python3.13
 
 Each environment gets the simulation without constraints (from the sdist) or with them (from the wheel), runs a scripted
-episode, and says in one line what is missing for the bundled policy. ``--engine`` installs the engine too, with the wheel, and runs the
-self-test of the bundled policy: on an index without PyTorch's CPU build that takes several GB.
+episode, and says in one line what is missing for the bundled policy. ``--engine`` installs the engine too, with the wheel,
+and runs the self-test of the bundled policy: on an index without PyTorch's CPU build that takes several GB.
 """
 
 from __future__ import annotations
