@@ -92,6 +92,7 @@ class Episode:
         finally:
             self.loop.close(0.0 if self._interrupt.forced else _MAX_WAIT_S, self.planner.cancel)
         wall_s = time.perf_counter() - started
+        self.film.finish(self.arm.data, f"{outcome}: {outcome.message}")
         return self._report(seed, task, outcome, recording, wall_s)
 
     def _play(self, n_ticks: int, recording: Recording | None, progress: Callable[[float, float], None] | None) -> Outcome:

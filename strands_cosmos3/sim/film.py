@@ -27,6 +27,7 @@ views side by side, ten times faster to render."""
 PREDICTION_FPS = 15.0
 """Frame rate of predicted videos."""
 _TRAIL_POINTS = 240
+_OUTCOME_S = 1.5
 
 
 @typed("latency_s")
@@ -83,7 +84,8 @@ class VideoRecorder:
         self._writer = None if path is None else VideoWriter(path, self._fps)
         self.policy_renderer: Renderer | None = None
         self._beauty: Renderer | None = None
-        self._ticks = 0
+        self._ticks = self._early = 0
+        self._begun = False
         self._commanded: NDArray[np.float64] | None = None
         self._trail: list[NDArray[np.float64]] = []
         self._predicted: NDArray[np.uint8] | None = None
@@ -107,6 +109,7 @@ class VideoRecorder:
         """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s`` seconds on."""
         if self._audience is not None:
             self._audience.show_prediction(video, since_s)
+        self._begun = True
         if video is not None:
             self._predicted = np.asarray(video)
             self._prediction_from_s = self._ticks * self._tick_s - since_s
@@ -114,12 +117,28 @@ class VideoRecorder:
     def frame(self, data: mujoco.MjData) -> None:
         """Render a frame if one is due; call it at every control tick."""
         self._ticks += 1
-        if self._writer is None or self._writer.frames > (self._ticks - 1) * self._tick_s * self._fps + 1e-9:
+        if self._writer is None or self._writer.frames + self._early > (self._ticks - 1) * self._tick_s * self._fps + 1e-9:
             return
+        self._early += 1
+        if not self._begun:  # until the first chunk nothing moves, and the size of its prediction is not known
+            return
+        page = self._page(data)
+        for _ in range(self._early):
+            self._writer.write(page)
+        self._early = 0
+
+    def finish(self, data: mujoco.MjData, outcome: str) -> None:
+        """Show how the episode ended for a second and a half, with the last picture."""
+        if self._writer is None or self._writer.frames == 0:
+            return
+        last = self._page(data, outcome)
+        for _ in range(round(_OUTCOME_S * self._fps)):
+            self._writer.write(last)
+
+    def _page(self, data: mujoco.MjData, outcome: str | None = None) -> NDArray[np.uint8]:
         views = self.observe(data)
         if self.layout == "views":
-            self._writer.write(np.concatenate(list(views.values()), axis=1))
-            return
+            return np.concatenate(list(views.values()), axis=1)
         if self._beauty is None:
             self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
         self._trail.append(data.site_xpos[self.scene.tcp_site].copy())
@@ -131,7 +150,7 @@ class VideoRecorder:
         beauty = self._beauty.render(data, "beauty", paths)
         predicted = self._predicted_frame()
         observed = None if predicted is None else composite(list(views.values()))
-        self._writer.write(compose_film(beauty, views, predicted, self.caption or None, observed))
+        return compose_film(beauty, views, predicted, self.caption or None, observed, float(data.time), outcome)
 
     def _predicted_frame(self) -> NDArray[np.uint8] | None:
         if self._predicted is None:

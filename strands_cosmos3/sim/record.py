@@ -24,6 +24,7 @@ _PAPER = (24, 25, 28)
 _INK = (226, 228, 232)
 _FAINT = (150, 154, 162)
 _ACCENT = (246, 164, 66)
+_GOOD, _BAD = (38, 122, 68), (150, 60, 40)
 _GAP_PX = 8
 
 
@@ -125,6 +126,8 @@ def compose_film(
     predicted: Frame | None = None,
     caption: str | None = None,
     observed: Frame | None = None,
+    time_s: float | None = None,
+    outcome: str | None = None,
 ) -> Frame:
     """Compose a frame of the film: the scene, the policy's views below it, the predicted world beside it.
 
@@ -132,7 +135,9 @@ def compose_film(
         beauty: The large picture, at its own size; all pictures are [H, W, 3] uint8 (else ShapeError).
         views: Observation pictures by name, left to right.
         predicted: A frame of the predicted video; it is labelled as a prediction.
-        observed: The observation at the time of ``predicted``, shown below it.
+        observed: The observation at the time of ``predicted``, shown below it at the same size.
+        time_s: Simulated time, shown at the right of the caption's band.
+        outcome: How the episode ended, in a band across the scene.
 
     Returns:
         [H', W', 3] uint8 with even sides, which depend on the shapes of the given pictures only.
@@ -140,11 +145,12 @@ def compose_film(
     beside = {name: picture for name, picture in (("predicted", predicted), ("observed", observed)) if picture is not None}
     for name, picture in {"beauty": beauty, **views, **beside}.items():
         image_array(picture, f"picture {name!r}")
-    main = beauty if caption is None else _captioned(beauty, caption)
+    main = beauty if caption is None and time_s is None else _captioned(beauty, caption or "", time_s)
+    main = main if outcome is None else _ended(main, outcome)
     strip = _strip(views, main.shape[1]) if views else np.empty((0, main.shape[1], 3), np.uint8)
     page = np.concatenate([main, strip])
     if predicted is not None:
-        page = np.concatenate([page, _side_panel(beside, page.shape[0], main.shape[1])], axis=1)
+        page = np.concatenate([page, _side_panel(beside, page.shape[0], main.shape[1] // 2)], axis=1)
     height, width = page.shape[0] + page.shape[0] % 2, page.shape[1] + page.shape[1] % 2
     out = np.empty((height, width, 3), np.uint8)
     out[:] = _PAPER
@@ -181,13 +187,28 @@ def _write(page: Frame, text: str, x_px: int, y_px: int, size_px: int, color: tu
     spot[:] = spot * (1.0 - line[..., 3:]) + line[..., :3] * line[..., 3:] + 0.5
 
 
-def _captioned(beauty: Frame, caption: str) -> Frame:
-    """Return the large picture with the caption in a dark band at the top."""
+def _captioned(beauty: Frame, caption: str, time_s: float | None) -> Frame:
+    """Return the large picture with the caption and the clock in a dark band at the top."""
     page = beauty.copy()
     size_px = max(11, round(beauty.shape[0] * 0.042))
     band = min(round(size_px * 2.1), page.shape[0])
     page[:band] = page[:band] * np.float32(0.42) + np.array(_PAPER, np.float32) * np.float32(0.58)
-    _write(page, caption, 2 * _GAP_PX, round((band - 1.2 * size_px) / 2), size_px)
+    y_px, clock = round((band - 1.2 * size_px) / 2), "" if time_s is None else f"{time_s:.1f} s"
+    room = page.shape[1] - round((0 if time_s is None else 5) * size_px)
+    _write(page[:, :room], caption, 2 * _GAP_PX, y_px, size_px)
+    if clock:
+        wide = _text(clock, size_px, _INK, page.shape[1]).shape[1]
+        _write(page, clock, max(page.shape[1] - wide - 2 * _GAP_PX, 0), y_px, size_px)
+    return page
+
+
+def _ended(main: Frame, outcome: str) -> Frame:
+    """Return the large picture with the outcome in a band across its lower part."""
+    page = main.copy()
+    size_px = max(11, round(page.shape[0] * 0.06))
+    top = max(page.shape[0] - 2 * size_px, 0)
+    page[top:] = _GOOD if outcome.startswith("success") else _BAD
+    _write(page, outcome, 2 * _GAP_PX, top + round(0.4 * size_px), size_px, (255, 255, 255))
     return page
 
 
@@ -209,25 +230,26 @@ def _strip(views: Mapping[str, Frame], width: int) -> Frame:
 
 
 _TITLES = {
-    "predicted": ("PREDICTED WORLD", "predicted by the model, not observed", _ACCENT),
+    "predicted": ("PREDICTED WORLD", "the model's, not observed", _ACCENT),
     "observed": ("OBSERVED WORLD", "camera pictures of that time", _INK),
 }
 
 
-def _side_panel(beside: Mapping[str, Frame], height: int, main_width: int) -> Frame:
-    """Return the predicted and the observed picture with their titles, as high as the page."""
-    width = round(main_width * 0.5)
-    size_px = max(10, round(width * 0.045))
-    head = round(size_px * 3.6)
-    each = height // len(beside)
-    panel = np.empty((height, width, 3), np.uint8)
+def _side_panel(beside: Mapping[str, Frame], height: int, widest: int) -> Frame:
+    """Return the predicted and the observed picture at one size, with their titles, as high as the page and no wider."""
+    size_px = max(10, round(height * 0.028))
+    head, half = round(size_px * 3.6), height // 2
+    have = beside["predicted"].shape
+    scale = min((half - head - _GAP_PX) / have[0], (widest - 2 * _GAP_PX) / have[1])
+    rows, columns = (max(1, round(n * scale)) for n in have[:2])
+    panel = np.empty((height, columns + 2 * _GAP_PX, 3), np.uint8)
     panel[:] = _PAPER
     for i, (name, given) in enumerate(beside.items()):
         title, note, color = _TITLES[name]
-        picture = _fit(given, width - _GAP_PX, max(each - head - _GAP_PX, 1))
-        top = i * each + max((each - head - picture.shape[0]) // 2, 0)
+        picture = np.asarray(Image.fromarray(given).resize((columns, rows), Image.Resampling.BILINEAR, reducing_gap=2.0))
+        top = i * half + max((half - head - rows) // 2, 0)
         _write(panel, title, _GAP_PX, top + round(size_px * 0.3), size_px, color)
         _write(panel, note, _GAP_PX, top + round(size_px * 1.75), size_px, _FAINT)
-        spot = panel[top + head : top + head + picture.shape[0], _GAP_PX : _GAP_PX + picture.shape[1]]
+        spot = panel[top + head : top + head + rows, _GAP_PX : _GAP_PX + columns]
         spot[:] = picture[: spot.shape[0], : spot.shape[1]]
     return panel

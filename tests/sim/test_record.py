@@ -8,8 +8,10 @@ import pytest
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
 from strands_cosmos3.observe.views import compose, resize
-from strands_cosmos3.sim.film import composite
+from strands_cosmos3.sim.film import VideoRecorder, composite
 from strands_cosmos3.sim.record import VideoWriter, compose_film
+from strands_cosmos3.sim.render import Quality
+from strands_cosmos3.sim.robot import Robot
 
 av = pytest.importorskip("av")
 
@@ -156,6 +158,45 @@ def test_what_happened_is_below_what_was_predicted():
     assert len(rows[0]) > 40
     assert len(rows[1]) > 40
     assert rows[0].max() < rows[1].min()
+
+
+def test_predicted_and_observed_are_of_one_size_and_fill_their_panel():
+    page = compose_film(gray(200, 180, 320), VIEWS, gray(77, 135, 160), None, gray(33, 90, 400))
+    boxes = [np.argwhere((page[:, 320:] == level).all(axis=2)) for level in (77, 33)]
+    sizes = [tuple(np.ptp(box, axis=0) + 1) for box in boxes]
+    assert sizes[0] == sizes[1]
+    assert boxes[0][:, 1].min() == 8  # a gap on either side and no more
+    assert page.shape[1] - 320 - boxes[0][:, 1].max() <= 8 + 2
+
+
+def test_the_clock_is_over_the_scene_and_the_outcome_across_it():
+    beauty = gray(100, 180, 320)
+    at = [compose_film(beauty, VIEWS, None, "pick up", None, time_s)[:20, :320] for time_s in (None, 3.2, 14.7)]
+    np.testing.assert_array_equal(at[0][:, :160], at[1][:, :160])
+    assert not np.array_equal(at[0][:, 240:], at[1][:, 240:])
+    assert not np.array_equal(at[1][:, 240:], at[2][:, 240:])
+    good, bad = (compose_film(beauty, VIEWS, outcome=f"{word}: ...")[150:180, :320] for word in ("success", "timeout"))
+    assert good[-1, -1, 1] > good[-1, -1, 0] + 40
+    assert bad[-1, -1, 0] > bad[-1, -1, 1] + 40
+
+
+def test_a_film_begins_before_its_first_prediction_and_ends_with_the_outcome(tmp_path):
+    """Frames before the first chunk get its panel, so that a film with latency has one size; the last ones say how it ended."""
+    robot = Robot()
+    with VideoRecorder(robot.scene, tmp_path / "film.mp4", 10.0, "go", quality=Quality(samples=0)) as film:
+        for _ in range(3):
+            film.frame(robot.data)
+        assert film._writer.frames == 0
+        film.show_prediction(np.full((4, 27, 32, 3), 90, np.uint8), 0.0)
+        film.frame(robot.data)
+        assert film._writer.frames == 4
+        film.finish(robot.data, "timeout: The time was up.")
+    frames, rate = read(tmp_path / "film.mp4")
+    assert (len(frames), rate) == (4 + 15, 10)
+    band = frames[:, 350, 600].astype(int)
+    assert np.ptp(band[:4], axis=0).max() < 6
+    assert np.ptp(band[4:], axis=0).max() < 6
+    assert np.abs(band[-1] - [150, 60, 40]).max() < 16
 
 
 def test_what_happened_is_composed_as_the_policy_sees_it():
