@@ -244,6 +244,7 @@ class ActionChunk:
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
         quantiles: The [D] figures q01 and q99 that normalised rows are in units of; None is the embodiment's packaged ones.
+        novelty: How unlike training the given picture is, if the checkpoint can tell: 1 is the 99.9 % quantile of validation.
         T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses that are goals themselves.
 
     Raises:
@@ -261,6 +262,7 @@ class ActionChunk:
     video: NDArray[np.uint8] | None = None
     quantiles: tuple[F64, F64] | None = None
     T_base_departure: F64 | None = None
+    novelty: float | None = None
 
     def __post_init__(self) -> None:
         action = finite_array(self.action, "action", (None, None))
@@ -295,6 +297,12 @@ class ActionChunk:
         """[T] when each row is due, in seconds after the observation."""
         assert self.fps is not None  # __post_init__ resolved it
         return self.action_space.row_times_s(len(self.action), self.fps)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Those of ``quantiles`` and ``novelty`` that it has."""
+        found = {"quantiles": self.quantiles, "novelty": self.novelty}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def _others_of_width(embodiment: Embodiment, width: int) -> str:

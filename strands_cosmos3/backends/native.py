@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
-from strands_cosmos3.errors import BackendError
+from strands_cosmos3.errors import BackendError, NovelPictureWarning
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
@@ -58,6 +60,7 @@ class EngineBackend(Backend):
             self.example_instruction = self.language.example
         self.prefix_rows = engine.checkpoint.prefix_rows
         self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
+        self._counters: Counter[str] = Counter({} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0})
         self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
@@ -115,7 +118,25 @@ class EngineBackend(Backend):
             timing={f"{part}_ms": ms for part, ms in result["timing"].items()},
             video=as_pictures(result["pixels"]) if "pixels" in result else None,
             quantiles=self._input.quantiles(request),
+            novelty=self._noticed(result.get("novelty")),
         )
+
+    def _noticed(self, novelty: float | None) -> float | None:
+        """Count and warn of a picture that is more unlike training than 999 of 1,000 validation pictures."""
+        if novelty is not None and novelty > 1:
+            self._counters["novel_pictures"] += 1
+            warnings.warn(
+                f"the camera picture is unlike any that this checkpoint was trained on (novelty {novelty:.2f}; 1 is the 99.9 % "
+                "quantile of its validation pictures): do not trust its actions. Compare the scene with the checkpoint's card.",
+                NovelPictureWarning,
+                stacklevel=2,
+            )
+        return novelty
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """``novel_pictures`` so far, if the checkpoint can tell."""
+        return self._counters
 
     def close(self) -> None:
         """Free the weights; calling it twice is harmless."""

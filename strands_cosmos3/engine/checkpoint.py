@@ -7,8 +7,8 @@ A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``
 ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
-both dynamics read the empty caption), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file -> digest,
-checked before loading).
+both dynamics read the empty caption), ``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see
+:mod:`~strands_cosmos3.language`) and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.metadata import read_metadata, read_policy_frames, read_rows, read_sampling
+from strands_cosmos3.engine.metadata import read_metadata, read_novelty, read_policy_frames, read_rows, read_sampling
 from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
@@ -52,6 +52,7 @@ class Checkpoint:
         action_space: None if the checkpoint does not state it. state_row, sampling: None if it records none.
         use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it does not count for NVIDIA's
             checkpoints, whose framework has none in training and serving.
+        novelty_rmse: None if it cannot tell how novel a picture is; otherwise it has a preview decoder.
         policy_frames: Empty means as many frames as the chunk needs.
         replan_rows: None is the whole chunk. prefix_rows: 0 is none. language: None takes any sentence.
     """
@@ -73,6 +74,7 @@ class Checkpoint:
     use_system_prompt: bool = False
     language: Language | None = None
     preview: tuple[Mapping[str, Any], WeightFiles] | None = None
+    novelty_rmse: float | None = None
 
     @classmethod
     def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
@@ -111,6 +113,7 @@ class Checkpoint:
                 "policy_frames": step.of(lambda: read_policy_frames(metadata)),
                 "replan_rows": step.of(lambda: read_rows(metadata, "replan_rows")),
                 "prefix_rows": step.of(lambda: read_rows(metadata, "prefix_rows")) or 0,
+                "novelty_rmse": step.of(lambda: read_novelty(metadata)) if "preview" in found else None,
                 "language": step.of(lambda: Language.from_metadata(metadata)),
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True and not (named and named.repo_id),
                 "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,

@@ -35,6 +35,7 @@ from strands_cosmos3.engine.graphs import VelocityRunner
 from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.preflight import preflight
+from strands_cosmos3.engine.preview import Novelty, PreviewDecoder
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
@@ -78,6 +79,7 @@ class Cosmos3Engine:
         *,
         parallel_context: ParallelContext | None = None,
         options: EngineOptions | None = None,
+        preview: PreviewDecoder | None = None,
     ):
         self.options = options = options or EngineOptions()
         self.checkpoint = checkpoint
@@ -93,6 +95,8 @@ class Cosmos3Engine:
         self._side_by_side: dict[tuple[int, ...], ActionHead] = {}
         compiler = "inductor" if options.compile else None
         self._runner = VelocityRunner(transformer, device, capture=options.cuda_graphs, compiler=compiler)
+        self._preview = preview
+        self._novelty_of = Novelty(preview, checkpoint.novelty_rmse)
         self._closed = False
 
     @classmethod
@@ -155,8 +159,9 @@ class Cosmos3Engine:
             preflight(checkpoint, where, dtype, decoder=decoder, offload_text=offload_text, shard=shard)
             if verify:
                 checkpoint.verify()
-            preview = checkpoint.load_preview(where, dtype) if decode_video == "preview" else None
-            vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decoder, preview)
+            films = decode_video == "preview"
+            preview = checkpoint.load_preview(where, dtype) if films or checkpoint.novelty_rmse else None
+            vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decoder, preview if films else None)
             if vae.channels != checkpoint.config.latent_channel:
                 raise VariantError(
                     f"the VAE has {vae.channels} latent channels, the transformer {checkpoint.config.latent_channel}: "
@@ -172,6 +177,7 @@ class Cosmos3Engine:
                 where,
                 parallel_context=parallel_context,
                 options=options,
+                preview=preview,
             )
             for domain in domains:
                 engine.action_head(domain)
@@ -191,8 +197,9 @@ class Cosmos3Engine:
     @property
     def kept_bytes(self) -> int:
         """Bytes of weights in memory, on all devices."""
-        held = [*self.transformer.parameters(), *self.vae.model.parameters()]
-        held += [t for head in self._heads.values() for t in vars(head).values()]
+        modules = (self.transformer, self.vae.model, self._preview)  # the last may be a part of the second
+        held = {id(p): p for module in modules if module is not None for p in module.parameters()}.values()
+        held = [*held, *(t for head in self._heads.values() for t in vars(head).values())]
         return sum(t.numel() * t.element_size() for t in held)
 
     def close(self) -> None:
@@ -230,7 +237,7 @@ class Cosmos3Engine:
             ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale (in forward dynamics the given
             actions); ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off; ``pixels``
             [1, 3, frames, height, width] in [0, 1], the first ``decode_frames``, on rank 0 only; ``seed``; ``action_space``;
-            ``timing``, milliseconds by part.
+            ``timing``, milliseconds by part; ``novelty`` of the picture, if the checkpoint can tell.
 
         Raises:
             ActionSpaceError: The request asks for another action space than the checkpoint's.
@@ -266,6 +273,8 @@ class Cosmos3Engine:
         schedule = self._shared_schedule(requests, layouts)
         with clock.part("encode"):
             clean = self._encode(requests, layouts)
+            pictures = [request.cond_video_pixels for request in requests]
+            novel = self._novelty_of(pictures, [latents[:, 0] for latents in clean])
         with clock.part("text"):
             passes = self._passes(requests, layouts, schedule)
         with clock.part("denoise"):
@@ -275,6 +284,7 @@ class Cosmos3Engine:
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
             result = self._video(vision_RVP[i], layout, request.decode_frames or 0, clock) if request.return_video else {}
             result["action"] = action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
+            result |= {"novelty": novel[i]} if novel else {}
             results.append({**result, "seed": request.seed, "action_space": spaces[i]})
         timing = clock.milliseconds()
         return [{**result, "timing": dict(timing)} for result in results]

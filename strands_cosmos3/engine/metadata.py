@@ -90,6 +90,14 @@ def read_rows(metadata: Mapping[str, Any], name: str) -> int | None:
     return found
 
 
+def read_novelty(metadata: Mapping[str, Any]) -> float | None:
+    """The recorded 99.9 % quantile of the reconstruction's RMS error on validation pictures, in 0..1, or None."""
+    found = metadata.get("novelty_rmse")
+    if found is not None and not (type(found) in (int, float) and 0 < found <= 1):
+        raise _invalid("novelty_rmse", found, "a number above 0, at most 1")
+    return found
+
+
 def _count(name: str, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST[name]
 

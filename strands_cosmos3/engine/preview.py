@@ -8,7 +8,8 @@ Shape suffixes: B batch, C channels, F latent frames, H W latent height and widt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,3 +74,34 @@ class _Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.conv2(F.silu(self.conv1(F.silu(x))))
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """How unlike training pictures are: the RMS error of their reconstruction over a quantile of such errors.
+
+    Args:
+        decoder: The checkpoint's, or None: then nothing is known.
+        quantile: Its ``novelty_rmse``: 99.9 % of validation pictures have a smaller error, of a range 0..1. None likewise.
+    """
+
+    decoder: PreviewDecoder | None
+    quantile: float | None
+
+    def __call__(self, pictures: Sequence[torch.Tensor], latents: Sequence[torch.Tensor]) -> list[float]:
+        """Return the novelty of each picture, or an empty list if it is not known.
+
+        Args:
+            pictures: Pixels [1, 3, frames, height, width] in [-1, 1]; the first frame counts. The same tensor is judged once.
+            latents: Normalised latents [C, H, W] of the first frames; what lies beyond them is padding.
+        """
+        if self.decoder is None or self.quantile is None:
+            return []
+        found: dict[int, float] = {}
+        for pixels, latents_CHW in zip(pictures, latents, strict=True):
+            if id(pixels) not in found:
+                weight = self.decoder.conv_in.weight
+                made = self.decoder(latents_CHW[None, :, None].to(weight.device, weight.dtype)).clamp(-1, 1).float()
+                off = made - pixels[:, :, :1, : made.shape[-2], : made.shape[-1]].to(made)
+                found[id(pixels)] = float(off.square().mean().sqrt()) / 2 / self.quantile
+        return [found[id(pixels)] for pixels in pictures]

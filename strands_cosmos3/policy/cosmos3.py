@@ -83,8 +83,8 @@ class Cosmos3Policy(BatchAnswers):
         dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``; ``transport`` is ``"raw"``.
 
     Attributes:
-        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; a
-            checkpoint's own ``quantiles`` (q01, q99); with a robot ``collision`` and ``off_pose_mm`` (``PolicyArm.account``).
+        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; if
+            known ``quantiles``, ``novelty`` (``ActionChunk``), ``collision`` and ``off_pose_mm`` (``PolicyArm.account``).
 
     Raises:
         ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
@@ -455,7 +455,7 @@ class Cosmos3Policy(BatchAnswers):
             "seed": chunk.seed,
             "timing": {**timing, **chunk.timing},
             "action_space": chunk.action_space.name,
-            **({} if chunk.quantiles is None else {"quantiles": chunk.quantiles}),
+            **chunk.extras,
             **({} if isinstance(plan, ActionChunk) else PolicyArm.account(plan)),
         }
         return plan

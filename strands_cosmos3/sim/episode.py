@@ -70,7 +70,7 @@ class Episode:
         self.arm, self.planner, self.judge, self.film, self.config = arm, planner, judge, film, config
         self.on_tick = on_tick
         self.log = EpisodeLog(arm.dt_s)
-        self._reconnects_before = planner.counters.get("reconnects", 0)
+        self._counters_before = dict(planner.counters)
         self._interrupt = Interrupt()
         self._pacer = Pacer(arm.now_s()) if realtime else None
         self.loop = ControlLoop(arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested)
@@ -205,7 +205,7 @@ class Episode:
             latency_ms=log.latency_ms(),
             latency_clock=_clock_of(self.config),
             inference_ms=log.inference_ms(),
-            counters=with_old_names({**self.arm.executor.counters, **self.loop.counters, **self._reconnects(), **log.counters}),
+            counters=with_old_names({**self.arm.executor.counters, **self.loop.counters, **self._of_planner(), **log.counters}),
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,
             model_sha256=planner.model_sha256,
@@ -216,7 +216,8 @@ class Episode:
             arrays=log.arrays(),
         )
 
-    def _reconnects(self) -> dict[str, int]:
-        """Return the number of reconnects in this episode; empty for a backend that counts nothing."""
-        counters = self.planner.counters
-        return {"reconnects": counters.get("reconnects", 0) - self._reconnects_before} if counters else {}
+    def _of_planner(self) -> dict[str, int]:
+        """Return the planner's reconnects and novel pictures in this episode, if it counts them."""
+        counted, before = self.planner.counters, self._counters_before
+        named = ["reconnects"] * bool(counted) + ["novel_pictures"] * ("novel_pictures" in counted)
+        return {name: counted.get(name, 0) - before.get(name, 0) for name in named}

@@ -23,6 +23,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "abandoned_inferences": "Inferences that were still running when the episode ended.",
         "lead_clipped": "References that could not lead the known delay within range and speed.",
         "reconnects": "Times that the connection to the policy server was made again.",
+        "novel_pictures": "Pictures that are unlike those of the policy's training.",
         "collision_stopped": "Chunks that end with the arm held before a collision.",
         "collision_avoided": "Chunks that lead around a collision.",
         "collision_touching": "Chunks that began with two bodies in touch.",

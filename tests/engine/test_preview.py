@@ -2,20 +2,26 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.cosmos3_oracle import Case, request
 from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.preview import PreviewDecoder
-from strands_cosmos3.errors import ConfigError, LayoutError, WeightsError
+from strands_cosmos3.errors import ConfigError, LayoutError, NovelPictureWarning, WeightsError
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.training.preview import fresh_preview, preview_loss, save_preview
+from strands_cosmos3.types import Observation
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +151,64 @@ def test_the_loss_falls_and_weighs_what_moves():
             return out
 
     assert preview_loss(Off(slice(0, 16)), latents, pixels)[0] > 3 * preview_loss(Off(slice(16, 32)), latents, pixels)[0]
+
+
+@pytest.fixture(scope="module")
+def telling(with_preview, tmp_path_factory):
+    """A checkpoint that tells how novel pictures are."""
+    folder = tmp_path_factory.mktemp("novelty") / "c"
+    shutil.copytree(with_preview, folder)
+    _record(folder, novelty_rmse=0.25)
+    return folder
+
+
+def _record(folder, **figures):
+    path = folder / "checkpoint.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({"strands_cosmos3": {**known.get("strands_cosmos3", {}), **figures}}))
+
+
+def test_novelty_is_the_error_of_the_first_picture_over_the_quantile(telling, with_preview):
+    asked = request(Case(telling, steps=1))
+    other = replace(asked, cond_video_pixels=asked.cond_video_pixels.flip(-1), seed=5)
+    with Cosmos3Engine.from_pretrained(telling, dtype=torch.float32) as engine:
+        first, second, third = engine.step_batch([asked, other, replace(asked, seed=9)])
+        decoder = Checkpoint.open(telling).load_preview(torch.device("cpu"), torch.float32)
+        with torch.no_grad():
+            latents = engine.vae.encode(asked.cond_video_pixels[:, :, :1])
+            made = decoder(latents).clamp(-1, 1)
+        _, height, width = asked.video_shape
+        difference = (made - asked.cond_video_pixels[:, :, :1])[..., : 16 * height, : 16 * width]
+    assert first["novelty"] == pytest.approx(float(difference.square().mean().sqrt()) / 2 / 0.25, rel=1e-4)
+    assert third["novelty"] == first["novelty"] != second["novelty"]
+    with Cosmos3Engine.from_pretrained(with_preview, dtype=torch.float32) as engine:
+        assert "novelty" not in engine.step(asked)
+
+
+def test_a_novel_picture_is_counted_and_warned_of(telling, tmp_path):
+    def policy(quantile):
+        folder = tmp_path / f"q{quantile}"
+        shutil.copytree(telling, folder)
+        _record(folder, novelty_rmse=quantile)
+        return Cosmos3Policy("droid", "panda", model=folder, device="cpu", num_steps=1)
+
+    views = {name: np.full((180, 320, 3), 90, np.uint8) for name in DROID_RIG.views}
+    shown = Observation(t_capture_s=0.0, q_rad=HOME_Q, gripper=1.0, images=views)
+    with policy(1.0) as calm, warnings.catch_warnings():
+        warnings.simplefilter("error", NovelPictureWarning)
+        calm.plan(shown, "reach")
+        assert 0 < calm.last_rollout["novelty"] <= 1
+        assert calm.counters == {"novel_pictures": 0}
+    with policy(1e-6) as alarmed:
+        with pytest.warns(NovelPictureWarning, match=r"the 99\.9 % quantile"):
+            alarmed.plan(shown, "reach")
+        assert alarmed.last_rollout["novelty"] > 1
+        assert alarmed.counters == {"novel_pictures": 1}
+
+
+@pytest.mark.parametrize("value", [0, -1, 2, "0.1", float("nan"), True])
+def test_a_malformed_quantile_is_refused(with_preview, tmp_path, value):
+    folder = shutil.copytree(with_preview, tmp_path / "c")
+    _record(folder, novelty_rmse=value)
+    with pytest.raises(LayoutError, match="novelty_rmse"):
+        Checkpoint.open(folder)
