@@ -35,6 +35,19 @@ def preview_loss(decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.T
     return loss, {"loss": loss.item(), "psnr": psnr.item()}
 
 
+def novelty_rmse(decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.Tensor) -> float:
+    """Return the 99.9 % quantile of the RMS errors, of a range 0..1, of validation pictures: a checkpoint's ``novelty_rmse``.
+
+    Args:
+        latents: Latents [n, C, 1, H, W] of the pictures.
+        pixels: The pictures [n, 3, 1, 16 H, 16 W] in [-1, 1].
+    """
+    with torch.no_grad():
+        made = torch.cat([decoder(part).clamp(-1, 1) for part in latents.split(32)])
+    errors = (made - pixels).square().mean((1, 2, 3, 4)).sqrt() / 2
+    return float(torch.quantile(errors.cpu(), 0.999))
+
+
 def save_preview(decoder: PreviewDecoder, folder: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write ``preview_decoder/`` into a checkpoint's folder."""
     home = folder / FOLDER

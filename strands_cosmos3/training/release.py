@@ -122,6 +122,7 @@ def export(
     prefix_rows: int = 0,
     language: Language | None = None,
     preview: PreviewDecoder | None = None,
+    novelty: float | None = None,
 ) -> Path:
     """Write a checkpoint in the released layout, atomically.
 
@@ -129,7 +130,7 @@ def export(
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
         prefix_rows: Longest action prefix that training showed it. language: Sentences of its training.
-        preview: Decoder of films, if there is one.
+        preview: Decoder of films, if there is one. novelty: Its 99.9 % quantile on validation pictures.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -145,6 +146,7 @@ def export(
         "label": label,
     } | ({} if steps is None else {"steps": steps})
     ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
+    ours |= {} if novelty is None else {"novelty_rmse": novelty}
     ours |= {} if language is None else {"language": language.to_metadata()}
     write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, preview, tokenizer, dtype, ours))
     return folder

@@ -170,6 +170,8 @@ def test_the_joint_checkpoint_predicts_video(trained):
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32, decode_video=True) as engine:
         assert engine.checkpoint.policy_frames == (17, 1)
         assert "joint" in engine.checkpoint.metadata["label"]
+        assert 0 < engine.checkpoint.novelty_rmse < 1
+        assert engine.checkpoint.preview is not None
 
 
 def test_dynamics_of_an_untrained_model_are_bad(trained):

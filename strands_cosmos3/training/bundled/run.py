@@ -42,7 +42,7 @@ from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
-from strands_cosmos3.training.preview import fresh_preview, preview_loss
+from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
 from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
@@ -181,6 +181,15 @@ class TrainingRun:
         loop.take_average()
         return decoder
 
+    def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
+        """Return the quantile of the reconstruction's errors on held-out pictures."""
+        ticks = self.demos.label_ticks
+        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
+        held_out = np.arange(self._training_windows(ticks), len(ticks))
+        pixels = to_pixels(self.demos.frames(ticks[held_out]))[..., : 16 * latents.shape[-1]]
+        chosen = torch.from_numpy(latents[held_out].astype(np.float32))
+        return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
+
     def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
         """Return the first ticks of clips and their latents."""
         ticks = self.demos.clips(ROWS)[:: self.config.clip_every]
@@ -279,6 +288,7 @@ class TrainingRun:
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
             more: dict[str, Any] = {"prefix_rows": self.config.prefix_rows, "language": LANGUAGE, "preview": preview}
+            more["novelty"] = None if preview is None else self._novelty(vae, preview)
             export(*args, frames=frames, label=label, steps=loop.step, **more)
 
         def on_step(step: int, metrics: LossMetrics) -> None:
