@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: docs test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -56,6 +56,12 @@ chromium:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then \
 	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium; fi
 
+docs: $(VENV)/.docs  ## the documentation site, in out/site
+	$(BIN)/python -m mkdocs build --strict
+
+test-docs: $(VENV)/.docs  ## code blocks of README and docs, the notebook, the site: about three minutes
+	$(BIN)/python -m pytest -m slow -s tests/docs tests/sim/test_rerun.py
+
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,6 +93,10 @@ $(VENV)/.sim: pyproject.toml constraints.txt | system
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "installing into $(VENV): MuJoCo, PyTorch (CPU) and others; a few minutes on the first run"
 	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]')
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,rerun]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.sim

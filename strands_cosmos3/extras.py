@@ -42,6 +42,7 @@ EXTRAS = {
     "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
     "scale": Extra("many episodes on several processes: evaluate", ("ray",)),
     "train": Extra("training and post-training: train", ("peft", "tensorboard")),
+    "rerun": Extra("Rerun recordings: rollout --rrd", ("rerun",)),
 }
 """Extra -> what it is for. ``train`` includes engine, data and sim."""
 OF_BACKEND = {"native": ("engine",), "distributed": ("engine",), "diffusers": ("engine",), "service": ("serve",)}

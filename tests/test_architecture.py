@@ -68,7 +68,7 @@ HEAVY = {
     "diffusers": {"engine", "training", "backends", "bench"},
     "transformers": {"engine"},
     "safetensors": {"engine", "parallel", "training"},
-    "huggingface_hub": {"engine"},
+    "huggingface_hub": {"engine", "commands"},
     "mujoco": {"robots", "control", "sim", "view", "bench", "commands"},
     "mink": {"control", "bench"},
     "qpsolvers": {"control"},

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from strands_cosmos3.checks import seed_number, whole_number
 from strands_cosmos3.commands.files import require_writable_folder
+from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.commands.train import progress_bar
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
@@ -36,6 +37,8 @@ class Demos:
 
     out: Path
     """Folder of the dataset. It appears when all episodes are recorded."""
+    push: str | None = None
+    """Upload the dataset to this repository of the Hugging Face hub, e.g. me/demos; a new one is private."""
     episodes: int = 1200
     """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
     workers: int = 1
@@ -71,6 +74,7 @@ class Demos:
         whole_number(self.workers, "--workers", 1)
         seed_number(self.seed, "--seed")
         require_writable_folder(self.out, "--out")
+        require_repository(self.push)
         if self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
         for name in _FRACTIONS:
@@ -100,6 +104,8 @@ class Demos:
         shutil.rmtree(parts)
         with Dataset(self.out) as dataset:
             console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.n_frames} frames")
+        if self.push is not None:
+            console.print(f"pushed to {push_folder(self.out, self.push, 'dataset')}")
         return 0
 
     def episodes_of(self, first: int) -> range:

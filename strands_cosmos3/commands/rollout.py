@@ -26,6 +26,7 @@ from strands_cosmos3.commands.files import (
     write_json,
     write_whole,
 )
+from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND, needed_by
@@ -152,8 +153,12 @@ class Rollout:
     """Write a plot of the commanded and the achieved motion (.png, .pdf or .svg)."""
     npz: Path | None = None
     """Write the trajectories (.npz)."""
+    rrd: Path | None = None
+    """Write a Rerun recording (.rrd): paths, poses, joints and the tracking error over time."""
     dataset: Path | None = None
     """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at 15 Hz."""
+    push: str | None = None
+    """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one is private."""
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show a live window; it needs a display."""
     token: Annotated[str | None, tyro.conf.Suppress] = field(
@@ -170,13 +175,18 @@ class Rollout:
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
         "Timing": ("control_frequency", "latency", "realtime"),
         "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "arm_model"),
-        "Output": ("video", "film", "json", "plot", "npz", "dataset", "view"),
+        "Output": ("video", "film", "json", "plot", "npz", "rrd", "dataset", "push", "view"),
     }
 
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", *OF_BACKEND.get(self.backend or "native", ()), *(("data",) if self.dataset else ()))
+        return ("sim", *OF_BACKEND.get(self.backend or "native", ()), *self._output_extras)
+
+    @property
+    def _output_extras(self) -> tuple[str, ...]:
+        wanted = {"data": self.dataset, "rerun": self.rrd, "engine": self.push}
+        return tuple(extra for extra, flag in wanted.items() if flag is not None)
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
@@ -218,8 +228,10 @@ class Rollout:
                 self._save(episodes)
                 if episode.outcome is Outcome.INTERRUPTED and not self._goes_on():
                     break
-        files = [p for p in (self.video, self.json, self.plot, self.npz, self.dataset) if p is not None]
+        files = [p for p in (self.video, self.json, self.plot, self.npz, self.rrd, self.dataset) if p is not None]
         _print(console, episodes, self._summary(episodes), files, self.episodes != 1)
+        if self.push is not None and self.dataset is not None:
+            console.print(f"pushed to {push_folder(self.dataset, self.push, 'dataset')}")
         failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
         return int(failed)
 
@@ -294,13 +306,17 @@ class Rollout:
         ParallelConfig(self.tp, self.cfg)
         if self.backend == "replay" and self.task is not None:
             raise ConfigError("a replay is not judged by a task; leave --task out.")
-        outputs = {f"--{name}": getattr(self, name) for name in ("video", "json", "plot", "npz", "dataset")}
+        outputs = {f"--{name}": getattr(self, name) for name in ("video", "json", "plot", "npz", "rrd", "dataset")}
         require_apart(outputs, {"--trajectory": self.trajectory})
         require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")
         require_writable(self.json, (".json",), "--json")
         require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
         require_writable(self.npz, (".npz",), "--npz")
+        require_writable(self.rrd, (".rrd",), "--rrd")
         require_writable_folder(self.dataset, "--dataset")
+        if self.push is not None and self.dataset is None:
+            raise ConfigError(f"--push {self.push} uploads a dataset; add --dataset FOLDER.")
+        require_repository(self.push)
 
     @property
     def _model_options(self) -> dict[str, Any]:
@@ -356,6 +372,11 @@ class Rollout:
         npz, plot = numbered(self.npz, episode.seed, many), numbered(self.plot, episode.seed, many)
         if npz is not None:
             write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
+        rrd = numbered(self.rrd, episode.seed, many)
+        if rrd is not None:
+            from strands_cosmos3.sim.rerun_export import save_rrd
+
+            write_whole(rrd, lambda hidden: save_rrd(episode, hidden))
         if plot is not None:
             from strands_cosmos3.sim.plot import plot_rollout
 

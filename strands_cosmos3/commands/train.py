@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.commands.files import require_writable_folder
+from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 
@@ -69,6 +70,8 @@ class Train:
     """Seed of weights, order and noise."""
     tensorboard: bool = True
     """Write the curves for TensorBoard, too: tensorboard --logdir OUT."""
+    push: str | None = None
+    """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new one is private."""
     checkpoint: str | None = None
     """Folder in the released layout, or hub repository."""
     dataset: Path | None = None
@@ -95,7 +98,7 @@ class Train:
     """Learning rate."""
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("out", "seed", "accumulate", "tensorboard"),
+        "Run": ("out", "seed", "accumulate", "tensorboard", "push"),
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "vae_clip_steps"),
             *("preview_steps", "policy_steps", "joint_steps", "policy_batch", "joint_batch"),
@@ -127,12 +130,15 @@ class Train:
         seed_number(self.seed, "--seed")
         positive(self.lr, "--lr")
         require_writable_folder(self.out, "--out")
+        require_repository(self.push)
         console = Console()
         with needed_by("train"), terminated_as_interrupted():
             checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
         if int(os.environ.get("RANK", "0")) == 0:
             plot(self.out)
             console.print(f"checkpoint: {checkpoint}" if checkpoint else f"VAE: {self.out / 'vae/final.pt'}")
+            if self.push is not None and checkpoint is not None:
+                console.print(f"pushed to {push_folder(checkpoint, self.push, 'model')}")
         return 0
 
     def _from_demos(self, demos: Path, console: Console) -> Path | None:

@@ -128,8 +128,8 @@ class VideoRecorder:
         self._early = 0
 
     def finish(self, data: mujoco.MjData, outcome: str) -> None:
-        """Show how the episode ended for a second and a half, with the last picture."""
-        if self._writer is None or self._writer.frames == 0:
+        """Show how the episode ended for a second and a half, with the last picture, in a full film."""
+        if self._writer is None or self._writer.frames == 0 or self.layout != "full":
             return
         last = self._page(data, outcome)
         for _ in range(round(_OUTCOME_S * self._fps)):
