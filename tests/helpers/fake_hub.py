@@ -38,7 +38,8 @@ class Hub:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.files[repository, line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            return {"commitUrl": f"{self.endpoint}/c", "commitOid": "0" * 40, "success": True, "hookOutput": ""}
+            url = f"{self.endpoint}/{repository.removeprefix('models/')}/commit/{'0' * 40}"
+            return {"commitUrl": url, "commitOid": "0" * 40, "success": True, "hookOutput": ""}
         return {"errors": [], "warnings": []}
 
 
