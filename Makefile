@@ -90,13 +90,13 @@ INSTALL_LOCKED = $(BIN)/python -m pip install --require-hashes --requirement $(L
 $(VENV)/.sim: pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(if $(LOCK),,$(BIN)/python -m pip install --quiet --upgrade pip)
 	@echo "installing into $(VENV): MuJoCo, PyTorch (CPU) and others; a few minutes on the first run"
 	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]')
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,rerun]'
+	$(if $(LOCK),,$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,rerun]')
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.sim

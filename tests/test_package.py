@@ -103,7 +103,7 @@ def test_the_lock_names_every_requirement_with_a_hash_and_an_allowed_version():
     assert all(re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     locked = {canonicalize_name(name): version for name, version in (line.split()[0].split("==") for line in lines)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups, wanted = project["optional-dependencies"], [*project["dependencies"], "strands-cosmos3[dev]"]
+    groups, wanted = project["optional-dependencies"], [*project["dependencies"], "strands-cosmos3[dev,docs,rerun]"]
     for text in wanted:  # grows by the groups that a requirement of this package itself names
         needed = Requirement(text)
         if canonicalize_name(needed.name) == "strands-cosmos3":

@@ -25,7 +25,7 @@ def main() -> None:
         report = Path(folder, "report.json")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
-        subprocess.run([*pip, *constraint, "--report", str(report), "pip", "editables", f"{ROOT}[dev]"], check=True)
+        subprocess.run([*pip, *constraint, "--report", str(report), "pip", "editables", f"{ROOT}[dev,docs,rerun]"], check=True)
         chosen = json.loads(report.read_text())["install"]
     lines = [
         f"{about['name']}=={about['version']} --hash=sha256:{found['archive_info']['hashes']['sha256']}"
