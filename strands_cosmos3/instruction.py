@@ -94,8 +94,8 @@ def parse_instruction(text: str) -> Goal:
     verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
     if verb is None or not colours:
-        missing = "verb (reach, pick up, place in the bin, stack)" if verb is None else f"colour ({', '.join(COLOURS)})"
-        raise InstructionError(f"instruction {text!r} names no {missing}; try 'pick up the red cube'.")
+        known = "verbs reach, pick up, place in the bin, stack" if verb is None else f"cubes {', '.join(COLOURS)}"
+        raise InstructionError(f"instruction {text!r} names none of the {known}; try 'pick up the red cube'.")
     if verb is not Verb.STACK:
         return Goal(verb, f"cube_{colours[0]}")
     below = re.search(_ONTO, words)

@@ -233,18 +233,18 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class ActionChunk:
-    """A backend's answer: rows of one named action space, in the model's own scale.
+    """A backend's answer: rows of one named action space, in the model's own scale (normalised, unless they are joint angles).
 
     Args:
         action: [T, D] rows.
         action_space: What the columns mean.
         embodiment: The domain.
-        fps: Rows a second; None is the embodiment's own rate.
+        fps: Rows per second; None is the embodiment's own rate.
         seed: Noise seed.
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
-        quantiles: The [D] figures q01 and q99 that normalised rows are in units of; None is the embodiment's packaged ones.
-        novelty: How unlike training the given picture is, if the checkpoint can tell: 1 is the 99.9 % quantile of validation.
+        quantiles: 1 % and 99 % quantiles [D] with which the rows were normalised; None means the embodiment's packaged ones.
+        novelty: How unlike training the picture is, if the checkpoint can tell; above 1 it is unusual (99.9 % quantile).
         T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses that are goals themselves.
 
     Raises:

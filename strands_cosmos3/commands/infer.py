@@ -201,7 +201,8 @@ class Infer:
         ParallelConfig(self.tp, self.cfg, self.vae_split)
         _indexes(self.condition_frames)
         if bool(self.image) == (self.video is not None):
-            raise ConfigError("give either --image or --video.")
+            got = "both" if self.image else "neither"
+            raise ConfigError(f"give either --image (one picture, or the three views) or --video (a clip); got {got}.")
         if len(self.image) not in (0, 1, 3):
             raise ConfigError(
                 f"--image takes one picture, or three views (wrist, exterior_1, exterior_2); got {len(self.image)}."

@@ -193,7 +193,7 @@ class Rollout:
         if (complete := self._with_defaults()) != self:
             return complete.run()
         self._check()
-        from strands_cosmos3.control.loop import LoopConfig
+        from strands_cosmos3.control.loop import MAX_LATENCY_S, LoopConfig
         from strands_cosmos3.instruction import parse_instruction
         from strands_cosmos3.policy import Cosmos3Policy, create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
@@ -201,6 +201,8 @@ class Rollout:
         from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
 
         physics_steps_per_tick(self.control_frequency)
+        if not 0 <= self.latency <= MAX_LATENCY_S:
+            raise ConfigError(f"--latency must be between 0 and {MAX_LATENCY_S:g} s, got {self.latency:g}.")
         LoopConfig(self.control_frequency, self.replan_rows, self.latency)
         if self.latency and self.realtime:
             raise ConfigError("--latency is simulated and --realtime measures the real one; leave one out.")

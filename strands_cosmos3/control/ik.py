@@ -109,17 +109,18 @@ class MinkIKBridge:
 
     Args:
         model: A model with limited hinge or slide joints from its base to the frame. The base must be at the world's origin.
-        ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or ``"geom"``.
+        ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or ``"geom"``. For Cosmos' rows on a
+            Panda this is ``hand``: decoding adds the turn to Cosmos' tool frame.
         limits: Rates and ranges of the chain's joints, or the name of a table; see :func:`robots.limits.limits_of`. The
             ranges never exceed the model's.
-        posture_rad: [n] angles to which each row draws the redundant joints, without an effect on the pose, so that they do
-            not wander off over closed loops; it may be set anew. None is the model's keyframe ``home``, the Franka's home, or
-            the middle of the range.
-        method: ``"auto"``, or ``"mink"`` to use only the quadratic program.
+        posture_rad: [n] preferred angles of the redundant joints, applied in the null space only, so that closed loops do not
+            drift. It may be set again later. None is the model's keyframe ``home``, the Franka's home, or the middle of the
+            range.
+        method: ``"auto"`` tries a fast damped least-squares solver first; ``"mink"`` uses the quadratic program only.
         avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart, e.g.
             ``[(arm, ["table"])]``. They imply ``method="mink"``.
         check_collisions: Whether to check each row against the arm's own links and what is static in the model, and to avoid a
-            collision or hold the arm before it (:mod:`strands_cosmos3.control.collision_check`).
+            collision or stop the arm ahead of it (:mod:`strands_cosmos3.control.collision_check`).
         solver: Solver of the quadratic program, of those that qpsolvers finds installed; None is ``daqp``.
 
     Attributes:

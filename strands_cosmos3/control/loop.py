@@ -44,7 +44,7 @@ _OLD_COUNTER_NAMES = {
 ANCHOR_TOLERANCE_RAD = 0.05
 """Distance of a joint from its reference, up to which a chunk departs from the reference: ten times the sag under a payload
 of 0.5 kg, and a few centimetres at the hand."""
-_MAX_LATENCY_S = 60.0
+MAX_LATENCY_S = 60.0
 _LATENCIES = 8  # inferences whose latency is remembered
 _INTERRUPT_POLL_S = 0.1
 _LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
@@ -125,14 +125,14 @@ class LoopConfig:
 
     Args:
         hz: Ticks per second; a tick is a whole number of the arm's reference steps.
-        replan_rows: Rows of a chunk after which the next is requested; None requests as late as is safe.
+        replan_rows: Rows of a chunk after which the next is requested; None requests as late as the latency allows.
         latency_s: Duration of an inference on the arm's clock. 0 stops the clock during inference; a number, or a callable
             that returns one, delivers the chunk that much later, whatever inference takes; None delivers it once it is there.
         blend_s: Time over which the offset between an arriving chunk and the motion under way fades out.
-        retry_s, longest_retry_s: Pause after a failed inference; it doubles each time, up to the longest.
-        anchor_tolerance_rad: Distance of every joint from its reference up to which a chunk departs from the reference, so that
-            the servos' sag does not add up; farther off it departs from the measured angles.
-        patience_s: Time that the arm may hold before a failed inference ends the loop; one still running is waited for.
+        retry_s, longest_retry_s: First and longest pause after a failed inference; the pause doubles each time.
+        anchor_tolerance_rad: If every joint is this close to its reference, a chunk departs from the reference, so that the
+            servos' sag does not add up. Otherwise it departs from the measured angles.
+        patience_s: Time that the arm may hold before a failed inference ends the loop; a running one is waited for.
 
     Raises:
         InputError: A number is out of range.
@@ -158,8 +158,8 @@ class LoopConfig:
 
 def _checked_latency(latency_s: float) -> float:
     seconds = float(finite_array(latency_s, "latency_s", ()))
-    if not 0 <= seconds <= _MAX_LATENCY_S:
-        raise InputError(f"latency_s must be between 0 and {_MAX_LATENCY_S:g} s, got {seconds:g}.")
+    if not 0 <= seconds <= MAX_LATENCY_S:
+        raise InputError(f"latency_s must be between 0 and {MAX_LATENCY_S:g} s, got {seconds:g}.")
     return seconds
 
 

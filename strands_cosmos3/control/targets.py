@@ -74,22 +74,22 @@ def decode_cosmos_chunk_to_targets(
     """Return joint targets for a raw chunk, one for each of its rows, for a control loop of your own.
 
     Args:
-        action_chunk: [T, D] rows as the model emitted them.
+        action_chunk: [T, D] rows as the model emitted them (normalised).
         embodiment: Embodiment, or its name. Its own ``stats`` and ``fps`` (rows per second) are the defaults.
         ik_bridge: The arm's kinematics; the base is the world's origin.
-        q_init: [nq] configuration at the observation.
+        q_init: [nq] configuration at the observation [rad].
         stats: Also a mapping with ``q01`` and ``q99``, which needs ``stats_domain``.
-        action_space: ``"midtrain"`` (default) or ``"pose_abs"``.
+        action_space: ``"midtrain"`` (default): relative poses, row to row; or ``"pose_abs"``: poses in the base frame.
         stats_domain: Domain of ``stats``, which must be the embodiment's.
-        reanchor: Compose each delta on the pose that the row before it reached, as strands-robots does, instead of on the
-            pose that it was to reach. The two differ only by the residual of the inverse kinematics.
+        reanchor: Whether each delta starts from the pose that inverse kinematics reached in the row before, as in
+            strands-robots, instead of from that row's ideal pose. The two differ only by the residual.
 
     Returns:
-        ``qpos`` [T, nq], row i after delta i, each step within joint and velocity limits at 1/fps; ``gripper`` [T] open
-        fractions or None; ``poses`` [T, 4, 4] of the Cosmos frame, integrated from ``q_init``; ``t_s``,
-        ``converged``, ``clamped``, ``off_pose`` [T], the last for rows more than 1 mm off; ``tracking_error``: mean_mm, max_mm,
-        mean_deg, max_deg of the IK residual; ``collision``: a :class:`~strands_cosmos3.collision.CollisionReport`. From its
-        ``held_from`` on, rows hold the arm before a collision.
+        ``qpos`` [T, nq] in rad, row i after delta i, each step within joint and velocity limits at 1/fps; ``gripper`` [T] open
+        fractions (1 is open) or None; ``poses`` [T, 4, 4] of the Cosmos frame, in metres, integrated from ``q_init``; ``t_s``,
+        times of the rows; ``converged``; ``clamped``, rows at a limit; ``off_pose`` [T], rows more than 1 mm off;
+        ``tracking_error``: mean_mm, max_mm, mean_deg, max_deg of the IK residual (strands-robots' name); ``collision``: a
+        :class:`~strands_cosmos3.collision.CollisionReport`. From its ``held_from`` on, rows stop the arm ahead of a collision.
 
     Raises:
         ActionSpaceError: The rows are joint angles, or of another width.

@@ -128,8 +128,8 @@ class Cosmos3Engine:
                 (:func:`~strands_cosmos3.engine.dtype.choose_dtype`). The sampler and the time embedding are in float32 in any
                 case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
-            decode_video: Whether predicted videos can be decoded to pixels; a request's ``decode_frames`` says how much of them
-                is. If not, the VAE's decoder is not read. ``"preview"`` reads the checkpoint's preview decoder instead, if it
+            decode_video: Whether predicted videos can be decoded to pixels; a request's ``decode_frames`` says how many frames
+                are. If not, the VAE's decoder is not read. ``"preview"`` reads the checkpoint's preview decoder instead, if it
                 has one: cheaper, for films (:mod:`strands_cosmos3.engine.preview`).
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.

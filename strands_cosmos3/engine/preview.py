@@ -78,11 +78,13 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True)
 class Novelty:
-    """How unlike training pictures are: the RMS error of their reconstruction over a quantile of such errors.
+    """How unlike training pictures are: the RMS error of their reconstruction, divided by a quantile of such errors.
+
+    Above 1 a picture is unusual: 99.9 % of the validation pictures are below.
 
     Args:
-        decoder: The checkpoint's, or None: then nothing is known.
-        quantile: Its ``novelty_rmse``: 99.9 % of validation pictures have a smaller error, of a range 0..1. None likewise.
+        decoder: The checkpoint's preview decoder, or None if it has none; then nothing is known.
+        quantile: The checkpoint's ``novelty_rmse``, for pixels in 0..1, or None if it states none; then nothing is known.
     """
 
     decoder: PreviewDecoder | None

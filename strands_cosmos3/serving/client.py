@@ -210,7 +210,9 @@ class PolicyClient:
         if self._cancelled:
             raise self._cancelled_error()
         tried = f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure})"
-        raise ServiceUnavailableError(f"{tried}. Is it running? Start one with strands-cosmos3 serve.")
+        raise ServiceUnavailableError(
+            f"{tried}. Is it running? Start one there with strands-cosmos3 serve --port {self._port}."
+        )
 
     async def _greet(self, tcp: socket.socket) -> ClientConnection:
         """Complete the handshake and read the metadata, within the handshake timeout."""

@@ -47,12 +47,12 @@ class ServerConfig:
         host: Interface to listen on; any but loopback requires a token.
         port: Port; 0 picks a free one.
         token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer <token>``, or a token for each
-            client by name; None disables it.
+            client by name; None is no authentication.
         grace_s: Time that a shutdown waits for the running inference.
         max_clients: Maximum number of connections. A further client takes the place of one that has been idle for
             ``idle_s``, or gets HTTP 503.
         idle_s: Time without a request after which a connection may lose its place.
-        max_batch: Requests that are inferred for together, at most, of those that wait.
+        max_batch: Maximum number of waiting requests that share one inference.
         queue_s: Requests that have waited longer are refused without an inference: a late chunk is useless.
         tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
 
@@ -83,7 +83,8 @@ class ServerConfig:
         if self.token is None and not _is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host!r} can be reached from other machines, and any client of this server can move the robot. "
-                "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and forward the port with ssh -L."
+                "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and run this on the "
+                f"client's machine: ssh -L {self.port}:localhost:{self.port} HOST."
             )
 
     @property

@@ -24,7 +24,7 @@ def save_rrd(rollout: Rollout, path: str | Path) -> None:
         MissingDependencyError: rerun-sdk is not installed.
     """
     with needed_by("a Rerun recording"):
-        import rerun as rr
+        import rerun as rr  # pyright: ignore[reportMissingImports]
     arrays = rollout.arrays
     rows = slice(None, None, _EVERY)
     recording = rr.RecordingStream("strands_cosmos3", recording_id=f"{rollout.instruction or 'replay'}-{rollout.seed}")

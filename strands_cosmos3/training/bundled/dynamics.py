@@ -44,10 +44,10 @@ _MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel count
 
 @dataclass(frozen=True)
 class DynamicsReport:
-    """Figures over held-out clips: mean PSNR [dB], median distances [mm].
+    """Figures over held-out clips: mean PSNR [dB] of forward dynamics, median distances [mm] of inverse dynamics.
 
-    ``moving``: over pixels that differ from the given frame by more than a tenth of the range. ``controls``: squared error of
-    the predicted latents, relative to that with the true actions, by control.
+    ``moving``: PSNR over pixels that differ from the given frame by more than a tenth of the range. ``controls``: for each
+    control experiment, the squared error of the predicted latents divided by that with the true actions.
     """
 
     clips: int
@@ -81,7 +81,8 @@ def judge_dynamics(
     off = {name: float(np.mean([one.latent_errors[name] for one in judged])) for name in judged[0].latent_errors}
     controls = {name: error / off["true"] for name, error in off.items() if name != "true"}
     moved = dict(zip(("forward_db", "copy_frame_psnr", "vae_psnr"), moving, strict=True))
-    return DynamicsReport(len(ticks), *whole, moved, controls, errors.end_mm, errors.moved_mm, steps)
+    forward_db, copy_frame, vae = whole
+    return DynamicsReport(len(ticks), forward_db, copy_frame, vae, moved, controls, errors.end_mm, errors.moved_mm, steps)
 
 
 def control_rows(demos: Demos, ticks: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
