@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Evaluate"),
     "demos": ("demos", "Demos"),
     "train": ("train", "Train"),
+    "checkpoint": ("checkpoint", "Checkpoint"),
     "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),
 }

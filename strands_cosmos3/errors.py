@@ -36,6 +36,7 @@
     │   ├── LayoutError                          missing, truncated, pickled or unreadable files, or a path out of the folder
     │   ├── WeightsError                         missing, surplus, misshapen or non-finite weights
     │   ├── DigestError                          file contents that differ from the recorded digest
+    │   ├── ContractError                        the meaning of its actions is not stated, or stated twice and differently
     │   ├── VariantError                         another variant or action space than requested
     │   └── PreflightError                       the device cannot hold the checkpoint
     ├── TrainingError (RuntimeError)             non-finite loss, or a training stage that did not pass its check
@@ -204,6 +205,10 @@ class WeightsError(CheckpointError):
 
 class DigestError(CheckpointError):
     """The contents of a file differ from the digest that the checkpoint records."""
+
+
+class ContractError(CheckpointError):
+    """A checkpoint does not state what its actions mean, or is asked for something else; the message says what to fill in."""
 
 
 class VariantError(CheckpointError):

@@ -41,6 +41,7 @@ COMMANDS = [
     *("train --out t --checkpoint x --dataset d", "train --out t --demos d --lora-rank 2"),
     *(f"bench {what}" for what in ("ik", "tracking", "robustness", "sim", "tasks", "engine", "service")),
     *("bench service --clients 2", "bench engine --part bfloat16"),
+    "checkpoint inspect x",
 ]
 
 

@@ -126,6 +126,17 @@ COMMANDS = {
             "--until": CHOICE,
         },
     ),
+    "checkpoint": (
+        ["inspect", "{folder}"],
+        {
+            "--base": ["nothing", "/proc/nowhere"],
+            "--contract": ["nothing.toml", "{folder}"],
+            "--out": ["{folder}"],
+            "--to": CHOICE,
+            "--dtype": CHOICE,
+            "--json": ROLLOUT["--json"],
+        },
+    ),
     "serve": (
         ["--trajectory", "nothing.json"],
         {

@@ -28,6 +28,7 @@ class Backend(ABC):
         modes: Modes it can answer.
         action_space: Name of the action space it answers in; None is the embodiment's default.
         replan_rows: Rows to execute before the next request, or None for whole chunks.
+        chunk_rows: Rows of its answers; None is the embodiment's.
         takes_action_prefix: Whether it heeds ``Request.action_prefix``.
         prefix_rows: Longest action prefix it takes; None is any that is shorter than the chunk.
         instruction_free_actions: Description of the actions where the instruction does not shape them, else None.
@@ -43,6 +44,7 @@ class Backend(ABC):
     modes: tuple[Mode, ...] = (Mode.POLICY,)
     action_space: str | None = None
     replan_rows: int | None = None
+    chunk_rows: int | None = None
     takes_action_prefix: bool = False
     prefix_rows: int | None = None
     instruction_free_actions: str | None = None

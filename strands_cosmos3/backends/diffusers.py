@@ -48,6 +48,7 @@ class DiffusersBackend(Backend):
         self._options = options or InferenceOptions()
         root = locate(as_path(model, self.name))
         checkpoint = Checkpoint.open(root)
+        checkpoint.require_released("diffusers' pipeline")
         if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
             raise VariantError(
                 f"{root} has action space {checkpoint.action_space!r} and starts from a state row, which diffusers' pipeline "

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.actions.stats import load_action_stats, stats_for
+from strands_cosmos3.actions.stats import stats_for
+from strands_cosmos3.backends.contract import require_contract
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
@@ -22,9 +23,6 @@ from strands_cosmos3.engine.processor import DEFAULT_TIER, Cosmos3PolicyProcesso
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.observe.composites import compose_for_tier
 from strands_cosmos3.types import Mode, Request
-
-STATISTICS = "action_stats.json"
-"""File in a checkpoint's folder with the statistics that its rows are normalised with, instead of the packaged ones."""
 
 
 def resolve_device(options: InferenceOptions) -> torch.device:
@@ -46,18 +44,19 @@ class ModelInput:
     def __init__(self, checkpoint: Checkpoint, options: InferenceOptions):
         self._checkpoint = checkpoint
         self._options = options
-        path = checkpoint.root / STATISTICS
-        self._stats = load_action_stats(path) if path.exists() else None
+        self._stats = checkpoint.action_stats()
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
     def __call__(self, request: Request, backend: str) -> ProcessedInput:
         """Return the input for a request.
 
         Raises:
+            ContractError: The checkpoint does not state what its actions mean, or means others than the request.
             BackendError: The request lacks a picture, joint angles or the measured pose.
             InputError: Picture, state or instruction cannot be used.
             InstructionError: A checkpoint that declares its language does not understand the instruction.
         """
+        require_contract(self._checkpoint, request, self._options)
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
         textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY and not request.prompt
@@ -101,15 +100,23 @@ class ModelInput:
         return np.array(request.composite)
 
     def quantiles(self, request: Request) -> tuple[F64, F64] | None:
-        """Return the checkpoint's own q01 and q99, if it has any.
+        """Return the checkpoint's own q01 and q99, or what its normalisation maps to -1 and 1, if it states any.
 
         Raises:
             StatisticsError: They are of another domain.
         """
-        if self._stats is None or not request.action_space.normalized:
+        if not request.action_space.normalized:
             return None
-        stats = stats_for(request.embodiment, self._stats)
-        return stats.q01, stats.q99
+        method = self._checkpoint.metadata.get("normalization")
+        if method == "none":
+            return -np.ones(request.action_space.width), np.ones(request.action_space.width)
+        if self._stats is None:
+            return None
+        if method is None:
+            stats = stats_for(request.embodiment, self._stats)
+            return stats.q01, stats.q99
+        affine = self._stats.normalizer(method)
+        return affine.offset - affine.scale, affine.offset + affine.scale
 
     def sampling(self, request: Request) -> Sampling:
         """Return how to sample for a request."""

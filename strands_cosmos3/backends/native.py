@@ -55,6 +55,7 @@ class EngineBackend(Backend):
         self.model_sha256 = engine.checkpoint.digest
         self.action_space = engine.action_space
         self.replan_rows = engine.checkpoint.replan_rows
+        self.chunk_rows = engine.checkpoint.chunk_rows
         self.language = engine.checkpoint.language
         if self.language is not None:
             self.example_instruction = self.language.example

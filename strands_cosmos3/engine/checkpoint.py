@@ -15,17 +15,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from strands_cosmos3.embodiments import Embodiment, Sampling
+from strands_cosmos3.actions.normalization import FIGURES, ActionStats
+from strands_cosmos3.actions.stats import load_action_stats
+from strands_cosmos3.embodiments import Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.metadata import read_metadata, read_novelty, read_policy_frames, read_rows, read_sampling
+from strands_cosmos3.engine.formats.contract import require_complete
+from strands_cosmos3.engine.formats.detect import open_layout
+from strands_cosmos3.engine.formats.layout import Layout, OnBase
+from strands_cosmos3.engine.locate import locate
+from strands_cosmos3.engine.metadata import read_novelty, read_policy_frames, read_rows, read_sampling
 from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
@@ -33,13 +38,16 @@ from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
 from strands_cosmos3.engine.wan import empty_weight
-from strands_cosmos3.engine.weight_files import Shard, Slices, WeightFiles, read_config, sliced_shape, unsharded, verify
+from strands_cosmos3.engine.weight_files import verify
+from strands_cosmos3.engine.weight_source import Shard, Slices, WeightSource, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
-from strands_cosmos3.errors import CheckpointError, ConfigError, LayoutError, PreflightError, VariantError, WeightsError
+from strands_cosmos3.errors import CheckpointError, LayoutError, PreflightError, VariantError, WeightsError
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
 
-_PATTERNS = ("*.json", "transformer/*", "vae/*", "preview_decoder/*", "scheduler/*", "text_tokenizer/*")
+__all__ = ["STATISTICS", "Checkpoint", "locate"]
+STATISTICS = "action_stats.json"
+"""File in a checkpoint's folder with the statistics that its rows are normalised with, instead of the packaged ones."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,9 @@ class Checkpoint:
     """A checkpoint whose headers fit its config; no weight has been read. The module lists what its metadata may hold.
 
     Args:
-        config, scheduler, vae_config: Contents of the config files. weights, vae_weights: Safetensors files.
-        preview: Config and safetensors file of its preview decoder; None if it has none.
+        config, scheduler, vae_config: Contents of the config files. weights, vae_weights: By released name.
+        preview: Config and weights of its preview decoder; None if it has none.
+        layout: Its folder's format.
         action_space: None if the checkpoint does not state it. state_row, sampling: None if it records none.
         use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it does not count for NVIDIA's
             checkpoints, whose framework has none in training and serving.
@@ -61,8 +70,8 @@ class Checkpoint:
     config: TransformerConfig
     scheduler: SchedulerConfig
     vae_config: Mapping[str, Any]
-    weights: WeightFiles
-    vae_weights: WeightFiles
+    weights: WeightSource
+    vae_weights: WeightSource
     variant: Variant
     action_space: str | None
     metadata: Mapping[str, Any]
@@ -73,38 +82,36 @@ class Checkpoint:
     prefix_rows: int = 0
     use_system_prompt: bool = False
     language: Language | None = None
-    preview: tuple[Mapping[str, Any], WeightFiles] | None = None
+    preview: tuple[Mapping[str, Any], WeightSource] | None = None
     novelty_rmse: float | None = None
+    layout: Layout = field(kw_only=True)
 
     @classmethod
-    def open(cls, root: Path, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
+    def open(cls, root: Path | Layout, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
         """Read every config and header. ``variant`` is the expected one; ``action_space`` counts if none is stated.
 
-        Raises LayoutError, WeightsError or VariantError for one fault, PreflightError with the list of several.
+        Raises LayoutError, WeightsError, ContractError or VariantError for one fault, PreflightError with the list of several.
         """
+        if isinstance(root, Path) and root.suffix != ".toml":
+            _require_folder(root)
+        layout = root if isinstance(root, Layout) else open_layout(root)
+        root = layout.root
         _require_folder(root)
         step = _Collected()
-
-        def read(name: str) -> dict[str, Any]:
-            return read_config(root / name, root)
-
-        index = step.of(lambda: read("model_index.json") if os.path.lexists(root / "model_index.json") else {})
-        metadata = step.of(lambda: read_metadata(root))
-        config = step.of(lambda: TransformerConfig.from_dict(read("transformer/config.json")))
+        index = step.of(layout.model_index)
+        metadata = step.of(layout.metadata)
+        config = step.of(lambda: TransformerConfig.from_dict(layout.transformer_config()))
         native = bool((index or {}).get("use_native_flow_schedule", False))
         found: dict[str, Any] = {
             "config": config,
-            "vae_config": step.of(lambda: read("vae/config.json")),
-            "scheduler": step.of(lambda: SchedulerConfig.from_dict(read("scheduler/scheduler_config.json"), native)),
-            "weights": step.of(lambda: _transformer_weights(root, config)),
-            "vae_weights": step.of(lambda: WeightFiles(root / "vae", root)),
+            "vae_config": step.of(layout.vae_config),
+            "scheduler": step.of(lambda: SchedulerConfig.from_dict(layout.scheduler_config(), native)),
+            "weights": step.of(lambda: _transformer_weights(layout, config)),
+            "vae_weights": step.of(layout.vae_weights),
+            "preview": step.of(layout.preview),
         }
-        if os.path.lexists(root / "preview_decoder"):
-            found["preview"] = step.of(
-                lambda: (read("preview_decoder/config.json"), WeightFiles(root / "preview_decoder", root))
-            )
         if config is not None and metadata is not None:
-            named = step.of(lambda: _variant(root, config, metadata, variant))
+            named = step.of(lambda: _variant(layout, config, metadata, variant))
             found |= {
                 "variant": named,
                 "metadata": metadata,
@@ -119,7 +126,46 @@ class Checkpoint:
                 "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,
             }
         step.raise_if_any(root)
-        return cls(root, **found)
+        return cls(root, **found, layout=layout)
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows of an answer, if its contract states them."""
+        return self.metadata.get("chunk")
+
+    @property
+    def needs_contract(self) -> bool:
+        """Whether it must state every field of the contract to act; a released one may rely on its variant."""
+        return self.layout.needs_contract or "converted_from" in self.metadata
+
+    def action_stats(self) -> ActionStats | None:
+        """The statistics of its own rows: its contract's, else those of ``action_stats.json``; None if it has neither.
+
+        Raises StatisticsError if they cannot be read or are not the domain's.
+        """
+        stated, path = self.metadata.get("statistics"), self.root / STATISTICS
+        if stated is None:
+            return load_action_stats(path) if path.exists() else None
+        if isinstance(stated, str):
+            return load_action_stats(stated)
+        embodiment = get_embodiment(self.metadata["domain"])
+        columns, domain = embodiment.action_space("midtrain").columns, embodiment.stats or embodiment.name
+        raw = stated.get("raw")
+        raw = None if raw is None else ActionStats(domain, columns, **raw)
+        return ActionStats(domain, columns, **{name: stated[name] for name in FIGURES if name in stated}, raw=raw)
+
+    def require_contract(self, given: Iterable[str] = ()) -> None:
+        """Raise ContractError, with the file to fill in, if the meaning of its actions is neither stated nor ``given``."""
+        if self.needs_contract:
+            require_complete(self.metadata, given, self.root)
+
+    def require_released(self, what: str) -> None:
+        """Raise LayoutError if it is in another format, which ``what`` does not read."""
+        if self.layout.format != "released":
+            raise LayoutError(
+                f"{self.root} is a {self.layout.format}, and {what} reads the released layout; convert it first: "
+                f"strands-cosmos3 checkpoint convert {self.root} --out FOLDER"
+            )
 
     @property
     def composition(self) -> Composition:
@@ -200,7 +246,8 @@ class _Collected:
         try:
             return step()
         except CheckpointError as error:
-            self.failures.append(error)
+            if str(error) not in map(str, self.failures):
+                self.failures.append(error)
             return None
 
     def raise_if_any(self, root: Path) -> None:
@@ -223,20 +270,20 @@ def _require_folder(root: Path) -> None:
         )
 
 
-def _transformer_weights(root: Path, config: TransformerConfig | None) -> WeightFiles:
-    files = WeightFiles(root / "transformer", root)
+def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> WeightSource:
+    weights = layout.weights()
     if config is not None:
-        if config.num_hidden_layers > len(files.shapes):  # before anything is built of so many layers
+        if config.num_hidden_layers > len(weights.shapes):  # before anything is built of so many layers
             layers = f"transformer/config.json: num_hidden_layers is {config.num_hidden_layers}"
-            raise WeightsError(f"{layers}, but {files.folder} holds {len(files.shapes)} tensors; download it again.")
-        files.check(expected_shapes(config), OPTIONAL)
-    return files
+            raise WeightsError(f"{layers}, but {weights.folder} holds {len(weights.shapes)} tensors; download it again.")
+        weights.check(expected_shapes(config), OPTIONAL)
+    return weights
 
 
-def _variant(root: Path, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None) -> Variant:
-    recorded = metadata.get("variant")
+def _variant(layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None) -> Variant:
+    root, recorded = layout.root, metadata.get("variant")
     cached = root.parent.parent.name.removeprefix("models--") if root.parent.name == "snapshots" else root.name
-    by_name = variant_of_repo(cached.replace("--", "/"))
+    by_name = None if isinstance(layout, OnBase) else variant_of_repo(cached.replace("--", "/"))
     named = asked or recorded
     found = get_variant(named) if named else by_name or variant_of_sizes(config)
     if asked and recorded and asked != recorded:
@@ -255,30 +302,3 @@ def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> 
             "deltas, joint_pos rows raw joint angles; one cannot be read as the other."
         )
     return known or asked
-
-
-def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False) -> Path:
-    """The folder of a checkpoint: a local one, or the snapshot of the hub repository ``owner/name``, downloaded if needed.
-
-    ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured. Raises LayoutError if it does not exist or cannot be
-    fetched, ConfigError if a ``revision`` was given for a local folder.
-    """
-    path = Path(path_or_repo_id).expanduser()
-    if path.exists():
-        if revision is not None:
-            raise ConfigError(f"{path} is a local folder; `revision` belongs to a hub repository.")
-        return path
-    name = str(path_or_repo_id)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise LayoutError(f"{name!r} is neither a folder nor a hub repository (owner/name).")
-    from huggingface_hub import snapshot_download  # needs the network, so imported for repositories only
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = snapshot_download(name, revision=revision, local_files_only=local_files_only, allow_patterns=list(_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise LayoutError(
-            f"{name!r} is not a local folder and could not be fetched from the hub: {type(error).__name__}: {error}. "
-            "Pass a local folder, log in with `hf auth login`, or accept the model's licence."
-        ) from None
-    return Path(folder)

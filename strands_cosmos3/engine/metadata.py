@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.embodiments import Sampling
+from strands_cosmos3.engine.formats.contract import FIELDS
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import inside, read_config
 from strands_cosmos3.errors import LayoutError
@@ -25,6 +26,7 @@ _NAMES = {
     "composition": ("letterbox", "framework"),
     "dynamics_prompt": ("empty", "instruction"),
 }
+CONTRACT_FIELDS = ("width", "chunk", "fps", "normalization", "statistics", "gripper", "views")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -43,6 +45,9 @@ def read_metadata(root: Path) -> Mapping[str, Any]:
     tier = found.get("resolution_tier")
     if tier is not None and (isinstance(tier, bool) or not isinstance(tier, int) or tier not in TIERS):
         raise _invalid("resolution_tier", tier, f"one of {', '.join(map(str, TIERS))}")
+    for name in CONTRACT_FIELDS:
+        if found.get(name) is not None and not FIELDS[name][0](found[name]):
+            raise _invalid(name, found[name], FIELDS[name][1])
     _require_files(root, found.get("sha256"))
     return found
 

@@ -9,7 +9,7 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.weight_files import Shard, sliced_shape, unsharded
+from strands_cosmos3.engine.weight_source import Shard, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import TEXT, checkpoint_key, head_shapes, kept_dtype, parameter_shapes
 from strands_cosmos3.errors import PreflightError
 

@@ -131,6 +131,8 @@ class Cosmos3PolicyProcessor:
             "action_dim": checkpoint.config.action_dim,
             "state_row": checkpoint.state_row,
             "policy_frames": next(iter(checkpoint.policy_frames), None),
+            "action_chunk_size": known.get("chunk"),
+            "fps": known.get("fps"),
         }
         given = {name: value for name, value in options.items() if value is not None}
         frames = given.get("policy_frames")
@@ -139,7 +141,7 @@ class Cosmos3PolicyProcessor:
             raise ConfigError(f"policy_frames {frames}: this checkpoint was trained to answer with {known}.")
         if "domain_id" in given:
             defaults.pop("domain_name")
-        return cls(checkpoint.root / "text_tokenizer", **{**defaults, **given})
+        return cls(checkpoint.layout.tokenizer, **{**defaults, **given})
 
     @property
     def num_frames(self) -> int:

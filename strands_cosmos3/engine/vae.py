@@ -13,7 +13,7 @@ from torch import nn
 
 from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig, empty_weight
-from strands_cosmos3.engine.weight_files import WeightFiles
+from strands_cosmos3.engine.weight_source import WeightSource
 from strands_cosmos3.errors import ShapeError
 
 
@@ -28,7 +28,7 @@ class WanVae:
     def __init__(
         self,
         config: Mapping[str, Any],
-        files: WeightFiles,
+        files: WeightSource,
         device: torch.device,
         dtype: torch.dtype,
         decoder: bool,

@@ -7,31 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from strands_cosmos3.engine.weight_source import DTYPES, Index, WeightSource, readable
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json, require_file, shown
 
-Slices = tuple[slice, ...]  # the wanted part of a stored tensor, axis by axis; empty is all of it
-Shard = Callable[[str, tuple[int, ...]], Slices]
-"""From the released name and whole shape of a weight to the part of it that a rank keeps; only that is read."""
-
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_DTYPES = ("F32", "BF16", "F16")
-_CHECK_BLOCK = 1 << 22
 _MAX_HEADER_BYTES = 4 << 20  # twenty times that of the largest released checkpoint
 _MAX_TENSORS = 20_000
+STEM = "diffusion_pytorch_model"
 _HINT = "A Cosmos 3 checkpoint has this file; download it again."
-
-
-def unsharded(key: str, shape: tuple[int, ...]) -> Slices:
-    """The :data:`Shard` of a single process: every weight is kept whole."""
-    return ()
 
 
 def read_config(path: Path, root: Path) -> dict[str, Any]:
@@ -44,20 +35,26 @@ def inside(path: Path, root: Path) -> Path:
     return contained(path, root, "checkpoint", LayoutError)
 
 
-class WeightFiles:
+class WeightFiles(WeightSource):
     """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the checkpoint ``root`` is opened,
     and neither are pipes and files whose header is larger than 4 MiB.
+
+    Args:
+        folder, root: The folder of the files, and that of the checkpoint.
+        stem: Name of the file, or of the index, without its suffix.
+        dtypes: Dtypes that may occur; None leaves that to :meth:`check`, for files with weights that are not loaded.
 
     Raises:
         LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside ``root``.
         WeightsError: An index and the headers disagree, or a dtype is not supported.
     """
 
-    def __init__(self, folder: Path, root: Path, stem: str = "diffusion_pytorch_model"):
+    def __init__(self, folder: Path, root: Path, stem: str = STEM, dtypes: tuple[str, ...] | None = DTYPES):
         self.folder = folder
+        self._allowed = dtypes
         self._root = root
         self._file_of = self._locate(stem)
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes, self.dtypes = {}, {}
         wanted: dict[Path, set[str]] = {}
         for key, file in self._file_of.items():
             wanted.setdefault(file, set()).add(key)
@@ -78,7 +75,7 @@ class WeightFiles:
         single = self.folder / f"{stem}.safetensors"
         if single.exists():
             inside(single, self._root)
-            with _opened(single) as file:
+            with opened(single) as file:
                 return dict.fromkeys(file.keys(), single)
         pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
         if pickled:
@@ -104,44 +101,27 @@ class WeightFiles:
         return located
 
     def _read_header(self, path: Path, mine: set[str]) -> None:
-        with _opened(path) as file:
+        with opened(path) as file:
             held = set(file.keys())
             if held != mine:
                 raise WeightsError(f"{path} {_difference(mine, held)} against its index; download it again.")
             for key in mine:
                 view = file.get_slice(key)
-                if view.get_dtype() not in _DTYPES:
-                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(_DTYPES)} are loaded.")
-                self.shapes[key] = tuple(view.get_shape())
+                if self._allowed is not None and view.get_dtype() not in self._allowed:
+                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(self._allowed)} are loaded.")
+                self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], optional: tuple[str, ...] = ()) -> None:
-        """Raise WeightsError if names are missing or surplus (``optional`` prefixes may be), or shapes differ."""
-        found, wanted = set(self.shapes), set(expected)
-        problems = [f"missing: {key}" for key in sorted(wanted - found) if not key.startswith(optional)]
-        problems += [f"surplus: {_name(key)}" for key in sorted(found - wanted) if not key.startswith(optional)]
-        for key in sorted(found & wanted):
-            if self.shapes[key] != tuple(expected[key]):
-                problems.append(f"shape of {key} is {shown(list(self.shapes[key]))}, expected {list(expected[key])}")
-        if problems:
-            first = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
-            raise WeightsError(f"{len(problems)} weights of {self.folder} do not fit its config: {first}.")
-
-    def read_into(self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None) -> None:
-        """Copy weights into existing tensors, converting dtype and device. ``name#i`` is row i of a stored matrix.
-
-        Of each tensor only its ``slices``, by name, are read. Raises WeightsError if a weight is not finite, LayoutError if
-        a file cannot be read.
-        """
+    def parts(self, wanted: Mapping[str, tuple[str, Index]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parts file by file; see :class:`WeightSource`. Raises LayoutError if a file cannot be read."""
         by_file: dict[Path, list[str]] = {}
-        for key in targets:
-            by_file.setdefault(self._file_of[key.partition("#")[0]], []).append(key)
+        for key, (name, _) in wanted.items():
+            by_file.setdefault(self._file_of[name], []).append(key)
         for path, keys in sorted(by_file.items()):
-            with _opened(inside(path, self._root)) as file:
+            with opened(inside(path, self._root)) as file:
                 for key in sorted(keys):
-                    name, _, row = key.partition("#")
-                    view = file.get_slice(name)
-                    part = view[int(row)] if row else view[(slices or {}).get(key) or slice(None)]
-                    _copy_finite(part, targets[key], key)
+                    name, index = wanted[key]
+                    whole = not self.shapes[name]
+                    yield key, file.get_tensor(name) if whole else file.get_slice(name)[slice(None) if index == () else index]
 
 
 def verify(path: Path, wanted: str) -> None:
@@ -150,7 +130,8 @@ def verify(path: Path, wanted: str) -> None:
         raise DigestError(f"{path} has SHA-256 {found}, recorded is {wanted}; download it again.")
 
 
-def _opened(path: Path) -> Any:
+def opened(path: Path) -> Any:
+    """Open a safetensors file for reading, after a look at its header; raises LayoutError if it is not one."""
     require_file(path, LayoutError)
     try:
         with path.open("rb") as file:
@@ -163,24 +144,6 @@ def _opened(path: Path) -> Any:
         raise LayoutError(f"{path} is not a readable safetensors file ({reason}); download it again.") from None
 
 
-def _name(key: str) -> str:
-    return key if key.isprintable() and len(key) < 80 else shown(key)
-
-
-def _copy_finite(source: torch.Tensor, target: torch.Tensor, key: str) -> None:
-    source = source.reshape(target.shape)
-    for block in source.reshape(-1).split(_CHECK_BLOCK):  # aminmax propagates NaN without a mask of the weights' size
-        low, high = torch.aminmax(block)
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            raise WeightsError(f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly converted.")
-    target.copy_(source)
-
-
-def sliced_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
-    """Shape of a part of a tensor."""
-    return tuple(len(range(*part.indices(n))) for n, part in zip(shape, slices, strict=False)) + shape[len(slices) :]
-
-
 def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
@@ -189,6 +152,6 @@ def sha256(path: Path) -> str:
 
 def _difference(wanted: set[str], held: set[str]) -> str:
     lacking, surplus = sorted(wanted - held), sorted(held - wanted)
-    parts = [f"lacks {', '.join(map(_name, lacking[:6]))}"] if lacking else []
-    parts += [f"holds in addition {', '.join(map(_name, surplus[:6]))}"] if surplus else []
+    parts = [f"lacks {', '.join(map(readable, lacking[:6]))}"] if lacking else []
+    parts += [f"holds in addition {', '.join(map(readable, surplus[:6]))}"] if surplus else []
     return " and ".join(parts)

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Velocities
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_files import Slices
+from strands_cosmos3.engine.weight_source import Slices
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.collectives import Group, Traffic, naming_lost_ranks
 from strands_cosmos3.parallel.sharded_vae import ShardedVae

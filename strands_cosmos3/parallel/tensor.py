@@ -16,7 +16,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
-from strands_cosmos3.engine.weight_files import Slices
+from strands_cosmos3.engine.weight_source import Slices
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import Group
 

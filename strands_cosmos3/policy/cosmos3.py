@@ -240,7 +240,7 @@ class Cosmos3Policy(BatchAnswers):
 
     @property
     def _rows_asked(self) -> int:
-        return self._chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
+        return self._chunk_rows or self.backend.chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
 
     def _steps_of(self, rows: int, lead: int = 1) -> int:
         by_time = self._arm is not None or self.action_space.meaning == "joint_position"  # raw deltas are a step each

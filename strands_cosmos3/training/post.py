@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.backends.model_input import STATISTICS
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
@@ -78,6 +77,7 @@ class PostTraining:
         self.config, self.folder, self._tensorboard = config or PostConfig(), folder, tensorboard
         self._on_step = on_step or (lambda *_: None)
         self.checkpoint = Checkpoint.open(locate(checkpoint))
+        self.checkpoint.require_released("post-training")
         if self.checkpoint.action_space is None:
             raise VariantError("the checkpoint does not state its action space; record it in checkpoint.json.")
         self._require_apart()

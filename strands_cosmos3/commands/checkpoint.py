@@ -1,0 +1,97 @@
+"""``strands-cosmos3 checkpoint``: what a checkpoint is, and conversion between formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from strands_cosmos3.commands.files import require_writable, require_writable_folder
+from strands_cosmos3.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Inspect a checkpoint of any format, or convert it.
+
+    Formats: the released layout, exports and training runs (DCP) of cosmos-framework, LeRobot policies, ModelOpt FP8, and
+    deltas and LoRA adapters on a base. docs/formats.md explains contracts, which say what the actions mean.
+    """
+
+    what: Annotated[Literal["inspect", "convert", "contract"], tyro.conf.Positional]
+    """inspect it, convert it, or print the contract file to fill in."""
+    path: Annotated[str, tyro.conf.Positional]
+    """Folder, contract file (.toml) that names one, or hub repository."""
+    base: str | None = None
+    """Checkpoint that it was trained from, with VAE and tokenizer: folder or hub repository. The default is the contract's."""
+    contract: Path | None = None
+    """Contract file. The default is contract.toml in the folder."""
+    out: Path | None = None
+    """New folder of convert."""
+    to: Literal["released", "lerobot"] = "released"
+    """Format that convert writes."""
+    dtype: Literal["stored", "bfloat16", "float32"] = "stored"
+    """Type of the weights that convert writes; stored keeps each one's own."""
+    json: Path | None = None
+    """Write what inspect prints to this JSON file."""
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Checkpoint": ("what", "path", "base", "contract"),
+        "Inspect": ("json",),
+        "Convert": ("out", "to", "dtype"),
+    }
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("engine",)
+
+    def run(self) -> int:
+        """Inspect or convert; 1 if the checkpoint cannot be loaded."""
+        from strands_cosmos3.engine.formats.inspect import contract_of
+        from strands_cosmos3.engine.locate import locate
+
+        if self.what != "convert" and self.out is not None:
+            raise ConfigError(f"--out belongs to convert, not to {self.what}.")
+        if self.what != "inspect" and self.json is not None:
+            raise ConfigError(f"--json belongs to inspect, not to {self.what}.")
+        if self.contract is not None and not self.contract.is_file():
+            raise ConfigError(f"--contract {str(self.contract)!r} is not a file.")
+        path, base = locate(self.path), None if self.base is None else locate(self.base)
+        if self.what == "inspect":
+            return self._inspect(path, base)
+        if self.what == "contract":
+            print(contract_of(path, base, self.contract))
+            return 0
+        return self._convert(path, base)
+
+    def _inspect(self, path: Path, base: Path | None) -> int:
+        from strands_cosmos3.engine.formats.inspect import inspect, lines_of
+
+        require_writable(self.json, (".json",), "--json")
+        report = inspect(path, base, self.contract)
+        Console().print(Text("\n".join(lines_of(report))), soft_wrap=True)
+        if self.json is not None:
+            self.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        return 0 if report["verdict"] in ("ready", "needs a contract") else 1
+
+    def _convert(self, path: Path, base: Path | None) -> int:
+        from strands_cosmos3.engine.checkpoint import Checkpoint as Opened
+        from strands_cosmos3.engine.formats.convert import convert
+        from strands_cosmos3.engine.formats.detect import open_layout
+
+        if self.out is None:
+            raise ConfigError("convert needs --out, a new folder.")
+        require_writable_folder(self.out, "--out")
+        console = Console()
+        opened = Opened.open(open_layout(path, base, self.contract))
+        shown = lambda name, number, count: console.print(f"{number}/{count} {name}", highlight=False)  # noqa: E731
+        convert(opened, self.out, self.to, self.dtype, shown)
+        console.print(f"wrote {self.out}", highlight=False)
+        return 0

@@ -1,0 +1,184 @@
+"""Convert a checkpoint of any format to the released layout, or to a LeRobot policy folder. Resumable: finished files stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
+from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, toml_value
+from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
+from strands_cosmos3.engine.formats.writer import Planned, shards_of, write_safetensors
+from strands_cosmos3.engine.metadata import METADATA
+from strands_cosmos3.engine.weight_files import STEM, inside, sha256
+from strands_cosmos3.engine.weight_source import WeightSource
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import read_json, storing, write_json, write_whole
+
+Target = Literal["released", "lerobot"]
+StoredDtype = Literal["stored", "bfloat16", "float32"]
+OnFile = Callable[[str, int, int], None]
+SHARD_BYTES = 4 << 30
+PROGRESS = "conversion.json"
+_RECORDED = ("statistics", "normalization")  # by LeRobot's own files
+_NAMES = {"bfloat16": "BF16", "float32": "F32"}
+_NOT_TOKENIZER = ("config.json", "model_index.json", "export_manifest.json", METADATA)
+_TOKENIZER_BYTES = 64 << 20
+
+
+def convert(
+    checkpoint: Checkpoint,
+    out: Path,
+    to: Target = "released",
+    dtype: StoredDtype = "stored",
+    on_file: OnFile = lambda *_: None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write a checkpoint to the new folder ``out`` and return it. A conversion that was interrupted goes on where it was.
+
+    Args:
+        dtype: Of matrices; ``stored`` keeps each tensor's own (FP8 becomes float32). The time embedder is float32 in any case.
+        on_file: Called before each file with its name, its number and their count.
+
+    Raises:
+        ConfigError: ``out`` exists, or holds an unfinished conversion of something else.
+        CheckpointError, StorageError: A weight cannot be read, or a file not be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already; choose another --out.")
+    hidden = out.with_name(f".{out.name}.converting")
+    done = _Progress(hidden, {"source": _identity(checkpoint), "to": to, "dtype": dtype, "shard_bytes": shard_bytes})
+    files = _released_files(checkpoint, dtype, shard_bytes) if to == "released" else _lerobot_files(checkpoint, dtype)
+    for number, (name, planned) in enumerate(files.items(), 1):
+        on_file(name, number, len(files))
+        if not done.has(name):
+            done.add(name, write_safetensors(hidden / name, planned))
+    if to == "released":
+        _describe_released(checkpoint, hidden, files, done.digests)
+    else:
+        _describe_lerobot(checkpoint, hidden)
+    (hidden / PROGRESS).unlink()
+    with storing(out):
+        if out.exists():
+            out.rmdir()
+        os.replace(hidden, out)
+    return out
+
+
+class _Progress:
+    """The finished files of a conversion with their digests, kept beside them."""
+
+    def __init__(self, folder: Path, what: Mapping[str, Any]):
+        self._path, self._what = folder / PROGRESS, dict(what)
+        self.digests: dict[str, str] = {}
+        if self._path.exists():
+            found = read_json(self._path, ConfigError, "Remove it to start anew.")
+            if found.get("what") != json.loads(json.dumps(self._what)):
+                raise ConfigError(f"{folder} holds an unfinished conversion of something else; remove it to start anew.")
+            self.digests = found["files"]
+        else:
+            self._keep()
+
+    def has(self, name: str) -> bool:
+        """Whether a file is finished and unchanged."""
+        path = self._path.parent / name
+        return name in self.digests and path.exists() and sha256(path) == self.digests[name]
+
+    def add(self, name: str, digest: str) -> None:
+        """Record a finished file."""
+        self.digests[name] = digest
+        self._keep()
+
+    def _keep(self) -> None:
+        write_json(self._path, {"what": self._what, "files": self.digests})
+
+
+def _identity(checkpoint: Checkpoint) -> list[Any]:
+    files = (*checkpoint.weights.files, *checkpoint.vae_weights.files)
+    return [checkpoint.digest, *([str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files)]
+
+
+def _planned(source: WeightSource, dtype: StoredDtype, prefix: str = "") -> list[Planned]:
+    def kept(key: str) -> str | None:
+        return "F32" if key.startswith("time_embedder.") and dtype != "stored" else _NAMES.get(dtype)
+
+    return [Planned(f"{prefix}{key}", source, key, kept(key)) for key in sorted(source.shapes)]
+
+
+def _released_files(checkpoint: Checkpoint, dtype: StoredDtype, shard_bytes: int) -> dict[str, list[Planned]]:
+    files: dict[str, list[Planned]] = {}
+    preview = {} if checkpoint.preview is None else {"preview_decoder": checkpoint.preview[1]}
+    for folder, source in {"transformer": checkpoint.weights, "vae": checkpoint.vae_weights, **preview}.items():
+        shards = shards_of(_planned(source, dtype), shard_bytes)
+        for i, shard in enumerate(shards, 1):
+            tail = "" if len(shards) == 1 else f"-{i:05d}-of-{len(shards):05d}"
+            files[f"{folder}/{STEM}{tail}.safetensors"] = shard
+    return files
+
+
+def _describe_released(
+    checkpoint: Checkpoint, out: Path, files: Mapping[str, list[Planned]], digests: Mapping[str, str]
+) -> None:
+    layout = checkpoint.layout
+    for folder in ("transformer", "vae"):
+        mine = {name: shard for name, shard in files.items() if name.startswith(f"{folder}/")}
+        if len(mine) > 1:
+            weight_map = {one.name: name.partition("/")[2] for name, shard in mine.items() for one in shard}
+            total = sum(one.size for shard in mine.values() for one in shard)
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            write_json(out / folder / f"{STEM}.safetensors.index.json", index)
+    write_json(out / "transformer/config.json", layout.transformer_config())
+    write_json(out / "vae/config.json", layout.vae_config())
+    write_json(out / "scheduler/scheduler_config.json", layout.scheduler_config())
+    if checkpoint.preview is not None:
+        write_json(out / "preview_decoder/config.json", checkpoint.preview[0])
+    if index := layout.model_index():
+        write_json(out / "model_index.json", index)
+    _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")
+    if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get("statistics") is None:
+        shutil.copyfile(statistics, out / STATISTICS)
+    ours = {**checkpoint.metadata, "converted_from": layout.format, "sha256": dict(digests)}
+    if checkpoint.action_space is not None:
+        ours["action_space"] = checkpoint.action_space
+    write_json(out / METADATA, {"strands_cosmos3": ours})
+
+
+def _lerobot_files(checkpoint: Checkpoint, dtype: StoredDtype) -> dict[str, list[Planned]]:
+    transformer = _planned(checkpoint.weights, dtype, "model.transformer.")
+    return {"model.safetensors": [*transformer, *_planned(checkpoint.vae_weights, dtype, "model.vae.")]}
+
+
+def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
+    checkpoint.require_contract()
+    write_json(out / "config.json", exported_config(checkpoint.layout, checkpoint.metadata))
+    _copy_tokenizer(checkpoint.layout.tokenizer, out / "text_tokenizer")
+    stats = None if checkpoint.metadata.get("normalization") == "none" else checkpoint.action_stats()
+    method = checkpoint.metadata.get("normalization")
+    figures: dict[str, torch.Tensor] = {}
+    if stats is not None:
+        stats = stats.raw or stats if method == "quantile_rot" else stats
+        found = {name: getattr(stats, name) for name in ("q01", "q99", "mean", "std", "min", "max")}
+        figures = {f"action.{name}": torch.tensor(value) for name, value in found.items() if value is not None}
+    for name, registry in (("preprocessor", "normalizer_processor"), ("postprocessor", "unnormalizer_processor")):
+        state = f"policy_{name}_step_0_{registry}.safetensors" if figures else None
+        if state is not None:
+            write_whole(out / state, lambda hidden: save_file(figures, hidden))
+        write_json(out / f"policy_{name}.json", {"name": f"policy_{name}", "steps": [exported_step(registry, state)]})
+    stated = {name: checkpoint.metadata[name] for name in FIELDS if name in checkpoint.metadata and name not in _RECORDED}
+    text = "".join(f"{name} = {toml_value(value)}\n" for name, value in stated.items())
+    write_whole(out / CONTRACT, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.iterdir()):
+        wanted = file.suffix in (".json", ".txt", ".jinja", ".model") and file.name not in _NOT_TOKENIZER
+        if wanted and file.is_file() and file.stat().st_size < _TOKENIZER_BYTES:
+            shutil.copyfile(inside(file, source), target / file.name)

@@ -1,0 +1,102 @@
+"""Tell which format a checkpoint has, from the files that only one format has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.engine.formats import dcp
+from strands_cosmos3.engine.formats.adapters import CONFIGS, Adapter
+from strands_cosmos3.engine.formats.contract import CONTRACT, read_contract
+from strands_cosmos3.engine.formats.framework import MODEL_TYPE, FrameworkExport
+from strands_cosmos3.engine.formats.layout import Layout, OnBase
+from strands_cosmos3.engine.formats.lerobot import TYPES, LeRobotPolicy
+from strands_cosmos3.engine.formats.quantized import QUANTIZATION, ModelOptFp8
+from strands_cosmos3.engine.locate import locate
+from strands_cosmos3.engine.variants import VARIANTS
+from strands_cosmos3.engine.weight_files import read_config
+from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
+from strands_cosmos3.resources import shown
+
+_DEPTH = 3  # a base may have a base; a circle has no end
+
+
+def open_layout(path: Path, base: str | Path | None = None, contract: Path | None = None, depth: int = _DEPTH) -> Layout:
+    """The layout of a folder, or of the folder that a contract file names as its ``checkpoint``.
+
+    Args:
+        path: A folder, or a contract file (``*.toml``). The ``checkpoint`` and ``base`` that the caller's own file names may be
+            anywhere; those of a ``contract.toml`` in a downloaded folder may not.
+        base: Folder or hub repository of what the folder lacks; None is what the contract names.
+        contract: A contract file; None is ``contract.toml`` in the folder, if there is one.
+
+    Raises LayoutError or ContractError.
+    """
+    if depth < 1:
+        raise LayoutError(f"{path}: bases of bases of bases; name a checkpoint in the released layout as the base.")
+    if path.suffix == ".toml" and not path.is_dir():
+        if contract is not None:
+            raise ConfigError(f"{path} is a contract already; pass the folder beside another contract, {contract}.")
+        found = read_contract(path, path.parent)
+        if "checkpoint" not in found:
+            raise ContractError(f'{path} does not name the folder it describes; add checkpoint = "FOLDER".')
+        root = _place(found["checkpoint"], path.parent)
+        named = _place(found["base"], path.parent) if base is None and "base" in found else base
+        return _layout(root, found, named, depth)
+    found = {} if contract is None else read_contract(contract, contract.parent)
+    if base is None and "base" in found:
+        assert contract is not None
+        base = _place(found["base"], contract.parent)
+    if contract is None and os.path.lexists(path / CONTRACT):
+        found = read_contract(path / CONTRACT, path)
+        base = base or _public_base(found, path)
+    return _layout(path, found, base, depth)
+
+
+def kind_of(root: Path) -> type[Layout]:
+    """The format of a folder; raises LayoutError for one that only looks like Cosmos 3's."""
+    has = lambda name: os.path.lexists(root / name)  # noqa: E731
+    if has("transformer"):
+        return ModelOptFp8 if has(QUANTIZATION) else Layout
+    if has("config.json"):
+        config: Mapping[str, Any] = read_config(root / "config.json", root)
+        if config.get("model_type") == MODEL_TYPE:
+            return FrameworkExport
+        if "type" in config:
+            if config["type"] not in TYPES:
+                raise LayoutError(f"{root} is a LeRobot policy of type {shown(config['type'])}; not {', '.join(TYPES)}.")
+            return LeRobotPolicy
+    if any(has(name) for name in (dcp.LATEST, dcp.METADATA, f"model/{dcp.METADATA}")):
+        return dcp.DcpRun
+    if any(has(name) for name in CONFIGS) or (not has("model_index.json") and any(root.glob("*.safetensors"))):
+        return Adapter
+    return Layout
+
+
+def _layout(root: Path, contract: Mapping[str, Any], base: str | Path | None, depth: int) -> Layout:
+    kind = kind_of(root) if root.is_dir() else Layout
+    if base is None:
+        return kind(root, contract)
+    if not issubclass(kind, OnBase):
+        raise ConfigError(f"base {str(base)!r}: {root} is taken for a whole checkpoint ({kind.format}); leave the base out.")
+    return kind(root, contract, open_layout(locate(base), depth=depth - 1))
+
+
+def _place(named: str, folder: Path) -> Path:
+    """The folder that the caller's own contract names: beside the file, anywhere, or on the hub."""
+    beside = folder / Path(named).expanduser()
+    return beside if beside.exists() else locate(named)
+
+
+def _public_base(found: Mapping[str, Any], root: Path) -> str | None:
+    """The base that a folder's own contract names: one of NVIDIA's, since a stranger's file may not lead anywhere else."""
+    base = found.get("base")
+    public = [variant.repo_id for variant in VARIANTS.values() if variant.repo_id]
+    if base is not None and base not in public:
+        raise ContractError(
+            f"{root / CONTRACT} names the base {shown(base)}; a contract inside a folder may name only {', '.join(public)}. "
+            "Write a contract file of your own, with checkpoint and base, and pass that file."
+        )
+    return base

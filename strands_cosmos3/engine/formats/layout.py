@@ -1,0 +1,135 @@
+"""What a checkpoint's folder gives the loader, part by part. :class:`Layout` is the released layout; other formats differ in
+where they keep a part, and take from a ``base`` what they do not have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.engine.formats.contract import merged
+from strands_cosmos3.engine.metadata import read_metadata
+from strands_cosmos3.engine.weight_files import WeightFiles, inside, read_config
+from strands_cosmos3.engine.weight_source import WeightSource
+from strands_cosmos3.errors import LayoutError
+
+
+class Layout:
+    """A folder in the released layout. Every method raises a CheckpointError if its part is missing or damaged.
+
+    Args:
+        root: The folder. Nothing outside it is opened.
+        contract: Fields of a contract that the caller gave (:mod:`.contract`).
+        base: Source of what the folder lacks: VAE, tokenizer, scheduler, sizes.
+
+    Attributes:
+        format: Name of the format.
+        skipped: Names of weights that are not loaded, known once :meth:`weights` was called.
+    """
+
+    format = "released"
+
+    def __init__(self, root: Path, contract: Mapping[str, Any], base: Layout | None = None):
+        self.root, self.contract, self.base = root, contract, base
+        self.skipped: tuple[str, ...] = ()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder."""
+        return read_config(self.root / name, self.root)
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has a file or folder of this name."""
+        return os.path.lexists(self.root / name)
+
+    def model_index(self) -> dict[str, Any]:
+        """``model_index.json``, empty if there is none."""
+        return self.read("model_index.json") if self.has("model_index.json") else {}
+
+    def transformer_config(self) -> dict[str, Any]:
+        """``transformer/config.json``."""
+        return self.read("transformer/config.json")
+
+    def vae_config(self) -> dict[str, Any]:
+        """``vae/config.json``."""
+        return self.read("vae/config.json")
+
+    def scheduler_config(self) -> dict[str, Any]:
+        """``scheduler/scheduler_config.json``."""
+        return self.read("scheduler/scheduler_config.json")
+
+    def weights(self) -> WeightSource:
+        """The transformer's weights under their released names."""
+        return WeightFiles(self.root / "transformer", self.root)
+
+    def vae_weights(self) -> WeightSource:
+        """The VAE's weights."""
+        return WeightFiles(self.root / "vae", self.root)
+
+    def preview(self) -> tuple[dict[str, Any], WeightSource] | None:
+        """Config and weights of the preview decoder, or None."""
+        if not self.has("preview_decoder"):
+            return None
+        return self.read("preview_decoder/config.json"), WeightFiles(self.root / "preview_decoder", self.root)
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer."""
+        return self.root / "text_tokenizer"
+
+    def recorded(self) -> Mapping[str, Any]:
+        """What the folder itself says of its actions: keys of the metadata."""
+        return read_metadata(self.root)
+
+    def metadata(self) -> Mapping[str, Any]:
+        """What the folder and the contract say together; raises ContractError if they contradict each other."""
+        recorded = self.recorded()
+        return merged(recorded, self.contract, str(self.root)) if self.contract else recorded
+
+    @property
+    def needs_contract(self) -> bool:
+        """Whether every field of the contract must be known to act; a released folder may rely on its variant."""
+        return self.format != "released" or bool(self.contract)
+
+
+class OnBase(Layout):
+    """A folder with weights of the transformer alone; the rest is the base's."""
+
+    def _base(self) -> Layout:
+        if self.base is None:
+            raise LayoutError(
+                f"{self.root} ({self.format}) has no VAE, tokenizer and scheduler of its own; name the checkpoint that it was "
+                'trained from in a contract file: base = "nvidia/Cosmos3-Nano" (docs/formats.md).'
+            )
+        return self.base
+
+    def model_index(self) -> dict[str, Any]:
+        return self._base().model_index()
+
+    def transformer_config(self) -> dict[str, Any]:
+        return self._base().transformer_config()
+
+    def vae_config(self) -> dict[str, Any]:
+        return self._base().vae_config()
+
+    def scheduler_config(self) -> dict[str, Any]:
+        return self._base().scheduler_config()
+
+    def vae_weights(self) -> WeightSource:
+        return self._base().vae_weights()
+
+    def preview(self) -> tuple[dict[str, Any], WeightSource] | None:
+        return self._base().preview()
+
+    @property
+    def tokenizer(self) -> Path:
+        return self._base().tokenizer
+
+    def recorded(self) -> Mapping[str, Any]:
+        return {}
+
+
+def first_existing(root: Path, *names: str) -> str | None:
+    """The first of these files that a folder has, or None; raises LayoutError if a link leads out of the folder."""
+    found = next((name for name in names if os.path.lexists(root / name)), None)
+    return None if found is None else inside(root / found, root).name

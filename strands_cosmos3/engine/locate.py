@@ -1,0 +1,43 @@
+"""Find the folder of a checkpoint: on this machine, or on the hub."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from strands_cosmos3.errors import ConfigError, LayoutError
+
+_PATTERNS = ("*.json", "transformer/*", "vae/*", "preview_decoder/*", "scheduler/*", "text_tokenizer/*")
+_OTHER_FORMATS = ("*.safetensors", "*.toml", "model/*", "LICENSE*")  # fetched if there is no transformer/
+
+
+def locate(path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False) -> Path:
+    """The folder of a checkpoint: a local one, or the snapshot of the hub repository ``owner/name``, downloaded if needed.
+
+    A contract file that names a checkpoint is as good as a local folder.
+
+    ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured. Raises LayoutError if it does not exist or cannot be
+    fetched, ConfigError if a ``revision`` was given for a local folder.
+    """
+    path = Path(path_or_repo_id).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise ConfigError(f"{path} is a local folder; `revision` belongs to a hub repository.")
+        return path
+    name = str(path_or_repo_id)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise LayoutError(f"{name!r} is neither a folder nor a hub repository (owner/name).")
+    from huggingface_hub import snapshot_download  # needs the network, so imported for repositories only
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    fetch = partial(snapshot_download, name, revision=revision, local_files_only=local_files_only)
+    try:
+        folder = fetch(allow_patterns=list(_PATTERNS))
+        if not (Path(folder) / "transformer").exists():
+            folder = fetch(allow_patterns=[*_PATTERNS, *_OTHER_FORMATS])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise LayoutError(
+            f"{name!r} is not a local folder and could not be fetched from the hub: {type(error).__name__}: {error}. "
+            "Pass a local folder, log in with `hf auth login`, or accept the model's licence."
+        ) from None
+    return Path(folder)

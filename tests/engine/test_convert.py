@@ -1,0 +1,157 @@
+"""Conversions keep every number, resume, and need one tensor of memory; so does reading."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers import checkpoint_formats as formats
+from helpers.environments import TESTS
+from strands_cosmos3.cli import main
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from strands_cosmos3.engine.formats.convert import convert
+from strands_cosmos3.engine.formats.inspect import inspect
+from strands_cosmos3.errors import ConfigError, DigestError
+
+
+@pytest.fixture
+def contract(checkpoints, tmp_path):
+    folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
+    return formats.contract_file(tmp_path / "my.toml", folder, checkpoints["relu2"])
+
+
+def numbers(folder):
+    return formats.weights_of(folder)
+
+
+def test_convert_to_the_released_layout(contract, checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["checkpoint", "convert", str(contract), "--out", str(out)]) == 0
+    made, original = numbers(out), numbers(checkpoints["relu2"])
+    assert made.keys() == original.keys()
+    assert all(torch.equal(made[key], original[key]) for key in made)
+    report = inspect(out)
+    assert (report["verdict"], report["format"], report["missing"]) == ("ready", "released", [])
+    assert Checkpoint.open(out).metadata["chunk"] == 16
+    with Cosmos3Engine.from_pretrained(out) as engine:
+        assert engine.action_space == "midtrain"
+    file = out / "transformer/diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
+    with pytest.raises(DigestError):
+        Checkpoint.open(out).verify()
+    assert main(["checkpoint", "convert", str(contract), "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_an_interrupted_conversion_goes_on(contract, checkpoints, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(name, number, count):
+        assert count > 4
+        if number == 4:
+            raise Killed
+
+    out, opened = tmp_path / "out", Checkpoint.open(contract)
+    with pytest.raises(Killed):
+        convert(opened, out, on_file=kill, shard_bytes=100_000)
+    assert not out.exists()
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.converting/*/*.safetensors")}
+    assert len(written) == 3
+    with pytest.raises(ConfigError, match="something else"):
+        convert(opened, out, dtype="bfloat16", shard_bytes=100_000)
+    convert(opened, out, shard_bytes=100_000)
+    kept = {out / path.parent.name / path.name: stamp for path, stamp in written.items()}
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in kept.items())
+    original = numbers(checkpoints["relu2"])
+    assert all(torch.equal(w, original[key]) for key, w in numbers(out).items())
+    Checkpoint.open(out).verify()
+
+
+def test_convert_to_lerobot_and_back(contract, checkpoints, tmp_path):
+    folder = convert(Checkpoint.open(contract), tmp_path / "lerobot", "lerobot")
+    report = inspect(folder)
+    assert (report["verdict"], report["format"], report["missing"]) == ("ready", "LeRobot policy", [])
+    opened = Checkpoint.open(folder)
+    expected = Checkpoint.open(contract).action_stats()
+    torch.testing.assert_close(torch.tensor(opened.action_stats().q99), torch.tensor(expected.q99))
+    back = convert(opened, tmp_path / "back")
+    original = numbers(checkpoints["relu2"])
+    assert all(torch.equal(w, original[key]) for key, w in numbers(back).items())
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["type"], config["domain_id"], config["chunk_size"]) == ("cosmos3", 8, 16)
+    keys = load_file(folder / "model.safetensors").keys()
+    assert {key.split(".")[1] for key in keys} == {"transformer", "vae"}
+
+
+def test_convert_to_bfloat16_keeps_the_time_embedder(contract, tmp_path):
+    made = numbers(convert(Checkpoint.open(contract), tmp_path / "out", dtype="bfloat16"))
+    assert {w.dtype for key, w in made.items() if key.startswith("time_embedder.")} == {torch.float32}
+    assert {w.dtype for key, w in made.items() if not key.startswith("time_embedder.")} == {torch.bfloat16}
+
+
+def test_the_command_prints_a_report_and_the_contract(contract, checkpoints, tmp_path, capsys):
+    assert main(["checkpoint", "inspect", str(contract), "--json", str(tmp_path / "r.json")]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "ready"
+    assert "cosmos-framework export" in capsys.readouterr().out
+    base = str(checkpoints["relu2"])
+    assert main(["checkpoint", "contract", str(tmp_path / "c"), "--base", base]) == 0
+    assert 'domain = "droid_lerobot"' in capsys.readouterr().out
+    assert main(["checkpoint", "inspect", str(tmp_path / "c")]) == 1
+    assert "LayoutError" in capsys.readouterr().out
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from helpers.memory import peak_growth
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.convert import convert
+
+small, contract, dtype, out = sys.argv[1:]
+load = lambda path: Cosmos3Engine.from_pretrained(path, dtype=getattr(torch, dtype), domains=(8,))
+load(small)  # imports and allocators are the baseline
+engine, growth = peak_growth(lambda: load(contract))
+kept = engine.kept_bytes
+engine.close()
+_, converting = peak_growth(lambda: convert(Checkpoint.open(Path(contract)), Path(out)))
+print(growth / kept, kept, converting)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["export", "lerobot", "dcp", "fp8", "framework"])
+def test_peak_of_reading_and_converting(tmp_path, name, dtype):
+    sizes = FactorySizes(hidden=640, layers=4, heads=10, kv_heads=5, head_dim=64, intermediate=1920)
+    released, folder = write_checkpoint(tmp_path / "mid", sizes=sizes), tmp_path / "c"
+    changes = {}
+    if name == "export":
+        formats.framework_export(released, folder, edge=False)
+    elif name == "lerobot":
+        formats.lerobot_policy(released, folder)
+        changes = {"views": None, "statistics": None}
+    elif name == "dcp":
+        formats.dcp_run(released, folder)
+    elif name == "fp8":
+        formats.modelopt_fp8(released, folder)
+    else:
+        formats.adapter(released, folder, name)
+    base = None if name == "fp8" else released
+    contract = formats.contract_file(tmp_path / "my.toml", folder, base, **changes)
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    arguments = [sys.executable, "-c", SCRIPT, *map(str, (released, contract, dtype, tmp_path / "out"))]
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    ratio, kept, converting = map(float, ran.stdout.split())
+    assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
+    assert ratio <= 1.15
+    assert converting < 30e6  # the largest tensor has 5 MB, twice that in float32

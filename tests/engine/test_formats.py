@@ -1,0 +1,275 @@
+"""Checkpoints in other formats act to the bit as the same weights in the released layout."""
+
+import json
+import math
+import re
+import runpy
+import shutil
+import sys
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import checkpoint_formats as formats
+from helpers import damaged_formats as damaged
+from strands_cosmos3.actions.stats import load_action_stats
+from strands_cosmos3.backends.contract import require_contract
+from strands_cosmos3.backends.model_input import ModelInput
+from strands_cosmos3.backends.native import NativeBackend
+from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.contract import FIELDS, known_contract, known_contracts
+from strands_cosmos3.engine.formats.detect import open_layout
+from strands_cosmos3.engine.formats.inspect import inspect
+from strands_cosmos3.engine.formats.names import framework_name, renamed
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.weights import expected_shapes
+from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
+from strands_cosmos3.resources import resource
+from strands_cosmos3.types import Request
+
+ASSETS = Path(__file__).parents[1] / "assets"
+
+DTYPES = (torch.float32, torch.bfloat16)
+REQUEST = Cosmos3ActionRequest(
+    text_ids=torch.arange(40, 60),
+    neg_text_ids=torch.arange(20, 29),
+    video_shape=(2, 4, 4),
+    action_chunk=4,
+    domain_id=8,
+    raw_action_dim=10,
+    cond_video_pixels=torch.rand(1, 3, 1, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1,
+    num_inference_steps=2,
+    guidance_scale=3.0,
+    return_video=False,
+)
+
+
+@pytest.fixture(scope="module")
+def pairs(checkpoints, tmp_path_factory):
+    """Format and kind -> (what is passed as the checkpoint, the same weights in the released layout); made once."""
+    made = {}
+
+    def get(name, kind):
+        if (name, kind) in made:
+            return made[name, kind]
+        root, released = tmp_path_factory.mktemp("formats"), checkpoints[kind]
+        folder, same = root / "c", released
+        if name == "export":
+            formats.framework_export(released, folder, edge=kind == "relu2")
+        elif name == "lerobot":
+            formats.lerobot_policy(released, folder)
+        elif name == "dcp":
+            formats.dcp_run(released, folder)
+        elif name == "fp8":
+            _, same = formats.modelopt_fp8(released, folder)
+            made[name, kind] = folder, same
+            return made[name, kind]
+        else:
+            _, same = formats.adapter(released, folder, name)
+        changes = {"views": None, "statistics": None} if name == "lerobot" else {}
+        made[name, kind] = formats.contract_file(root / "my.toml", folder, released, **changes), same
+        return made[name, kind]
+
+    return get
+
+
+def actions(checkpoint, dtype):
+    with Cosmos3Engine.from_pretrained(checkpoint, dtype=dtype, action_space="midtrain") as engine:
+        return engine.step(REQUEST)["action"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+@pytest.mark.parametrize("name", ["export", "lerobot", "dcp", "fp8", "framework", "peft"])
+def test_actions_are_those_of_the_released_layout(pairs, name, kind, dtype):
+    path, same = pairs(name, kind)
+    assert torch.equal(actions(path, dtype), actions(same, dtype))
+
+
+@pytest.mark.parametrize("kind", ["edge", "nano"])
+def test_names_are_those_of_the_framework(kind):
+    """All 549 names of Edge and 814 of Nano, as cosmos-framework's own functions map them, at their real shapes."""
+    made = runpy.run_path(str(ASSETS / "make_framework_names.py"))
+    recorded = json.loads((ASSETS / "framework_names.json").read_text())[kind]
+    shapes = expected_shapes(made["config"](kind))
+    pairs = {name: framework_name(name) for name in shapes}
+    assert (len(pairs), made["digest"](pairs)) == ({"edge": 549, "nano": 814}[kind], recorded["sha256"])
+    assert pairs.items() >= recorded["pairs"].items()
+    stored = [f"model.net.{net}" for net in pairs.values()] + ["model.net.language_model.visual.merger.norm.weight"]
+    names, rest = renamed(stored, "model.net.")
+    assert {name: stored.removeprefix("model.net.") for name, stored in names.items()} == pairs
+    assert rest == ("model.net.language_model.visual.merger.norm.weight",)
+    assert sum(math.prod(shape) for shape in shapes.values()) == {"edge": 3_369_657_024, "nano": 15_173_669_120}[kind]
+
+
+def observe(embodiment="droid", rows=16, space="midtrain"):
+    domain = get_embodiment(embodiment)
+    picture = np.random.RandomState(0).randint(0, 255, (540, 640, 3), dtype=np.uint8)
+    return Request("pick up the cube", domain, domain.action_space(space), rows, None, 1.0, composite=picture)
+
+
+def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_path):
+    folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
+    path = tmp_path / "my.toml"
+    path.write_text(f'checkpoint = "c"\nbase = "{checkpoints["relu2"]}"\n')
+    backend = NativeBackend(path, InferenceOptions(device="cpu"))
+    with pytest.raises(ContractError) as caught:
+        backend.infer(observe())
+    said = str(caught.value)
+    assert 'domain = "droid_lerobot"\n' in said
+    assert "chunk = 16\nfps = 15.0\n" in said
+    assert "# action_space = ?" in said
+    filled = formats.contract_file(path, folder, checkpoints["relu2"])
+    assert inspect(filled)["verdict"] == "ready"
+    backend = NativeBackend(filled, InferenceOptions(device="cpu"))
+    assert backend.chunk_rows == 16
+    assert backend.infer(observe()).action.shape == (16, 10)
+    with pytest.raises(ContractError, match="domain is 'droid_lerobot'"):
+        backend.infer(observe("umi"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"width": 9}, "9 columns"),
+        ({"gripper": "1=closed"}, "1 as closed"),
+        ({"views": ["wrist"]}, "1 views"),
+        ({"action_space": "joint_pos", "normalization": "none"}, "action space is 'joint_pos'"),
+    ],
+)
+def test_a_contract_that_is_not_the_requests(checkpoints, tmp_path, changes, word):
+    folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
+    path = formats.contract_file(tmp_path / "my.toml", folder, checkpoints["relu2"], **changes)
+    with pytest.raises(ContractError, match=word):
+        require_contract(Checkpoint.open(path), observe(), InferenceOptions())
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("speed = 3", "unknown field"),
+        ("chunk = 8", "contradict|chunk is 16 in the folder and 8"),
+        ('normalization = "zscore"', "quantile_rot"),
+        ("fps = true", "fps must be"),
+        ("width = 'ten'", "width must be"),
+        ("sampling = { num_steps = 2 }", "flow_shift"),
+        ("[", "TOML"),
+        ('statistics = "../outside/stats.json"', "outside the checkpoint"),
+        ('like = "nobody"', "cosmos-framework-libero"),
+        ('base = "/etc"', "may name only nvidia/"),
+        ('base = "somebody/else"', "may name only nvidia/"),
+    ],
+)
+def test_a_contract_inside_a_folder_that_cannot_be_used(checkpoints, tmp_path, line, word):
+    folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/stats.json").write_text('{"q01": [0], "q99": [1]}')
+    (folder / "contract.toml").write_text(line + "\n")
+    base = None if line.startswith("base") else checkpoints["relu2"]
+    report = inspect(folder, base)
+    assert report["verdict"] in ("ContractError", "UnknownNameError")
+    assert re.search(word, report["problem"])
+
+
+def test_known_contracts_state_the_source_of_every_field():
+    assert "cosmos-framework-libero" in known_contracts()
+    for name in known_contracts():
+        stated = tomllib.loads(resource(f"stats/contracts/{name}.toml").read_text())
+        sources = stated.pop("sources")
+        assert set(sources) == set(FIELDS), name
+        needed = {field for field in FIELDS if field != "statistics"}
+        for field in needed:
+            assert (field in stated) != sources[field].startswith("unknown"), (name, field)
+        assert known_contract(name) == stated
+
+
+def test_the_framework_contract_of_libero_takes_the_raw_figures(checkpoints, tmp_path):
+    folder = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
+    path = tmp_path / "my.toml"
+    path.write_text(f'checkpoint = "c"\nbase = "{checkpoints["silu"]}"\nlike = "cosmos-framework-libero"\n')
+    assert inspect(path)["missing"] == []
+    low, high = ModelInput(Checkpoint.open(path), InferenceOptions()).quantiles(observe("libero"))
+    raw = load_action_stats("libero").raw
+    np.testing.assert_allclose(low, raw.q01, atol=1e-12)
+    np.testing.assert_allclose(high, raw.q99, atol=1e-12)
+    assert folder.exists()
+
+
+def test_a_lerobot_folder_brings_its_statistics(pairs, checkpoints, tmp_path):
+    path, _ = pairs("lerobot", "silu")
+    opened = Checkpoint.open(path)
+    low, high = ModelInput(opened, InferenceOptions()).quantiles(observe())
+    np.testing.assert_allclose(low, np.linspace(-1, -0.1, 10), atol=1e-6)
+    np.testing.assert_allclose(high, np.linspace(0.5, 2, 10), atol=1e-6)
+    assert opened.layout.skipped == tuple(sorted(formats.SIGLIP))
+    folder = formats.lerobot_policy(checkpoints["silu"], tmp_path / "c", invert_gripper=False)
+    (folder / "policy_postprocessor.json").unlink()
+    report = inspect(folder, checkpoints["silu"])
+    assert report["verdict"] == "needs a contract"
+    assert report["missing"] == ["statistics", "gripper", "prompt_format"]
+
+
+@pytest.fixture(scope="module")
+def sound(checkpoints, tmp_path_factory):
+    """Format -> a folder that is read; damaged ones are copies."""
+    root, released = tmp_path_factory.mktemp("sound"), checkpoints["silu"]
+    formats.framework_export(released, root / "export", edge=False)
+    formats.lerobot_policy(released, root / "lerobot")
+    formats.dcp_run(released, root / "dcp")
+    formats.modelopt_fp8(released, root / "fp8")
+    formats.adapter(released, root / "peft", "peft")
+    return root
+
+
+def test_sound_folders_pass(sound, checkpoints):
+    for name in ("export", "lerobot", "dcp", "peft"):
+        assert inspect(sound / name, checkpoints["silu"])["verdict"] == "needs a contract"
+    assert inspect(sound / "fp8")["verdict"] == "ready"
+    with pytest.raises(ConfigError, match="whole checkpoint"):
+        inspect(sound / "fp8", checkpoints["silu"])
+    for name in ("export", "dcp", "peft"):
+        assert "base" in inspect(sound / name)["problem"]
+
+
+@pytest.mark.parametrize("name", damaged.CASES)
+def test_damaged_folders_get_a_typed_verdict(sound, checkpoints, tmp_path, name):
+    source, damage, verdict, word = damaged.CASES[name]
+    folder = Path(shutil.copytree(sound / source, tmp_path / "c"))
+    damage(folder)
+    with opened_files() as seen:
+        report = inspect(folder, None if source == "fp8" else checkpoints["silu"])
+    assert report["verdict"] == verdict, report
+    assert re.search(word, report["problem"])
+    assert report["problem"].isprintable() or "\n" in report["problem"]
+    assert not damaged.EXECUTED.exists()
+    assert not [path for path in seen if "outside" in path]
+
+
+def test_an_archive_that_runs_code(sound, checkpoints, tmp_path):
+    """Inspecting reads no archive; loading does, with the restricted unpickler."""
+    folder = Path(shutil.copytree(sound / "dcp", tmp_path / "c"))
+    file = next(folder.rglob("*.distcp"))
+    data = file.read_bytes()
+    assert data.count(b"_rebuild_tensor_v2") > 500
+    file.write_bytes(data.replace(b"torch._utils\n_rebuild_tensor_v2", b"os\n" + b"popen".ljust(28, b"x")))
+    with pytest.raises(LayoutError, match=r"nothing of it was run|not readable"):
+        Checkpoint.open(open_layout(folder, checkpoints["silu"])).load_action_head(8, torch.device("cpu"), torch.float32)
+
+
+@contextmanager
+def opened_files():
+    """Paths that Python opens meanwhile."""
+    seen: list[str] = []
+    active = [True]
+    sys.addaudithook(lambda event, args: seen.append(str(args[0])) if active[0] and event == "open" else None)
+    try:
+        yield seen
+    finally:
+        active[0] = False
