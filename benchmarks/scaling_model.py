@@ -17,7 +17,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION
-from strands_cosmos3.engine.weight_files import sliced_shape
+from strands_cosmos3.engine.weight_source import sliced_shape
 from strands_cosmos3.engine.weights import checkpoint_key, head_shapes, kept_dtype, parameter_shapes
 from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig
