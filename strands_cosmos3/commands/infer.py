@@ -219,6 +219,7 @@ class Infer:
     def _processor(self, engine: Any) -> Any:
         from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 
+        engine.checkpoint.require_contract(self._stated())
         known = engine.checkpoint.metadata.get("domain")
         domain = self.domain_name or known or _DEFAULT_DOMAIN
         return Cosmos3PolicyProcessor.for_checkpoint(
@@ -228,6 +229,21 @@ class Infer:
             cond_frame_indexes=_indexes(self.condition_frames),
             **{option: getattr(self, option) for option in _OF_PROCESSOR},
         )
+
+    def _stated(self) -> list[str]:
+        """Fields of a contract that flags state, and those that rows in the model's scale do without."""
+        sampled = None not in (self.steps, self.guidance_scale, self.flow_shift)
+        flags = {
+            "domain": self.domain_name,
+            "action_space": self.action_space,
+            "chunk": self.action_chunk_size,
+            "fps": self.fps,
+            "prompt_format": self.prompt_format,
+            "resolution_tier": self.image_size or self.height,
+            "sampling": sampled or None,
+        }
+        needless = ("width", "normalization", "statistics", "gripper", "views")
+        return [*needless, *(name for name, value in flags.items() if value is not None)]
 
     def _raw_input(self, processor: Any, given: Any) -> dict[str, Any]:
         from strands_cosmos3.engine.frames import read_clip, read_frames

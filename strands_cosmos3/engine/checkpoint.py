@@ -41,7 +41,7 @@ from strands_cosmos3.engine.wan import empty_weight
 from strands_cosmos3.engine.weight_files import verify
 from strands_cosmos3.engine.weight_source import Shard, Slices, WeightSource, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
-from strands_cosmos3.errors import CheckpointError, LayoutError, PreflightError, VariantError, WeightsError
+from strands_cosmos3.errors import CheckpointError, LayoutError, PreflightError, StatisticsError, VariantError, WeightsError
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
 
@@ -148,11 +148,20 @@ class Checkpoint:
             return load_action_stats(path) if path.exists() else None
         if isinstance(stated, str):
             return load_action_stats(stated)
+        if self.metadata.get("domain") is None:
+            return None  # and it cannot act
         embodiment = get_embodiment(self.metadata["domain"])
         columns, domain = embodiment.action_space("midtrain").columns, embodiment.stats or embodiment.name
+        if len(columns) != (width := self.metadata.get("width", len(columns))):
+            raise StatisticsError(f"{self.root} states {width} columns; rows of {embodiment.name!r} have {len(columns)}.")
+
+        def made(figures: Mapping[str, Any], raw: ActionStats | None = None) -> ActionStats:
+            if lost := [name for name in FIGURES[:2] if name not in figures]:
+                raise StatisticsError(f"the statistics of {self.root} lack {' and '.join(lost)}.")
+            return ActionStats(domain, columns, **{name: figures[name] for name in FIGURES if name in figures}, raw=raw)
+
         raw = stated.get("raw")
-        raw = None if raw is None else ActionStats(domain, columns, **raw)
-        return ActionStats(domain, columns, **{name: stated[name] for name in FIGURES if name in stated}, raw=raw)
+        return made(stated, made(raw) if isinstance(raw, Mapping) else None)
 
     def require_contract(self, given: Iterable[str] = ()) -> None:
         """Raise ContractError, with the file to fill in, if the meaning of its actions is neither stated nor ``given``."""

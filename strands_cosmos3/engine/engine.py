@@ -122,7 +122,8 @@ class Cosmos3Engine:
         """Load a checkpoint.
 
         Args:
-            path_or_repo_id: A folder in the released layout, or a hub repository (``HF_*`` variables are honoured).
+            path_or_repo_id: A folder in the released layout or another format (docs/formats.md), a contract file that names
+                one, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the process's local rank.
             dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU, ``auto`` measures
                 (:func:`~strands_cosmos3.engine.dtype.choose_dtype`). The sampler and the time embedding are in float32 in any

@@ -16,6 +16,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.engine.formats.convert import convert
+from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.inspect import inspect
 from strands_cosmos3.errors import ConfigError, DigestError
 
@@ -107,6 +108,44 @@ def test_the_command_prints_a_report_and_the_contract(contract, checkpoints, tmp
     assert "LayoutError" in capsys.readouterr().out
 
 
+RANK = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from helpers.checkpoint_formats import weights_of
+from strands_cosmos3.engine.formats.names import framework_name
+
+rank, released, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{folder.parent}/store", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+state = {f"net.{framework_name(key)}": distribute_tensor(w, mesh, [Shard(0)]) for key, w in weights_of(released).items()}
+dcp.save(state, checkpoint_id=folder / "model")
+dist.destroy_process_group()
+"""
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_without_averaged_weights(checkpoints, tmp_path):
+    """Each rank's file has half of every tensor."""
+    folder, released = tmp_path / "run", checkpoints["silu"]
+    made = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(i), str(released), str(folder)], env=environment()) for i in (0, 1)
+    ]
+    assert [process.wait(120) for process in made] == [0, 0]
+    opened = Checkpoint.open(open_layout(folder, released))
+    assert len(opened.weights.files) == 2
+    original = numbers(released)
+    for key, part in opened.weights.parts({key: (key, ()) for key in original}):
+        assert torch.equal(part, original[key])
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -148,9 +187,8 @@ def test_peak_of_reading_and_converting(tmp_path, name, dtype):
         formats.adapter(released, folder, name)
     base = None if name == "fp8" else released
     contract = formats.contract_file(tmp_path / "my.toml", folder, base, **changes)
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     arguments = [sys.executable, "-c", SCRIPT, *map(str, (released, contract, dtype, tmp_path / "out"))]
-    ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
     ratio, kept, converting = map(float, ran.stdout.split())
     assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
     assert ratio <= 1.15

@@ -190,7 +190,7 @@ CASES: dict[str, tuple[str, Damage, str, str]] = {
     "a weight that is missing": ("export", edit_weights(lambda w: w.pop(sorted(w)[0])), "WeightsError", "missing"),
     "a weight under both names": (
         "export",
-        edit_weights(lambda w: w.update({"model.net.vae2llm.bias": torch.ones(64), "model.net.proj_in.bias": torch.ones(64)})),
+        edit_weights(lambda w: w.update({"model.net.proj_in.bias": torch.ones(64)})),
         "WeightsError",
         "both",
     ),

@@ -64,7 +64,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "fps": (_positive, "rows and frames a second"),
     "normalization": (_one_of(*NORMALIZATIONS), " or ".join(map(json.dumps, NORMALIZATIONS))),
     _STATISTICS: (
-        lambda value: isinstance(value, str | Mapping),
+        lambda value: isinstance(value, Mapping) or _domain(value),
         "a domain with packaged statistics, or a JSON file beside this one",
     ),
     "gripper": (_one_of("1=open", "1=closed", "none"), 'the model\'s gripper column: "1=open", "1=closed" or "none"'),
@@ -92,12 +92,11 @@ def read_contract(path: Path, root: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ContractError(f"{path} cannot be read as TOML ({str(error)[:200]}); docs/formats.md shows an example.") from None
     known = known_contract(found["like"]) if "like" in found else {}
-    merged = checked(known | found, str(path))
-    named = merged.get(_STATISTICS)
+    named = found.get(_STATISTICS)
     if isinstance(named, str) and named.endswith(".json"):
         file = contained(path.parent / named, root, "checkpoint", ContractError)
-        merged[_STATISTICS] = figures_of(read_json(file, ContractError, f"{path} names it as statistics."), file)
-    return merged
+        found[_STATISTICS] = figures_of(read_json(file, ContractError, f"{path} names it as statistics."), file)
+    return checked(known | found, str(path))
 
 
 def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -148,8 +147,8 @@ def missing(metadata: Mapping[str, Any]) -> tuple[str, ...]:
 def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -> str:
     """A contract file with what is known filled in, and the rest as comments that say what is valid."""
     lines = [
-        f"# What the actions of this checkpoint mean. Fill in the lines with '?' and save it as {CONTRACT} in the folder,",
-        f"# or anywhere else, and pass that file as the checkpoint. Known contracts: {', '.join(known_contracts())}.",
+        "# What the actions of this checkpoint mean. Fill in the lines with '?', save it as a .toml file and pass that file",
+        f'# as the checkpoint. A line like = "NAME" takes over a known contract: {", ".join(known_contracts())}.',
         f"checkpoint = {json.dumps(str(root))}",
         f"base = {json.dumps(base)}" if base else '# base = ?  # source of VAE and tokenizer, e.g. "nvidia/Cosmos3-Nano"',
     ]

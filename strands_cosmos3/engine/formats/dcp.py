@@ -93,7 +93,7 @@ class DcpFiles(WeightSource):
         chunks, dtype = self._chunks[name], self._dtype_of[name]
         if len(chunks) == 1:
             return _read_archive(chunks[0], dtype, self._root, name)
-        tensor = torch.empty(self.shapes[name], dtype=dtype)
+        tensor = torch.full(self.shapes[name], math.nan, dtype=dtype)  # what blocks that overlap leave out is not finite
         for chunk in chunks:
             place = tuple(slice(a, a + n) for a, n in zip(chunk.start, chunk.shape, strict=True))
             tensor[place] = _read_archive(chunk, dtype, self._root, name)

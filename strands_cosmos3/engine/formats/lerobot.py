@@ -102,7 +102,7 @@ class LeRobotPolicy(OnBase):
         if mode is None or mode == "none":
             return {} if mode is None else {"normalization": mode}
         figures = self._action_statistics()
-        complete = set(_NEEDED[mode]) <= set(figures)
+        complete = {"q01", "q99", *_NEEDED[mode]} <= set(figures)
         return {"normalization": mode} | ({"statistics": figures} if complete else {})
 
     def _action_statistics(self) -> dict[str, list[float]]:

@@ -115,4 +115,4 @@ class WithLora(WeightSource):
         found = dict(self.adapter.parts({"A": (a, columns), "B": (b, rows)}))
         for factor, stored in (("A", a), ("B", b)):
             require_finite(found[factor], stored)
-        return part.float().add_(found["B"].float() @ found["A"].float(), alpha=self.scale)
+        return (found["B"].float() @ found["A"].float()).mul_(self.scale).add_(part)  # ``part`` may be the file itself
