@@ -52,7 +52,7 @@ class Adapter(OnBase):
             raise LayoutError(f"{self.root}: {', '.join(refused)} of an adapter are not supported; merge it where it was made.")
         rank = next((config[name] for name in ("r", "rank", "lora_rank") if name in config), None)
         alpha = next((config[name] for name in ("lora_alpha", "alpha") if name in config), None)
-        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise LayoutError(
                 f"{self.root} has low-rank factors, and no {' or '.join(CONFIGS)} with r and lora_alpha (got r={shown(rank)}, "
                 f"lora_alpha={shown(alpha)}); their scale cannot be guessed."

@@ -114,7 +114,7 @@ def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of a contract; raises ContractError for an unknown one, or a value that is not valid."""
-    valid = FIELDS | OPTIONAL
+    valid = {**FIELDS, **OPTIONAL}
     for name, value in found.items():
         if name in _LINKS:
             if name != "sources" and not isinstance(value, str):

@@ -152,7 +152,9 @@ def _read_archive(chunk: _Chunk, dtype: torch.dtype, root: Path, name: str) -> t
     with inside(chunk.file, root).open("rb") as file:
         try:
             layout, at, size = _describe(_Window(file, chunk.offset, chunk.length), where)
-        except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        except LayoutError:
+            raise
+        except (zipfile.BadZipFile, KeyError, ValueError, RuntimeError, EOFError, OSError) as error:
             raise LayoutError(f"{where} is not readable ({shown(str(error))}); download it again.") from None
         if layout != (dtype, chunk.shape) or size != bytes_wanted or at + size > chunk.length:
             raise LayoutError(f"{where} is {shown(layout)} and not {dtype} {list(chunk.shape)}; download it again.")

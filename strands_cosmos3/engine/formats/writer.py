@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -47,9 +47,10 @@ def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
 
 
 def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
-    header, at = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
     for one in planned:
-        header[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [at, at + one.size]}  # type: ignore
+        header[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [at, at + one.size]}
         at += one.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -59,7 +60,7 @@ def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
         require_finite(tensor, one.key)
         flat = tensor.to(DTYPES[one.dtype]).contiguous().reshape(-1)
         if flat.numel():
-            yield memoryview(flat.view(torch.uint8).numpy())
+            yield memoryview(cast("Any", flat.view(torch.uint8).numpy()))
 
 
 def _write(file: BinaryIO, block: memoryview) -> None:
