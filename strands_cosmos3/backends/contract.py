@@ -18,7 +18,7 @@ def require_contract(checkpoint: Checkpoint, request: Request, options: Inferenc
     checkpoint.require_contract(name for name, value in given.items() if value is not None)
     known, space, asked = checkpoint.metadata, request.action_space, request.embodiment
     domain, views = get_embodiment(known["domain"]), known["views"]
-    wrong = []
+    wrong: list[str] = []
     if (domain.domain_id, domain.stats) != (asked.domain_id, asked.stats):
         wrong.append(f"its domain is {domain.name!r}, asked for {asked.name!r}; pass embodiment={domain.name!r}")
     if known["action_space"] != space.name:
