@@ -70,6 +70,7 @@ class WeightSource(ABC):
         for key, part in self.parts(wanted):
             require_finite(part, key)
             targets[key].copy_(part.reshape(targets[key].shape))
+            del part  # before the next one is read
 
 
 def unsharded(key: str, shape: tuple[int, ...]) -> Slices:
