@@ -249,7 +249,7 @@ class ActionChunk:
 
     Raises:
         ActionSpaceError: The width is not the action space's.
-        ActionOutOfRangeError: A normalised value lies beyond |z| = 10.
+        ActionOutOfRangeError: A normalised value lies beyond +-10, where -1..1 are the quantiles.
         ShapeError, NonFiniteError: The rows are malformed.
     """
 

@@ -93,7 +93,7 @@ def decode_cosmos_chunk_to_targets(
 
     Raises:
         ActionSpaceError: The rows are joint angles, or of another width.
-        ActionOutOfRangeError: A normalised value lies beyond |z| = 10.
+        ActionOutOfRangeError: A normalised value lies beyond +-10, where -1..1 are the quantiles.
         StatisticsError, FrameError, ShapeError, NonFiniteError: As the parts raise them; nothing was solved.
     """
     embodiment = get_embodiment(embodiment)

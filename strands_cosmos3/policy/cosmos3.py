@@ -49,10 +49,10 @@ class Cosmos3Policy(BatchAnswers):
         mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict the video: give
             ``raw_actions=`` to a call, which returns no actions and leaves the video in ``last_rollout["video"]``) and
             ``"inverse_dynamics"`` (recover the actions: give ``video=``).
-        action_space: Name of the backend's action space; None is its checkpoint's, ``joint_pos`` for a service, else the
-            embodiment's default.
-        observation_mapping: Canonical or view name -> key of the observation, beside the robot's own mapping; no camera or all
-            of the embodiment's rig. strands-robots' direction, camera -> ``observation/<view>``, is understood too.
+        action_space: Name of the backend's action space. Default: the checkpoint's; for a service ``joint_pos``; else the
+            embodiment's.
+        observation_mapping: Canonical or view name -> key of the observation, added to the robot's own mapping. Map no camera
+            or all of the embodiment's rig. strands-robots' direction, camera -> ``observation/<view>``, is understood too.
         action_mapping: Canonical name -> key of the action, likewise; without a robot, column -> key.
         cameras: Names of the robot's cameras, if known: a missing view is then an error here and not in an episode.
         observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
@@ -61,24 +61,24 @@ class Cosmos3Policy(BatchAnswers):
             open fraction.
         commanded_gripper: Unit of the action's gripper, likewise; None also follows a simulator's model
             (:meth:`set_sim_context`).
-        servo_lead: Whether targets for a simulator that shows its position servos lead the motion by those servos' lag
-            (0.1 s for a Panda's), so that the arm is where the motion is. False gives the bare joint angles there too.
+        servo_lead: Whether targets are sent early to cancel the lag of position servos (0.1 s for a Panda's) in a simulator
+            whose model states them. Elsewhere, and with False, targets are the planned joint angles.
         prompt: Used where a call gives an empty instruction.
         seed: Noise seed; each call of an episode uses the next one.
-        actions_per_step: Steps a call returns at most; None returns the checkpoint's ``replan_rows``, or the whole
-            chunk. Our Robot, which asks for plans, executes that many rows before it asks again.
-        chunk_rows: Rows that an inference is asked for; None is the embodiment's. A server answers as many as it does.
+        actions_per_step: Most steps that a call returns; None returns the checkpoint's ``replan_rows``, or the whole
+            chunk. Our Robot executes that many rows before it requests the next chunk.
+        chunk_rows: Rows to request of an inference; None is the embodiment's number. A server may return another number.
         arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
-        obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) that no row may meet; None is our Robot's table and bin.
-        limits: What its joints may do (:class:`~strands_cosmos3.robots.panda.JointLimits`); None is the Panda's table.
+        obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None: those of our Robot, else none.
+        limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.panda.JointLimits`); None: the Panda's.
         num_steps, guidance_scale, guidance_interval, device, dtype: As in
             :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of embodiment and checkpoint.
         engine_options: For ``native`` and ``distributed``: ``EngineOptions`` or a dictionary of them (docs/engine.md).
         composition: For the same: ``framework`` or ``letterbox``, how three views are composed; None is the checkpoint's way.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
-        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8; or ``"preview"``.
-        decode_frames: Only so many of its first frames, which costs less; 9 show eight rows. None is all of them.
-        policy_frames: 1 answers actions without a future, several times faster, if the checkpoint can; None is its own way.
+        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8; ``"preview"`` is cheaper.
+        decode_frames: Number of its first frames to decode: the given one and one for each row. None is all of them.
+        policy_frames: 1 predicts actions only, several times faster, if the checkpoint can; None is the checkpoint's default.
         host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token, or a ``PolicyClient``.
         dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``; ``transport`` is ``"raw"``.
 

@@ -83,18 +83,19 @@ class Robot(SimulatedArm):
         Args:
             instruction: The policy's instruction; empty is the task's default.
             policy_config: Arguments of :class:`Cosmos3Policy`, e.g. ``{"embodiment": "droid", "backend": "scripted"}``.
-            duration: Longest duration in simulated seconds; a task ends when it succeeds, a replay with its recording.
-            control_frequency: Rate of observation, state machine and counters [Hz]; it must divide 600. ctrl is written
-                at every physics step.
+            duration: Longest duration in simulated seconds; an episode ends when its task succeeds, or a replay's recording
+                ends.
+            control_frequency: Rate of the control loop [Hz]; it must divide the physics' 600 Hz, at which motor commands
+                (MuJoCo's ``ctrl``) are written in any case.
             video: A film to write (.mp4).
             film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
-            policy: A policy object instead of provider and config; it is not closed. Other makes are adapted.
+            policy: A policy object instead of provider and config; the caller closes it. Other packages' policies are wrapped.
             task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, or None for no success criterion.
             seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
             layout: Positions of the cubes, instead of random ones.
             latency: Simulated duration of an inference [s], or a callable that returns the next one's: the arm follows its
-                present chunk meanwhile. 0 stops the simulation for each inference.
-            realtime: Run no faster than wall-clock time, and accept each chunk when it arrives, as a real arm would.
+                current chunk meanwhile. 0 pauses the simulation for each inference. Not together with ``realtime``.
+            realtime: Run no faster than wall-clock time, and accept each chunk when it arrives.
             progress: Called with simulated and total seconds.
             on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the episode (``interrupted``).
             audience: Receives each chunk's plan and predicted video.

@@ -152,7 +152,7 @@ def test_a_missing_prompt(checkpoints, picture, capsys):
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        (["--video", "x.mp4"], "either --image or --video"),
+        (["--video", "x.mp4"], "got both"),
         (["--mode", "forward_dynamics"], "--action-file"),
         (["--action-file", "a.json"], "forward_dynamics"),
         (["--mode", "forward_dynamics", "--action-file", "/no/such.json"], "/no/such.json"),
