@@ -27,7 +27,7 @@ test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 test-peers: $(VENV)/.dev  ## strands-robots 0.5.3, openpi 0.1 and franky 2.0, each in its own environment (Python 3.12 for the first)
 	$(PYTEST) -m "peers and not slow" tests/policy/test_strands_robots.py tests/serving/test_peers.py tests/test_examples.py tests/test_real_franka.py
 
-test-peer-sources: $(VENV)/.dev  ## RoboLab's clients, NVIDIA's server: ROBOLAB=CHECKOUT COSMOS_FRAMEWORK=CHECKOUT; RECORD=1 writes transcripts
+test-peer-sources: $(VENV)/.dev  ## RoboLab's, Arena's and NVIDIA's: ROBOLAB=, COSMOS_FRAMEWORK=, ISAACLAB_ARENA=CHECKOUT; RECORD=1 writes transcripts
 	$(BIN)/python -m pytest -m peers -rs tests/serving/test_peer_sources.py
 
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples

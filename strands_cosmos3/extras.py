@@ -37,7 +37,7 @@ EXTRAS = {
         "Cosmos 3 checkpoints, the bundled policy among them: infer, and the native, distributed and diffusers backends",
         ("torch", "safetensors", "transformers", "diffusers", "huggingface_hub", "PIL", "av"),
     ),
-    "serve": Extra("a policy server, and calls to one: serve, rollout --backend service", ("websockets", "msgpack")),
+    "serve": Extra("a policy server, and calls to one: serve, rollout --backend service", ("websockets", "msgpack", "PIL")),
     "view": Extra("the live page in a browser: view", ("viser", "trimesh")),
     "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
     "scale": Extra("many episodes on several processes: evaluate", ("ray",)),

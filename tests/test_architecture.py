@@ -73,7 +73,7 @@ HEAVY = {
     "mink": {"control", "bench"},
     "qpsolvers": {"control"},
     "av": {"sim", "engine", "datasets"},
-    "PIL": {"sim", "engine", "backends", "bench"},
+    "PIL": {"sim", "engine", "backends", "bench", "serving"},
     "matplotlib": {"sim"},
     "pyarrow": {"datasets"},
     "viser": {"view"},

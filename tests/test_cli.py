@@ -187,7 +187,10 @@ def test_a_failed_task_is_status_one():
         (["view", "--play", "nowhere"], "--play 'nowhere' does not exist"),
         (["demos", "--out", "/proc/nowhere/demos"], "--out '/proc/nowhere/demos' cannot be written"),
         (["rollout", "--backend", "replay", "--trajectory", "x.json", "--dialect", "openpi"], "--backend service"),
-        ([*EXPERT, "--num-steps", "3"], "--num-steps 3 belongs to --backend native, distributed or diffusers, not to scripted"),
+        (
+            [*EXPERT, "--num-steps", "3"],
+            "--num-steps 3 belongs to --backend native, distributed, diffusers or service, not to scripted",
+        ),
         ([*EXPERT, "--device", "cuda"], "--device cuda"),
         ([*EXPERT, "--policy-frames", "1"], "--policy-frames 1 belongs to --backend native or distributed"),
         (["rollout", "--backend", "service", "--guidance-scale", "3"], "--guidance-scale 3"),

@@ -35,8 +35,9 @@ class ServiceOptions:
         host: None is localhost.
         port: None is 8000.
         api_key: The server's token, or None.
-        client: A :class:`~strands_cosmos3.serving.client.PolicyClient`, instead of the three above.
-        dialect: None is ``robolab``.
+        client: A :class:`~strands_cosmos3.serving.client.PolicyClient` (``HttpPolicyClient`` for ``libero``), instead of the
+            three above.
+        dialect: ``robolab`` (None), ``openpi``, ``vllm-omni`` or ``roboarena``; ``libero`` is NVIDIA's LIBERO server (HTTP).
     """
 
     host: str | None = None
@@ -107,7 +108,7 @@ def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: 
             raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz) or a Recording.")
         return ReplayBackend(model if isinstance(model, Recording) else load_recording(model))
     if backend == "service":
-        return _make_service(service, action_space)
+        return _make_service(service, action_space, options.num_steps)
     if backend not in BACKENDS:
         raise UnknownNameError("backend", backend, BACKENDS)
     if model is None:
@@ -115,18 +116,29 @@ def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: 
     return _model_backend(backend, model, options, action_space)
 
 
-def _make_service(service: ServiceOptions, action_space: str | None) -> Backend:
+def _make_service(service: ServiceOptions, action_space: str | None, num_steps: int | None) -> Backend:
     try:
+        from strands_cosmos3.backends.libero_service import LiberoServiceBackend
         from strands_cosmos3.backends.service import ServiceBackend
         from strands_cosmos3.serving.client import ClientConfig, PolicyClient
+        from strands_cosmos3.serving.http_client import HttpPolicyClient
+        from strands_cosmos3.serving.wire import get_dialect
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"backend 'service' needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
-    client = service.client
+    dialect = get_dialect(service.dialect or "robolab")
+    if num_steps is not None and not dialect.sampling:
+        raise ConfigError(f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {dialect.name}; leave it out.")
+    client: Any = service.client
+    kind, other = (HttpPolicyClient, PolicyClient) if dialect.http else (PolicyClient, HttpPolicyClient)
     if client is None:
-        client = PolicyClient(ClientConfig(service.host or "localhost", service.port, service.api_key))
+        client = kind(ClientConfig(service.host or "localhost", service.port, service.api_key, path=dialect.path))
     elif service.host or service.port or service.api_key:
         raise ConfigError("a client knows its server already; leave host, port and api_key out.")
-    return ServiceBackend(client, service.dialect or "robolab", action_space=action_space)
+    elif isinstance(client, other):
+        raise ConfigError(f"dialect {dialect.name!r} needs a {kind.__name__}, got a {type(client).__name__}.")
+    if dialect.http:
+        return LiberoServiceBackend(client)
+    return ServiceBackend(client, dialect.name, action_space=action_space, num_steps=num_steps)
 
 
 def _model_backend(name: str, model: Any, options: InferenceOptions | None, action_space: str | None) -> Backend:

@@ -14,7 +14,8 @@ from strands_cosmos3.parallel.config import ParallelConfig
 COMPOSITIONS: tuple[str, ...] = get_args(Composition)
 MODEL_BACKENDS = ("native", "distributed", "diffusers")
 OPTION_BACKENDS = {
-    **dict.fromkeys(("num_steps", "guidance_scale", "device", "dtype"), MODEL_BACKENDS),
+    **dict.fromkeys(("guidance_scale", "device", "dtype", "prompt_format"), MODEL_BACKENDS),
+    "num_steps": (*MODEL_BACKENDS, "service"),
     **dict.fromkeys(("policy_frames", "composition", "replicas"), ("native", "distributed")),
     **dict.fromkeys((option.name for option in fields(EngineOptions)), ("native", "distributed")),
     **dict.fromkeys(("tp", "cfg", "parallel"), ("distributed",)),

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import Embodiment
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving.wire import (
-    SERVED_SPACE,
     decode_reply,
     encode_request,
     encode_reset,
     get_dialect,
     require_reset_reply,
+    stated_space,
 )
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -45,9 +47,11 @@ class ServiceBackend(Backend):
         dialect: ``robolab`` (also ``openpi``), ``vllm-omni`` or ``roboarena``.
         requires_images: Whether the server wants pictures; model servers do.
         action_space: The server's action space; None is the one it states, else ``joint_pos`` if the embodiment has it.
+        num_steps: Denoising steps that a vLLM-Omni server is asked for; None leaves them to it.
 
     Raises:
         UnknownNameError: No such dialect.
+        ConfigError: The dialect is ``libero``, which :class:`~.libero_service.LiberoServiceBackend` has.
     """
 
     name = "service"
@@ -55,12 +59,20 @@ class ServiceBackend(Backend):
     action_space = "joint_pos"  # that of the released policy servers
 
     def __init__(
-        self, client: Exchange, dialect: str = "robolab", requires_images: bool = True, action_space: str | None = None
+        self,
+        client: Exchange,
+        dialect: str = "robolab",
+        requires_images: bool = True,
+        action_space: str | None = None,
+        num_steps: int | None = None,
     ):
+        self._num_steps = None if num_steps is None else whole_number(num_steps, "num_steps", 1)
         self._asked_space = action_space
         self.requires_images = requires_images
         self._client = client
         self._dialect = get_dialect(dialect)
+        if self._dialect.http:
+            raise ConfigError(f"dialect {dialect!r} is not spoken over a WebSocket; use LiberoServiceBackend.")
         self._session = _new_session()
         self._calls = 0
         self._asked = False
@@ -74,23 +86,26 @@ class ServiceBackend(Backend):
         """
         self._calls += 1
         number = self._calls
-        first = encode_request(request, self._dialect, self._session, number)  # raises before anything is dialled
+        first = self._message(request, number)  # raises before anything is dialled
         sent = request
 
         def message(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
             nonlocal sent
-            sent = self._as_served(request, metadata.get(SERVED_SPACE))
-            return first if sent is request else encode_request(sent, self._dialect, self._session, number)
+            sent = request if self._asked_space is not None else self._as_served(request, stated_space(metadata))
+            return first if sent is request else self._message(sent, number)
 
         self._asked = True
         return self._client.exchange(message, lambda reply: decode_reply(reply, sent, number))
 
-    def _as_served(self, request: Request, stated: object) -> Request:
-        """The request in the action space that the server states, unless another was asked for."""
+    def _message(self, request: Request, number: int) -> dict[str, Any]:
+        return encode_request(request, self._dialect, self._session, number, self._num_steps)
+
+    def _as_served(self, request: Request, stated: str | None) -> Request:
+        """The request in the action space that the server states."""
         spaces = request.embodiment.spaces
-        if self._asked_space is not None or stated == request.action_space.name or stated not in spaces:
+        if stated is None or stated == request.action_space.name or stated not in spaces:
             return request
-        return replace(request, action_space=spaces[str(stated)])
+        return replace(request, action_space=spaces[stated])
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
         """``joint_pos``, that of the released policy servers, if the embodiment has it."""

@@ -75,7 +75,7 @@ class Evaluate:
     """For native and diffusers: a checkpoint's folder or hub repository. The default of native is the bundled policy, which
     only knows reach and pick on this table."""
     num_steps: int | None = None
-    """For native and diffusers: denoising steps; default: the checkpoint's preset."""
+    """For native, diffusers and --dialect vllm-omni: denoising steps; default: the checkpoint's preset, or the server's."""
     guidance_scale: float | None = None
     """For native and diffusers: guidance scale; 1 is none. Default: the checkpoint's preset."""
     policy_frames: int | None = None

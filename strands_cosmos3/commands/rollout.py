@@ -80,7 +80,7 @@ class Rollout:
     """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two
     is the bundled policy, which can only reach and pick on this table."""
     num_steps: int | None = None
-    """Denoising steps. The default is the checkpoint's preset."""
+    """Denoising steps. The default is the checkpoint's preset, or with --dialect vllm-omni the server's."""
     guidance_scale: float | None = None
     """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
@@ -336,7 +336,7 @@ class Rollout:
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
         if self.backend == "service":
             address = {"host": self.host, "port": self.port, "api_key": self.token}
-            config |= {**address, "action_space": self.action_space, "dialect": self.dialect}
+            config |= {**address, "action_space": self.action_space, "dialect": self.dialect, "num_steps": self.num_steps}
         config["chunk_rows"] = self.chunk_rows
         return config
 

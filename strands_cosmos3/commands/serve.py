@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
     from strands_cosmos3.backends.options import InferenceOptions
 
-_OF_MODEL = ("num_steps", "guidance_scale", "policy_frames", "device", "dtype")
+_OF_MODEL = ("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "prompt_format")
 
 
 @dataclass(frozen=True)
 class Serve:
     """Serve a policy over a WebSocket, for robots and simulators.
 
-    Clients of openpi and RoboLab can use it (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops.
+    Clients of openpi, RoboLab, IsaacLab-Arena, vLLM-Omni and NVIDIA's LIBERO can use it (docs/wire.md). Ctrl-C or SIGTERM
+    finishes the running inference and stops.
 
     Anyone who reaches the port can move the robot, so it listens on this machine only unless you set a token.
     """
@@ -54,6 +55,8 @@ class Serve:
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
     """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
+    prompt_format: Literal["plain", "json"] | None = None
+    """Form of the model's caption. The default is the checkpoint's; sources disagree for Nano-Policy-DROID (docs/wire.md)."""
     engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
         default_factory=EngineOptions
     )
@@ -93,6 +96,9 @@ class Serve:
     """Seconds that a request may wait for other clients' inferences; one that waited longer is refused."""
     grace: float = 30.0
     """Seconds that a shutdown waits for the running inference."""
+    libero: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Answer NVIDIA's LIBERO requests over HTTP too (/predict); with --embodiment libero that is so anyway. The checkpoint
+    must have the libero domain."""
     seed: int = 0
     """Noise seed for clients that send none."""
     verbose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -102,10 +108,10 @@ class Serve:
     )
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Policy": ("backend", "model", "trajectory", "embodiment", "action_space", "seed"),
+        "Policy": ("backend", "model", "trajectory", "embodiment", "action_space", "libero", "seed"),
         "Server": ("host", "port", "token_file", "tls_cert", "tls_key", "verbose"),
         "Checkpoint (native, distributed and diffusers)": (
-            *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "tp", "cfg"),
+            *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "prompt_format", "tp", "cfg"),
             *EngineOptions.__dataclass_fields__,
         ),
         "Load": ("replicas", "stalled_after", "max_clients", "max_batch", "max_queue_age", "grace"),
@@ -150,6 +156,7 @@ class Serve:
                     warm_up_instruction=backend.example_instruction,
                     model_sha256=backend.model_sha256,
                     compose=backend.compose,
+                    libero=self.libero or None,
                 )
                 for backend in backends
             ]
@@ -204,7 +211,8 @@ class Serve:
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "ws" if self.tls_cert is None else "wss"
         address = f"{scheme}://{host}:{port}"
-        return f"serving {name} for {self.embodiment} on {address} (also /healthz, /readyz and /metrics); Ctrl-C stops"
+        also = "/predict, " if self.libero or self.embodiment == "libero" else ""
+        return f"serving {name} for {self.embodiment} on {address} (also {also}/healthz, /readyz and /metrics); Ctrl-C stops"
 
 
 def _warm_up_message(backend: Any) -> dict[str, Any] | None:

@@ -73,7 +73,8 @@ class Simulator:
         policy = self.settings.policy
         if policy.backend == "service":
             options = ServiceOptions(policy.host, policy.port, policy.token, None, policy.dialect)
-            return make_backend("service", action_space=policy.action_space, service=options)
+            steps = InferenceOptions(num_steps=num_steps)
+            return make_backend("service", options=steps, action_space=policy.action_space, service=options)
         if policy.backend not in MODEL_BACKENDS:
             return make_backend(policy.backend)
         options = InferenceOptions(

@@ -51,7 +51,8 @@ class ClientConfig:
     """Address of a server, and timeouts.
 
     Args:
-        host: Host name or IP address, or a URI with ``ws://`` or ``wss://``.
+        host: Host name or IP address, or a URI with ``ws://`` or ``wss://`` (for NVIDIA's LIBERO server ``http://`` or
+            ``https://``).
         port: Port; None means the URI's port, or 8000.
         token: Token for ``Authorization: <scheme> <token>``.
         scheme: ``Api-Key`` (openpi) or ``Bearer`` (RoboLab).
@@ -60,7 +61,10 @@ class ClientConfig:
         read_s: Timeout of a whole exchange: sending, inference and reply.
         attempts: Connection attempts before the server counts as unavailable.
         first_pause_s, longest_pause_s: First and longest pause between attempts; it doubles each time.
+        idle_s: A connection that was idle for this long and is closed (1000) instead of answered is dialled anew and asked
+            again: vLLM-Omni closes idle ones after 30 s.
         max_reply_bytes: Largest reply that is read. The default has room for NVIDIA's servers with ``decode_video`` (40 MB).
+        path: Path of the server, if ``host`` has none.
 
     Raises:
         ConfigError: The address is invalid.
@@ -78,9 +82,11 @@ class ClientConfig:
     first_pause_s: float = 0.1
     longest_pause_s: float = 2.0
     max_reply_bytes: int = 64 * 2**20
+    idle_s: float = 20.0
+    path: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("connect_s", "handshake_s", "read_s", "first_pause_s", "longest_pause_s"):
+        for name in ("connect_s", "handshake_s", "read_s", "first_pause_s", "longest_pause_s", "idle_s"):
             positive(getattr(self, name), name)
         whole_number(self.attempts, "attempts", 1)
         whole_number(self.max_reply_bytes, "max_reply_bytes", 1024, 2**30)
@@ -90,22 +96,33 @@ class ClientConfig:
             raise ConfigError(f"scheme {self.scheme!r} is unknown; valid: Api-Key, Bearer.")
         if self.token is not None and (not self.token.isprintable() or not self.token.isascii()):
             raise ConfigError("a token must be printable ASCII.")
-        _ = self.address
+        _ = self.http_address if self.host.startswith("http") else self.address
 
     @property
     def address(self) -> tuple[str, str, int]:
-        """URI, host and port. Raises ConfigError if the address is invalid."""
-        bare = f"[{self.host}]" if self.host.count(":") > 1 and not self.host.startswith(("[", "ws")) else self.host
-        text = bare if "://" in bare else f"ws://{bare}"
+        """URI, host and port of a WebSocket. Raises ConfigError if the address is invalid."""
+        return self._address("ws", "wss")
+
+    @property
+    def http_address(self) -> tuple[str, str, int]:
+        """URL, host and port of an HTTP server. Raises ConfigError if the address is invalid."""
+        return self._address("http", "https")
+
+    def _address(self, plain: str, encrypted: str) -> tuple[str, str, int]:
+        bare = f"[{self.host}]" if self.host.count(":") > 1 and not self.host.startswith(("[", plain)) else self.host
+        text = bare if "://" in bare else f"{plain}://{bare}"
         try:
             parts = urlsplit(text)
-            port = self.port or parts.port or (443 if parts.scheme == "wss" else 8000)
+            port = self.port or parts.port or (443 if parts.scheme == encrypted else 8000)
         except ValueError:
             parts, port = urlsplit(""), 0
-        if parts.scheme not in ("ws", "wss") or not parts.hostname:
-            raise ConfigError(f"host {self.host!r} is not an address; write e.g. localhost, or wss://gpu.example:443/policy.")
+        if parts.scheme not in (plain, encrypted) or not parts.hostname:
+            raise ConfigError(
+                f"host {self.host!r} is not an address; write e.g. localhost, or {encrypted}://gpu.example:443/policy."
+            )
         name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return f"{parts.scheme}://{name}:{port}{parts.path}", parts.hostname, port
+        path = parts.path if parts.path.strip("/") else self.path or parts.path
+        return f"{parts.scheme}://{name}:{port}{path}", parts.hostname, port
 
 
 class PolicyClient:
@@ -130,6 +147,7 @@ class PolicyClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._connection: ClientConnection | None = None
+        self._idle_since = 0.0
         self._waiting: Future[Any] | None = None
         self._cancelled = False
 
@@ -148,7 +166,7 @@ class PolicyClient:
             complete = self._cancelled = False
             try:
                 value = read(self._decoded(self._ask(message)))
-                complete = True
+                complete, self._idle_since = True, time.monotonic()
             finally:  # on any exception, KeyboardInterrupt included
                 self.counters["exchanges" if complete else "failures"] += 1
                 if not complete:
@@ -260,7 +278,8 @@ class PolicyClient:
         )
 
     async def _pass(self, connection: ClientConnection, frame: bytes, fresh: bool) -> bytes | str | None:
-        """Send a frame and return the reply; None, with nothing sent, if the old connection is no longer usable."""
+        """Send a frame and return the reply; None, with nothing answered, if the old connection is no longer usable."""
+        idle_s = 0.0 if fresh else time.monotonic() - self._idle_since
         receiving = asyncio.ensure_future(connection.recv())
         try:
             async with asyncio.timeout(self.config.read_s):
@@ -270,6 +289,9 @@ class PolicyClient:
                 await connection.send(frame)
                 return await receiving
         except (OSError, ConnectionClosed) as error:
+            done = isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1000
+            if done and idle_s >= self.config.idle_s:
+                return None
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
         finally:
             if not receiving.cancel() and not receiving.cancelled():

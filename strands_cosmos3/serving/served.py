@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from strands_cosmos3.errors import (
     WireFormatError,
 )
 from strands_cosmos3.observe.views import compose
-from strands_cosmos3.serving import wire
+from strands_cosmos3.serving import libero, wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -49,19 +49,26 @@ class Inference(Protocol):
 
 @dataclass
 class Session:
-    """State of one connection."""
+    """State of one connection, or of one LIBERO request."""
 
+    protocol: Literal["openpi", "vllm-omni", "libero"] = "openpi"
+    name: str = ""  # the ``session_id`` on vLLM-Omni's path
     started_s: float | None = None  # start of the episode on the monotonic clock; None before the first request
     calls: int = 0  # inferences of the episode
     previous_total_ms: float | None = None  # from the last request's arrival to the departure of its reply
-    roboarena: bool = False  # whether the client names the endpoint ``infer`` and therefore expects bare arrays
+    bare: bool = False  # whether the client expects bare arrays: it names the endpoint ``infer``
+
+    @property
+    def survives_errors(self) -> bool:
+        """Whether the connection stays open after an error."""
+        return self.protocol == "vllm-omni"
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A frame from a connection, and when it arrived on the monotonic clock."""
+    """A frame from a connection, or an item of a LIBERO request, and when it arrived on the monotonic clock."""
 
-    frame: bytes | str
+    frame: bytes | str | Mapping[str, Any]
     session: Session
     arrived_s: float
 
@@ -74,6 +81,15 @@ class Answer:
     outcome: str
     infer_s: float = 0.0
     waited_s: float = 0.0  # from the request's arrival to the start of its inference
+
+    @property
+    def failed(self) -> bool:
+        """Whether the frame is the text of an error."""
+        return self.outcome in ("error", "late")
+
+    def sent(self, session: Session) -> bytes | str:
+        """Return the frame as the session's protocol has it."""
+        return encode(wire.vllm_error(str(self.frame))) if self.failed and session.protocol == "vllm-omni" else self.frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +124,8 @@ class ServedPolicy:
         warm_up_instruction: Instruction of the synthetic message: one that the backend understands.
         model_sha256: Digest of the checkpoint, for the metrics.
         compose: How a rig's views become the backend's picture: a :class:`Backend`'s ``compose``.
+        libero: Whether LIBERO requests over HTTP are answered; None: if that is the embodiment. A backend of another
+            embodiment must be able to answer them, as a checkpoint of all domains is.
 
     Raises:
         ConfigError: The backend cannot be served.
@@ -123,12 +141,15 @@ class ServedPolicy:
     warm_up_instruction: str = "warm up"
     model_sha256: str | None = None
     compose: wire.Compose = compose
+    libero: bool | None = None
     _embodiment: Embodiment = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._embodiment = get_embodiment(self.embodiment)
         travels = wire.wire_space(self._embodiment, self.action_space)
         self._space = self._embodiment.action_space("midtrain") if travels.meaning == "pose_absolute" else travels
+        if self.libero is None:
+            self.libero = self._embodiment.name == libero.DOMAIN
         if self.backend.needs_privileged:
             why = "needs the simulator's state, which never leaves its process"
             raise ConfigError(f"backend {self.backend.name!r} {why}. Serve replay or a model backend.")
@@ -138,6 +159,15 @@ class ServedPolicy:
         """What is served: version of this package, backend, embodiment, action space and the checkpoint's digest."""
         about = {"version": __version__, "backend": self.backend.name, "embodiment": self._embodiment.name}
         return about | {"action_space": self._space.name, "model_sha256": self.model_sha256 or ""}
+
+    def metadata(self, session: Session) -> dict[str, Any]:
+        """Return the first frame of a session."""
+        theirs = wire.vllm_metadata(self._embodiment, self._space) if session.protocol == "vllm-omni" else {}
+        return {wire.SERVED_SPACE: self._space.name} | theirs
+
+    def info(self) -> dict[str, Any]:
+        """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not tell."""
+        return libero.info(f"strands-cosmos3 {__version__} {self.backend.name}", self.model_sha256, self.seed)
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the backend fails."""
@@ -178,10 +208,18 @@ class ServedPolicy:
 
     def _prepare(self, message: Message) -> _PendingInference | Answer:
         """The request in a frame, or the answer to one that asks for no inference."""
-        said, session = self._read(message.frame), message.session
+        session = message.session
+        if isinstance(message.frame, Mapping):
+            request = libero.decode_request(message.frame, self.seed)
+            return _PendingInference(message.frame, session, request)
+        said = self._read(message.frame)
         if said.get(wire.ENDPOINT) == "reset":
             return self._reset(session)
-        session.roboarena |= said.get(wire.ENDPOINT) == "infer"
+        if session.protocol == "vllm-omni":
+            if (name := str(said.get(wire.SESSION) or session.name or "default")) != session.name:
+                session.name, session.started_s, session.calls = name, None, 0
+            session.bare = True
+        session.bare |= said.get(wire.ENDPOINT) == "infer"
         return self._pending(said, session)
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:
@@ -195,20 +233,21 @@ class ServedPolicy:
     def _reset(self, session: Session) -> Answer:
         self.backend.reset(None)
         session.started_s, session.calls = None, 0
-        reply = wire.reset_reply(session.roboarena)
+        reply = wire.reset_reply(session.bare and session.protocol == "openpi")
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
     def _pending(self, message: Mapping[str, Any], session: Session) -> _PendingInference:
         now = time.monotonic()
         if session.started_s is None:
             session.started_s = now
+        default = self.seed + session.calls
         request = wire.decode_request(
             message,
             self._embodiment,
             self._space,
             images=self.backend.requires_images,
             compose=self.compose,
-            seed=self.seed + session.calls,
+            seed=wire.vllm_seed(message, default) if session.protocol == "vllm-omni" else default,
             t_motion_s=now - session.started_s,
         )
         return _PendingInference(message, session, request)
@@ -231,6 +270,8 @@ class ServedPolicy:
 
     def _reply(self, pending: _PendingInference, chunk: ActionChunk, infer_s: float) -> Answer:
         session = pending.session
+        if session.protocol == "libero":
+            return Answer(libero.encode_reply(chunk), "ok", infer_s)
         rows = wire.encode_rows(chunk, pending.request)
         timing = {"infer_ms": infer_s * 1e3}
         if session.previous_total_ms is not None:
@@ -240,7 +281,7 @@ class ServedPolicy:
             reply[wire.QUANTILES] = np.stack(chunk.quantiles)
         if isinstance(request_id := pending.message.get(wire.REQUEST_ID), int | str):
             reply[wire.REQUEST_ID] = request_id
-        return Answer(encode(rows if session.roboarena else reply, self.limits), "ok", infer_s)
+        return Answer(encode(rows if session.bare else reply, self.limits), "ok", infer_s)
 
     def _some_message(self) -> dict[str, Any]:
         """A synthetic request: gray pictures and an arm at rest."""

@@ -4,114 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import http
-import ipaddress
+import json
 import logging
 import signal
-import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import TracebackType
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from types import MappingProxyType, TracebackType
+from typing import Any, cast
 
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
-from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error
-from strands_cosmos3.serving.access import Tokens
+from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, WireFormatError
+from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import encode
+from strands_cosmos3.serving.http_server import JSON, Door, Head, Reply, serve_post
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
-from strands_cosmos3.serving.wire import SERVED_SPACE
+from strands_cosmos3.serving.server_config import ServerConfig
+from strands_cosmos3.serving.wire import VLLM_PATH
 from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
 
 _INTERNAL_ERROR, _GOING_AWAY, _TRY_LATER = 1011, 1001, 1013
 _FRAMES_WAITING = 2
+_OPEN_S = 10.0  # for the first bytes of a connection, and again for the handshake
 _PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Options of a server.
-
-    Args:
-        host: Interface to listen on; any but loopback requires a token.
-        port: Port; 0 picks a free one.
-        token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer <token>``, or a token for each
-            client by name; None is no authentication.
-        grace_s: Time that a shutdown waits for the running inference.
-        max_clients: Maximum number of connections. A further client takes the place of one that has been idle for
-            ``idle_s``, or gets HTTP 503.
-        idle_s: Time without a request after which a connection may lose its place.
-        max_batch: Maximum number of waiting requests that share one inference.
-        queue_s: Requests that have waited longer are refused without an inference: a late chunk is useless.
-        tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
-
-    Raises:
-        ConfigError: The interface is not loopback and there is no token, or a value is invalid.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | Mapping[str, str] | None = field(default=None, repr=False)
-    grace_s: float = 30.0
-    max_clients: int = 128
-    idle_s: float = 10.0
-    queue_s: float = 30.0
-    max_batch: int = 8
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-
-    def __post_init__(self) -> None:
-        whole_number(self.port, "port", 0, 65535)
-        whole_number(self.max_clients, "max_clients", 1)
-        whole_number(self.max_batch, "max_batch", 1)
-        for name in ("grace_s", "idle_s", "queue_s"):
-            positive(getattr(self, name), name)
-        _ = self.tokens
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("TLS needs both a certificate and its key (--tls-cert and --tls-key).")
-        if self.token is None and not _is_loopback(self.host):
-            raise ConfigError(
-                f"host {self.host!r} can be reached from other machines, and any client of this server can move the robot. "
-                "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and run this on the "
-                f"client's machine: ssh -L {self.port}:localhost:{self.port} HOST."
-            )
-
-    @property
-    def tokens(self) -> Tokens | None:
-        """The clients' tokens. Raises ConfigError if one is invalid."""
-        if self.token is None:
-            return None
-        return Tokens({"any client": self.token} if isinstance(self.token, str) else self.token)
-
-    def tls(self) -> ssl.SSLContext | None:
-        """Load certificate and key, if there are any. Raises ConfigError if they cannot be used."""
-        if self.tls_cert is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
-        except OSError as error:  # ssl.SSLError is one
-            pair = f"{str(self.tls_cert)!r} and {str(self.tls_key)!r}"
-            raise ConfigError(f"{pair} are not a certificate and its key in PEM ({error}).") from None
-        return context
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class PolicyServer:
@@ -138,6 +67,9 @@ class PolicyServer:
         self._tokens = self.config.tokens
         self._tls = self.config.tls()
         self._idle_since: dict[ServerConnection, float] = {}  # connections without a request under way
+        self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
+        self._libero = bool(self._policies[0].libero)
+        self._posts: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -234,6 +166,8 @@ class PolicyServer:
                 self.config.port,
                 process_request=self._screen,
                 ssl=self._tls,
+                create_connection=cast("type[ServerConnection]", self._door),
+                open_timeout=_OPEN_S,
                 origins=[None],  # refuses browsers, which send one: a web page must not move a robot
                 compression=None,
                 max_size=self._policies[0].limits.max_bytes,
@@ -254,39 +188,133 @@ class PolicyServer:
         deadline = time.monotonic() + self.config.grace_s
         while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
+        for door in list(self._doors):
+            door.close()
+        if self._posts:
+            _, unsent = await asyncio.wait(self._posts, timeout=_CLOSE_S)  # they send their replies
+            for task in unsent:
+                task.cancel()
         await asyncio.gather(*(client.close(_GOING_AWAY, "the server is stopping") for client in list(server.connections)))
         await server.wait_closed()
 
+    def _door(self, *arguments: Any, **options: Any) -> Door:
+        door = Door(partial(ServerConnection, *arguments, **options), self._post, _OPEN_S)
+        self._doors.add(door)
+        return door
+
     def _screen(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
         """Answer plain HTTP requests, and refuse clients that may not connect."""
-        path = request.path.partition("?")[0]
+        reply = self._get(request.path.partition("?")[0], request.headers)
+        if reply is None:
+            return None
+        response = connection.respond(reply.status, reply.text)
+        for name, value in reply.headers.items():
+            if name in response.headers:
+                del response.headers[name]
+            response.headers[name] = value
+        return response
+
+    def _get(self, path: str, headers: Headers) -> Reply | None:
+        """The reply to a GET request; None if it may open a WebSocket."""
         if path == "/healthz":
-            return connection.respond(http.HTTPStatus.OK, "OK\n")
+            return Reply(HTTPStatus.OK, "OK\n")
         if path == "/readyz":
             why_not = self._why_not_ready()
-            status = http.HTTPStatus.SERVICE_UNAVAILABLE if why_not else http.HTTPStatus.OK
-            return connection.respond(status, f"{why_not or 'OK'}\n")
-        if self._tokens is not None and self._tokens.client_of(request.headers) is None:
-            response = self._refuse(connection, http.HTTPStatus.UNAUTHORIZED, "Authorization: Api-Key <token> is required.\n")
-            response.headers["WWW-Authenticate"] = "Api-Key"
-            return response
+            return Reply(HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, f"{why_not or 'OK'}\n")
+        if (refusal := self._strangers_refusal(headers)) is not None:
+            return refusal
         if path == "/metrics":
-            response = connection.respond(http.HTTPStatus.OK, self.metrics.text(self.busy_s))
-            del response.headers["Content-Type"]
-            response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
-            return response
-        if "Upgrade" not in request.headers:
-            response = self._refuse(connection, http.HTTPStatus.UPGRADE_REQUIRED, "This is a WebSocket policy server.\n")
-            response.headers["Upgrade"] = "websocket"
-            return response
-        if self.metrics.clients >= self.config.max_clients and not self._evict_idle():
-            text = "The maximum number of clients is connected.\n"
-            return self._refuse(connection, http.HTTPStatus.SERVICE_UNAVAILABLE, text)
-        return None
+            content = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            return Reply(HTTPStatus.OK, self.metrics.text(self.busy_s), content)
+        if "Upgrade" not in headers:
+            if self._libero and path in ("/", libero.INFO) and "Origin" not in headers:
+                said = {"status": "ok"} if path == "/" else self._policies[0].info()
+                return Reply(HTTPStatus.OK, json.dumps(said), JSON)
+            return self._websockets_only()
+        return self._full()
 
-    def _refuse(self, connection: ServerConnection, status: http.HTTPStatus, text: str) -> Response:
+    def _strangers_refusal(self, headers: Headers) -> Reply | None:
+        if self._tokens is None or self._tokens.client_of(headers) is not None:
+            return None
+        text = "Authorization: Api-Key <token> is required.\n"
+        return self._refused(HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Api-Key"})
+
+    def _websockets_only(self) -> Reply:
+        return self._refused(HTTPStatus.UPGRADE_REQUIRED, "This is a WebSocket policy server.\n", {"Upgrade": "websocket"})
+
+    def _full(self) -> Reply | None:
+        if self.metrics.clients < self.config.max_clients or self._evict_idle():
+            return None
+        return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n")
+
+    def _refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
         self.metrics.handshakes_refused[str(status.value)] += 1
-        return connection.respond(status, text)
+        return Reply(status, text, {"Content-Type": "text/plain; charset=utf-8", **headers})
+
+    def _screen_post(self, head: Head) -> Reply | None:
+        """Refuse a LIBERO request before its body is read; one that is not refused counts as a client."""
+        if (refusal := self._strangers_refusal(head.headers)) is not None:
+            return refusal
+        if "Origin" in head.headers:
+            return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
+        if not self._libero:
+            return self._websockets_only()
+        if head.path not in ("/", libero.PREDICT, libero.PREDICT_BATCH):
+            return self._refused(HTTPStatus.NOT_FOUND, f"There are {libero.PREDICT} and {libero.PREDICT_BATCH}.\n")
+        if ",".join(head.headers.get_all("Content-Type")).partition(";")[0].strip().lower() != "application/json":
+            return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json.\n")
+        if self._stop.is_set():
+            return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
+        return self._full()
+
+    async def _post(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._posts.add(task)
+        counted = 0
+
+        def screen(head: Head) -> Reply | None:
+            nonlocal counted
+            if (reply := self._screen_post(head)) is None:
+                counted = 1
+                self.metrics.clients += 1
+                self.metrics.connections += 1
+            return reply
+
+        try:
+            await serve_post(reader, writer, screen, self._predict, self.config.body_s, self._policies[0].limits.max_bytes)
+        finally:
+            self.metrics.clients -= counted
+            self._posts.discard(task)
+
+    async def _predict(self, head: Head, body: bytes, left: asyncio.Future[bytes], address: str) -> Reply | None:
+        """Answer a LIBERO request; None if the client leaves first."""
+        arrived, batch = time.monotonic(), head.path == libero.PREDICT_BATCH
+        self.metrics.received_bytes += len(body)
+        try:
+            items = await asyncio.to_thread(libero.items_of, body, batch)
+        except WireFormatError as error:
+            self.metrics.requests["error"] += 1
+            return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
+        name = self._name_of(head.headers, address)
+        messages = [Message(item, Session("libero"), arrived) for item in items]
+        self.metrics.in_flight += len(messages)
+        jobs = [self._workers.submit(name, message) for message in messages]
+        try:
+            answers = await asyncio.gather(*(self._ask(left, job) for job in jobs))
+        finally:
+            for job in jobs:
+                self._end_flight_of(job)
+        for answer in answers:
+            self._count(answer)
+        whole = [answer for answer in answers if answer is not None]
+        if len(whole) < len(answers):
+            return None
+        said = next((str(answer.frame) for answer in whole if answer.failed), None)
+        frames = [str(answer.frame) for answer in whole]
+        text = libero.encode_error(said, batch) if said is not None else libero.encode_batch(frames) if batch else frames[0]
+        self.metrics.sent_bytes += len(text)
+        return Reply(HTTPStatus.OK, text, JSON)
 
     def _why_not_ready(self) -> str:
         """Why a new request would not be answered in time, or empty."""
@@ -308,11 +336,15 @@ class PolicyServer:
 
     async def _handle(self, client: ServerConnection) -> None:
         """Handle a connection: send metadata, then answer each request until either side closes."""
-        session, left, name = Session(), asyncio.ensure_future(client.wait_closed()), self._name_of(client)
+        assert client.request is not None
+        vllm = client.request.path.partition("?")[0] == VLLM_PATH
+        session = Session("vllm-omni" if vllm else "openpi")
+        name = self._name_of(client.request.headers, str(client.remote_address[0]))
+        left = asyncio.ensure_future(client.wait_closed())
         self.metrics.clients += 1
         self.metrics.connections += 1
         try:
-            await client.send(encode({SERVED_SPACE: self._policies[0].about["action_space"]}))
+            await client.send(encode(self._policies[0].metadata(session)))
             self._idle_since[client] = time.monotonic()
             async for frame in client:
                 arrived = time.monotonic()
@@ -337,29 +369,24 @@ class PolicyServer:
         job = self._workers.submit(name, Message(frame, session, time.monotonic()))
         try:
             answer = await self._ask(left, job)
-            self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
+            self._count(answer)
             if answer is None:
                 return False
-            await client.send(answer.frame)
-            self.metrics.sent_bytes += len(answer.frame)
+            frame = answer.sent(session)
+            await client.send(frame)
+            self.metrics.sent_bytes += len(frame)
         finally:
-            if job.done():
-                self._end_flight()
-            else:  # the client has left; an abandoned inference is in flight until it ends
-                job.add_done_callback(self._landed)
-        self.metrics.queue.observe(answer.waited_s)
-        if answer.outcome == "ok":
-            self.metrics.inference.observe(answer.infer_s)
-        if answer.outcome in ("error", "late"):
+            self._end_flight_of(job)
+        if answer.failed and not session.survives_errors:
             code = _INTERNAL_ERROR if answer.outcome == "error" else _TRY_LATER
             await client.close(code, "see the preceding text frame")
-        return answer.outcome not in ("error", "late")
+            return False
+        return True
 
-    def _name_of(self, client: ServerConnection) -> str:
+    def _name_of(self, headers: Headers, address: str) -> str:
         """Whose turn it is in the queue: the token's owner, else the client's address."""
-        assert client.request is not None
-        owner = None if self._tokens is None else self._tokens.client_of(client.request.headers)
-        return owner or str(client.remote_address[0])
+        owner = None if self._tokens is None else self._tokens.client_of(headers)
+        return owner or address
 
     def _answers(self, policy: ServedPolicy, messages: list[Message]) -> list[Answer]:
         """The answers to messages that are inferred for together; those that waited too long are refused. On a worker."""
@@ -373,6 +400,21 @@ class PolicyServer:
             made.append(replace(Answer(f"BackendError: {said}", "late") if over else next(answers), waited_s=waited_s))
         return made
 
+    def _count(self, answer: Answer | None) -> None:
+        """Count a request that was answered, or whose client left."""
+        self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
+        if answer is not None:
+            self.metrics.queue.observe(answer.waited_s)
+        if answer is not None and answer.outcome == "ok":
+            self.metrics.inference.observe(answer.infer_s)
+
+    def _end_flight_of(self, job: Future[Answer]) -> None:
+        """Count a request as ended; one that its client has left is in flight until its inference ends."""
+        if job.done():
+            self._end_flight()
+        else:
+            job.add_done_callback(self._landed)
+
     def _landed(self, _: Future[Answer]) -> None:
         """Count a request as ended, from any thread."""
         assert self._loop is not None
@@ -382,7 +424,7 @@ class PolicyServer:
     def _end_flight(self) -> None:
         self.metrics.in_flight -= 1
 
-    async def _ask(self, left: asyncio.Future[None], job: Future[Answer]) -> Answer | None:
+    async def _ask(self, left: asyncio.Future[Any], job: Future[Answer]) -> Answer | None:
         """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
         assert self._loop is not None
         loop, answered = self._loop, self._loop.create_future()

@@ -4,7 +4,8 @@ Grippers are inverted here and nowhere else: on the wire 1 is closed, inside 1 i
 robot's base, quaternions x y z w.
 
 Sources: openpi-client and openpi-server (keys, arrays), cosmos-framework's RoboLab server (observation keys, absolute
-replies of ``midtrain``), roboarena's and vllm-omni's policy servers (endpoint, session, bare arrays).
+replies of ``midtrain``), roboarena's and vllm-omni's policy servers (endpoint, session, bare arrays); vllm-omni's
+``entrypoints/openpi`` (connection.py @14490817, serving.py @0a2c9512: path, metadata, seed, sampling, errors).
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
 SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
 QUANTILES, SERVED_SPACE = "cosmos3/quantiles", "cosmos3/action_space"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are optional."""
+VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = "/v1/realtime/robot/openpi", "seed", "sampling_params", "action_space"
+_VLLM_SPACES: Mapping[str, str] = MappingProxyType({"joint_position": "joint_pos"})
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
 _ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
@@ -65,6 +68,9 @@ class Dialect:
     endpoint: bool = False  # requests name an endpoint and the episode's ``session_id``, and a reset endpoint exists
     extensions: bool = False  # our own keys may be sent: request id, seed and motion clock
     numbered_from_zero: bool = False  # the exterior cameras are 0 and 1 instead of 1 and 2
+    sampling: bool = False  # requests may have vLLM-Omni's noise seed and number of denoising steps
+    path: str = ""  # of the server, if its address has none
+    http: bool = False  # NVIDIA's LIBERO protocol (serving.libero), which shares nothing with the others
 
 
 ROBOLAB = Dialect("robolab", extensions=True)
@@ -72,17 +78,21 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
         "robolab": ROBOLAB,
         "openpi": replace(ROBOLAB, name="openpi"),
-        "vllm-omni": Dialect("vllm-omni", endpoint=True),
+        "vllm-omni": Dialect("vllm-omni", endpoint=True, sampling=True, path=VLLM_PATH),
         "roboarena": Dialect("roboarena", endpoint=True, numbered_from_zero=True),
     }
 )
 
 
+LIBERO = Dialect("libero", http=True)
+
+
 def get_dialect(name: str) -> Dialect:
     """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid names."""
-    if name not in DIALECTS:
-        raise UnknownNameError("dialect", name, DIALECTS)
-    return DIALECTS[name]
+    known = {**DIALECTS, LIBERO.name: LIBERO}
+    if name not in known:
+        raise UnknownNameError("dialect", name, known)
+    return known[name]
 
 
 @cache
@@ -101,8 +111,43 @@ def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
     return sent
 
 
-def encode_request(request: Request, dialect: Dialect, session_id: str, request_id: int) -> dict[str, Any]:
-    """Return the observation message of a request. Raises BackendError if the request lacks the state that is sent."""
+def stated_space(metadata: Mapping[str, Any]) -> str | None:
+    """Return the name of the action space that a server's metadata state, or None.
+
+    Raises:
+        ServiceUnreadableError: It is one that this client does not know, e.g. joint velocities.
+    """
+    own, theirs = metadata.get(SERVED_SPACE), metadata.get(VLLM_SPACE)
+    if isinstance(own, str) or theirs is None:
+        return own if isinstance(own, str) else None
+    if theirs not in _VLLM_SPACES:
+        readable = ", ".join(_VLLM_SPACES)
+        said = f"the server's actions are {short(theirs)!r}; this client reads {readable}"
+        raise ServiceUnreadableError(f"{said}. If the server is mistaken, pass action_space=.")
+    return _VLLM_SPACES[theirs]
+
+
+def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
+    """Return what vLLM-Omni calls ``policy_server_config``, for clients that came to its path."""
+    rig = embodiment.rig
+    height, width = (256, 256) if rig is None else (rig.view_hw[0] * 3 // 2, rig.view_hw[1])
+    return {
+        "image_resolution": [height, width],
+        "n_external_cameras": 0 if rig is None else len(rig.views) - 1,
+        "needs_wrist_camera": rig is not None,
+        "needs_stereo_camera": False,
+        "needs_session_id": False,
+        VLLM_SPACE: next((theirs for theirs, own in _VLLM_SPACES.items() if own == space.name), space.name),
+    }
+
+
+def encode_request(
+    request: Request, dialect: Dialect, session_id: str, request_id: int, num_steps: int | None = None
+) -> dict[str, Any]:
+    """Return the observation message of a request. Raises BackendError if the request lacks the state that is sent.
+
+    ``num_steps`` are the denoising steps that a vLLM-Omni server is asked for; None leaves them to it.
+    """
     state: dict[str, Any] = {}
     sent = wire_space(request.embodiment, request.action_space.name)
     if sent.meaning == "joint_position":
@@ -122,6 +167,9 @@ def encode_request(request: Request, dialect: Dialect, session_id: str, request_
     }
     if dialect.endpoint:
         message |= {ENDPOINT: "infer", SESSION: session_id}
+    if dialect.sampling:
+        message |= {VLLM_SEED: request.seed}
+        message |= {} if num_steps is None else {VLLM_SAMPLING: {"num_inference_steps": num_steps}}
     if dialect.extensions:
         message |= {REQUEST_ID: request_id, SEED: request.seed, MOTION_CLOCK: request.t_motion_s}
     return message
@@ -271,7 +319,7 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         ActionSpaceError: The chunk has another action space than the request.
         BackendError: A row does not fit float32.
     """
-    _require_sendable(chunk.action)
+    require_sendable(chunk.action)
     meaning = chunk.action_space.meaning
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
         return chunk.action.astype(np.float32)
@@ -287,11 +335,12 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         columns = np.concatenate([T[:, :3, 3], matrix_to_quaternion(T[:, :3, :3])], axis=1)
         gripper = np.zeros(len(T)) if poses.gripper is None else poses.gripper
     rows = np.concatenate([columns, WIRE_GRIPPER.from_fraction(gripper)[:, None]], axis=1)
-    _require_sendable(rows)
+    require_sendable(rows)
     return rows.astype(np.float32)
 
 
-def _require_sendable(rows: F64) -> None:
+def require_sendable(rows: F64) -> None:
+    """Raise BackendError if a number does not fit float32."""
     if not (np.abs(rows) < np.finfo(np.float32).max).all():  # NaN fails, too
         raise BackendError("the backend returned a row that does not fit float32; it is not sent.")
 
@@ -351,8 +400,8 @@ def _quantiles(value: Any, chunk: ActionChunk) -> tuple[F64, F64] | None:
     return q01, q99
 
 
-def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:
-    space = wire_space(request.embodiment, request.action_space.name)
+def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
+    """Raise ServiceChunkError unless rows are [T, D] finite numbers of an action space."""
     if rows.dtype.kind not in "fi" or rows.ndim != 2 or rows.shape[1] != space.width or not 1 <= len(rows) <= _MAX_ROWS:
         raise ServiceChunkError(
             f"the server returned {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is [T, {space.width}] numbers: "
@@ -362,6 +411,11 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
         value = f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}"
         raise ServiceChunkError(f"{value}; the chunk is not executed.")
+
+
+def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:
+    space = wire_space(request.embodiment, request.action_space.name)
+    require_rows(rows, space)
     action, departure = rows.astype(np.float64), None
     if space.meaning == "pose_absolute":
         if request.T_base_cosmos is not None:
@@ -389,6 +443,16 @@ def _timing(value: Any) -> dict[str, float]:
 def encode_reset(session_id: str) -> dict[str, Any]:
     """Return the message that resets an episode, for dialects with a reset endpoint."""
     return {ENDPOINT: "reset", SESSION: session_id}
+
+
+def vllm_seed(message: Mapping[str, Any], default: int) -> int:
+    """Return the noise seed that a message to vLLM-Omni's path has. Raises InputError if it is no number."""
+    return default if message.get(VLLM_SEED) is None else int(_number(message[VLLM_SEED], VLLM_SEED))
+
+
+def vllm_error(said: str) -> dict[str, str]:
+    """Return the message that says an error on vLLM-Omni's path."""
+    return {"type": "error", "message": said}
 
 
 def reset_reply(bare: bool) -> str | dict[str, str]:

@@ -13,7 +13,7 @@ from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.types import ActionChunk, Request
 
-DROID = get_embodiment("droid")
+DROID, LIBERO = get_embodiment("droid"), get_embodiment("libero")
 
 
 class Echo(Backend):
@@ -41,6 +41,28 @@ class Echo(Backend):
 
     def close(self) -> None:
         pass
+
+
+class Several(Echo):
+    """Answers LIBERO's requests, too: columns from -0.5 to 0.5; the first is how bright the left half is, plus 0.01 a row."""
+
+    requires_images = True
+
+    def infer(self, request: Request) -> ActionChunk:
+        if request.embodiment is not LIBERO:
+            return super().infer(request)
+        self.before(request)
+        self.requests.append(request)
+        rows = np.tile(np.linspace(-0.5, 0.5, 10), (16, 1))
+        rows[:, 0] = request.composite[:, : request.composite.shape[1] // 2].mean() / 255 + 0.01 * np.arange(16)
+        return ActionChunk(rows, request.action_space, LIBERO)
+
+
+def libero_request(left: int = 51, **more: Any) -> Request:
+    """Third person left, wrist right, each of one colour."""
+    picture = np.concatenate([np.full((256, 256, 3), left, np.uint8), np.full((256, 256, 3), 90, np.uint8)], axis=1)
+    space = LIBERO.action_space()
+    return Request(LIBERO, space, "put the soup in the basket", 16, None, 1.0, **{"composite": picture, "seed": 3, **more})
 
 
 def observation(q: Any = None, gripper: float = 0.0, **more: Any) -> dict[str, Any]:

@@ -27,6 +27,6 @@ def work(request):
 backend = Echo(work)
 backend.requires_images = how == "look"
 backend.requests = deque(maxlen=1)  # a process that is watched for its memory must not collect pictures
-server = PolicyServer(ServedPolicy(backend), ServerConfig(port=0, grace_s=grace))
+server = PolicyServer(ServedPolicy(backend, libero=True), ServerConfig(port=0, grace_s=grace))
 server.run(ready=lambda server: print(server.port, flush=True))
 print("bye", flush=True)

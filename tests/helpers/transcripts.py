@@ -3,13 +3,16 @@
 ``tests/serving/test_peer_sources.py`` records them where the peer's source is available, and
 ``tests/serving/test_transcripts.py`` replays them without it. A zip holds
 ``source.json`` (the peer's repository, commit and file) and one file for each frame:
-``CONNECTION-NUMBER-SENDER``, ``.bin`` for binary frames and ``.txt`` for text.
+``CONNECTION-NUMBER-SENDER``, ``.bin`` for binary frames and ``.txt`` for text. Of HTTP, a frame is a whole request or response.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
+import socketserver
 import threading
 import zipfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -28,6 +31,7 @@ from strands_cosmos3.serving.codec import decode
 
 FOLDER = Path(__file__).resolve().parents[1] / "serving/transcripts"
 _TIMES = ("server_timing",)
+_HTTP = (b"HTTP/1.", b"GET /", b"POST /")
 _OPTIONS: dict[str, Any] = {"compression": None, "max_size": None, "ping_interval": None}
 
 
@@ -42,6 +46,10 @@ class Frame:
         """What the frame says: of measured times their names, of a traceback the last line."""
         if isinstance(self.data, str):
             return self.data.splitlines()[-1]
+        if self.data.startswith(_HTTP):
+            head, _, body = self.data.partition(b"\r\n\r\n")
+            said = json.loads(body) if body[:1] == b"{" else body
+            return {"asked": head.split()[1], "said": said}  # the path, or the status
         said = decode(self.data)
         return {key: sorted(said[key]) if key in _TIMES else said[key] for key in said} if isinstance(said, dict) else said
 
@@ -151,6 +159,39 @@ def replay_client(transcript: Transcript, port: int) -> list[Any]:
                 else:
                     answers.append(Frame("server", connection.recv(timeout=20)).said)
     return answers
+
+
+def exchange_http(port: int, request: bytes) -> bytes:
+    """Send a whole HTTP request; all that comes back before the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(2**16), b""))
+
+
+@contextmanager
+def recorded_http(port: int, transcript: Transcript) -> Iterator[int]:
+    """As :func:`recorded`, for HTTP with a connection for each request."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = b"".join(iter(self.rfile.readline, b"\r\n")) + b"\r\n"
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            request = head + self.rfile.read(int(length[1]) if length else 0)
+            frames = [Frame("client", request)]
+            transcript.connections.append(frames)
+            frames.append(Frame("server", exchange_http(port, request)))
+            self.wfile.write(frames[1].data)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
+        yield proxy.server_address[1]
+        proxy.shutdown()
+
+
+def replay_http_client(transcript: Transcript, port: int) -> list[Any]:
+    """Send a recorded client's requests to the server at ``port``; what it answered."""
+    requests = [frame.data for frames in transcript.connections for frame in frames if frame.sender == "client"]
+    return [Frame("server", exchange_http(port, request)).said for request in requests]
 
 
 @contextmanager

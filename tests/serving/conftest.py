@@ -21,7 +21,8 @@ def serve() -> Iterator[Callable[..., PolicyServer]]:
     started: list[PolicyServer] = []
 
     def start(backend: Any = None, action_space: str = "joint_pos", **config: Any) -> PolicyServer:
-        policy = ServedPolicy(backend or Echo(), "droid", action_space, warm_up_message=config.pop("warm_up_message", None))
+        own = {name: config.pop(name, None) for name in ("warm_up_message", "libero")}
+        policy = ServedPolicy(backend or Echo(), "droid", action_space, **own)
         server = PolicyServer(policy, ServerConfig(**{"port": 0, "grace_s": 5.0, **config}))
         server.__enter__()
         started.append(server)

@@ -5,6 +5,7 @@ The slow form attacks ``strands-cosmos3 serve`` with the bundled policy, and kil
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -25,8 +26,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from helpers.environments import TESTS
-from helpers.serving import observation
+from helpers.serving import libero_request, observation
+from helpers.transcripts import exchange_http
 from strands_cosmos3.bench.fleet import family
+from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import decode, encode
 
 DEADLINE_S, BUSY_S, GROWTH = 2.0, 20.0, 200 << 20
@@ -175,6 +178,42 @@ def test_a_hostile_frame_is_refused_in_time(server: Server, attack: str):
         assert said.isprintable()
         with pytest.raises(ConnectionClosed):
             client.recv(timeout=server.deadline_s)
+
+
+def item(**change: object) -> dict[str, object]:
+    return libero.encode_request(libero_request()) | change
+
+
+BOMB = libero._to_png(np.zeros((700, 700, 3), np.uint8))
+HUGE = libero._to_png(np.zeros((3000, 3000), np.bool_))
+SPACES = " " * (12 << 20)
+# name -> the body, and the status and text of its refusal
+BODIES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "16 pictures of 700 x 700": (lambda: json.dumps({"items": [item(image=BOMB)] * 16}).encode(), "200.*Error"),
+    "16 pictures to be enlarged": (lambda: json.dumps({"items": [item(image_size=500)] * 16}).encode(), "200.*Error"),
+    "a picture of 3000 x 3000": (lambda: json.dumps(item(image=HUGE)).encode(), "200.*InputError.*pixels"),
+    "12 MiB of white space as base64": (lambda: json.dumps(item(image=SPACES)).encode(), "200.*InputError.*PNG"),
+    "12 MiB of prompt": (lambda: json.dumps(item(prompt=SPACES)).encode(), "200.*InputError.*4096"),
+    "12 MiB of domain": (lambda: json.dumps(item(domain_name=SPACES)).encode(), "200.*InputError.*libero"),
+    "a million lists": (lambda: b"[" * 1_000_000, "400.*65536 values"),
+    "a million values": (lambda: b'{"items": [' + b"0," * 1_000_000 + b"0]}", "400.*65536 values"),
+    "16 MiB and a byte": (lambda: bytes((16 << 20) + 1), "413.*16777216"),
+    "noise": (lambda: np.random.default_rng(1).bytes(1_000_000), "400.*WireFormatError|400.*JSON|400.*values"),
+}
+
+
+@pytest.mark.parametrize("server", ["stub"], indirect=True)
+@pytest.mark.parametrize("attack", BODIES)
+@pytest.mark.usefixtures("unharmed")
+def test_a_hostile_body_is_refused_in_time(server: Server, attack: str):
+    make, says = BODIES[attack]
+    body, started = make(), time.monotonic()
+    path = "/predict_batch" if attack.startswith("16 pictures") else "/predict"
+    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    reply = exchange_http(server.port, head.encode() + body).decode()
+    assert time.monotonic() - started < server.deadline_s
+    assert re.search(says, reply, re.DOTALL), reply
+    assert len(reply) < 1000
 
 
 @pytest.mark.slow

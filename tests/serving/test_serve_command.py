@@ -34,7 +34,7 @@ def motion(tmp_path: Path) -> Path:
 def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_sigterm(motion: Path):
     command = [sys.executable, "-m", "strands_cosmos3.cli", "serve", "--trajectory", str(motion), "--port", "0"]
     process = subprocess.Popen(
-        command,
+        [*command, "--libero"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -55,6 +55,10 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
             assert ask(client, request)["action"].shape == (16, 8)
         with pytest.raises(InvalidStatus), dial(port):
             pass
+        assert "/predict" in line
+        status, info = get(port, "/info", Authorization=f"Bearer {TOKEN}")
+        assert (status, json.loads(info)["raw_action_dim"]) == (200, 10)
+        assert get(port, "/info")[0] == 401
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         connection.request("GET", "/healthz")
         assert connection.getresponse().read() == b"OK\n"

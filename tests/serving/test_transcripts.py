@@ -1,20 +1,23 @@
-"""Transcripts of peers that are not on PyPI: RoboLab's clients call our server, our client calls NVIDIA's server."""
+"""Transcripts of peers that are not on PyPI: clients of RoboLab, IsaacLab-Arena and NVIDIA call our server, ours NVIDIA's."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from helpers.serving import JOINT_POS, MIDTRAIN, Echo, T, request
-from helpers.transcripts import Transcript, assert_same, replay_client, replay_server
+from helpers.serving import JOINT_POS, MIDTRAIN, Echo, Several, T, request
+from helpers.transcripts import Transcript, assert_same, replay_client, replay_http_client, replay_server
+from strands_cosmos3 import load_action_stats
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceRefusedError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 
-CLIENTS, SERVERS = ("robolab-cosmos3", "robolab-dreamzero"), ("framework-joint_pos", "framework-midtrain")
+ROBOLAB, ARENA, LIBERO = ("robolab-cosmos3", "robolab-dreamzero"), "arena-cosmos3", "libero-eval"
+CLIENTS, SERVERS = (*ROBOLAB, ARENA), ("framework-joint_pos", "framework-midtrain")
 
 
 def echo() -> Echo:
@@ -53,6 +56,32 @@ def test_our_server_answers_a_recorded_client_as_it_did(serve, name: str):
     answers = replay_client(transcript, serve(backend).port)
     assert_same(answers, transcript.sent_by("server"))
     require_understood(backend, answers, bare="dreamzero" in name)
+
+
+def test_one_server_answers_all_recorded_clients_at_once(serve):
+    server = serve(Several(), libero=True)
+    replays = [(name, replay_client) for name in CLIENTS] + [(LIBERO, replay_http_client)]
+    with ThreadPoolExecutor() as pool:
+        answers = {name: pool.submit(replay, Transcript.load(name), server.port) for name, replay in replays}
+    for name, answer in answers.items():
+        ignored = ("run_name",)  # our version
+        assert_same(answer.result(), Transcript.load(name).sent_by("server"), ignored)
+    require_libero_understood(answers[LIBERO].result())
+
+
+def require_libero_understood(answers: list) -> None:
+    """Health, what is served, two chunks, no other path, a batch, a refusal: as the peer's program asks for them."""
+    asked, said = zip(*(answer.values() for answer in answers), strict=True)
+    assert asked == (b"200", b"200", b"200", b"200", b"404", b"200", b"200")
+    assert (said[0], said[1]["raw_action_dim"], said[1]["action_chunk_size"]) == ({"status": "ok"}, 10, 16)
+    stats = load_action_stats("libero").raw
+    for step, rows in enumerate((said[2]["action"], said[3]["action"], *said[5]["actions"])):
+        bright = (255 * 1 / 32 + (40 + step % 2) * 31 / 32) / 255  # the bar is an eighth by a quarter of the left half
+        z = np.tile(np.linspace(-0.5, 0.5, 10), (16, 1))
+        z[:, 0] = bright + 0.01 * np.arange(16)
+        np.testing.assert_allclose(rows, (z + 1) / 2 * (stats.q99 - stats.q01) + stats.q01, atol=1e-6)
+    assert said[6]["action"] == []
+    assert "'domain_name' must be 'libero', got 'nowhere'" in said[6]["error"]
 
 
 def require_understood(backend: Echo, answers: list, bare: bool) -> None:

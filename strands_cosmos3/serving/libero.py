@@ -1,0 +1,235 @@
+"""NVIDIA's LIBERO protocol, JSON over HTTP, for the client and the server alike: a picture and a prompt in, actions out.
+
+A request has no state, no seed and no session: ``image`` (base64 of a PNG: third person left, wrist right), ``prompt`` (with
+the sentences that describe these views), ``domain_name`` and ``image_size`` (the height to which the picture is scaled).
+Actions [16, 10] travel de-normalised with q01 and q99 of the unprocessed data (``quantile_rot``); chunks have the model's
+units. Gripper: 1 is open, as in the model.
+
+Source: cosmos-framework @5eee9ed5, ``scripts/action_policy_server_libero.py`` and ``simulation/libero/closed_loop_eval.py``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
+from strands_cosmos3.checks import MAX_IMAGE_SIDE, image_array
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.errors import (
+    ActionOutOfRangeError,
+    BackendError,
+    InputError,
+    ServiceChunkError,
+    ServiceRefusedError,
+    ServiceUnreadableError,
+    WireFormatError,
+)
+from strands_cosmos3.observe.prompts import VIEW_SENTENCES
+from strands_cosmos3.observe.views import resize
+from strands_cosmos3.serving.wire import MAX_PROMPT_CHARACTERS, require_rows, require_sendable, short
+from strands_cosmos3.types import ActionChunk, Request
+
+DOMAIN = "libero"
+PREDICT, PREDICT_BATCH, INFO = "/predict", "/predict_batch", "/info"
+MAX_ITEMS = 64
+MAX_PIXELS = 2**19
+"""Of a picture. A PNG may hold a thousand times its size, so its size says little."""
+_MAX_MARKS = 2**16  # of punctuation outside text, which bounds a JSON message's values
+_IMAGE_SIZE = 256
+_METHOD = "quantile_rot"
+_VIEWS = VIEW_SENTENCES["concat"]
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_LAYOUT = "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raises WireFormatError if there is none, or it has more than 65,536 values."""
+    if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > _MAX_MARKS:
+        raise WireFormatError(f"the message has more than {_MAX_MARKS} values.")
+    try:
+        said: Any = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise WireFormatError(f"the message is not JSON: {short(error)}.") from None
+    if not isinstance(said, dict):
+        raise WireFormatError(f"the message must be a JSON object, got {type(said).__name__}.")
+    return cast("dict[str, Any]", said)
+
+
+def items_of(body: bytes, batch: bool) -> list[Mapping[str, Any]]:
+    """Return the items of a request's body: one, or those of a batch.
+
+    Raises:
+        WireFormatError: It is not JSON, or has no list of 1 to 64 items.
+    """
+    said = parse(body)
+    items = said.get("items") if batch else [said]
+    if not isinstance(items, list) or not 1 <= len(cast("list[Any]", items)) <= MAX_ITEMS:
+        raise WireFormatError(f"'items' must be a list of 1 to {MAX_ITEMS} requests.")
+    if any(not isinstance(item, dict) for item in cast("list[Any]", items)):
+        raise WireFormatError("'items' must be a list of JSON objects.")
+    return cast("list[Mapping[str, Any]]", items)
+
+
+def encode_request(request: Request) -> dict[str, Any]:
+    """Return the item of a request.
+
+    Raises:
+        BackendError: The request is not for LIBERO, or has no picture.
+    """
+    if request.embodiment.name != DOMAIN:
+        raise BackendError(f"NVIDIA's LIBERO server is for embodiment {DOMAIN!r}, not for {request.embodiment.name!r}.")
+    if request.composite is None:
+        raise BackendError("a LIBERO server requires a picture (third person left, wrist right), and the request has none.")
+    text = request.instruction.strip()
+    separator = " " if text.endswith(".") else ". "
+    prompt = request.prompt or f"{text}{separator}{_VIEWS} {_LAYOUT}"
+    return {"image": _to_png(request.composite), "prompt": prompt, "domain_name": DOMAIN, "image_size": _IMAGE_SIZE}
+
+
+def decode_request(item: Mapping[str, Any], seed: int) -> Request:
+    """Return the request in an item. The sentences about the views are cut off: a model's caption has its own.
+
+    Raises:
+        InputError: A key is missing or malformed; the message names it.
+    """
+    prompt, domain = item.get("prompt"), item.get("domain_name")
+    if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_CHARACTERS:
+        raise InputError(f"'prompt' must be text of at most {MAX_PROMPT_CHARACTERS} characters.")
+    if domain != DOMAIN:
+        raise InputError(f"'domain_name' must be {DOMAIN!r}, got {str(domain)[:60]!r}.")
+    height = item.get("image_size")
+    if type(height) is not int or not 1 <= height <= MAX_IMAGE_SIDE:
+        raise InputError(f"'image_size' must be a whole number from 1 to {MAX_IMAGE_SIDE}.")
+    picture = _from_png(item.get("image"), "'image'")
+    width = max(1, round(picture.shape[1] * height / picture.shape[0]))
+    if width * height > MAX_PIXELS:
+        raise InputError(f"'image_size' {height} makes a picture of {height} x {width}; at most {MAX_PIXELS} pixels are read.")
+    if picture.shape[0] != height:
+        picture = np.clip(np.floor(resize(picture, (height, width), "bilinear") + 0.5), 0, 255).astype(np.uint8)
+    embodiment = get_embodiment(DOMAIN)
+    space = embodiment.action_space()
+    instruction = prompt.partition(_VIEWS)[0].strip()
+    return Request(embodiment, space, instruction, embodiment.chunk_rows(), None, 1.0, composite=picture, seed=seed)
+
+
+def encode_reply(chunk: ActionChunk) -> str:
+    """Return the reply with a chunk as JSON: its rows de-normalised, and its video's frames.
+
+    Raises:
+        ActionOutOfRangeError, BackendError: The rows must not be sent.
+    """
+    rows = chunk.action
+    if chunk.action_space.normalized:
+        own = chunk.quantiles
+        rows = denormalize_quantile(rows, *own) if own is not None else denormalize_chunk(rows, chunk.embodiment, None, _METHOD)
+    require_sendable(rows)
+    frames = [] if chunk.video is None else [_to_png(frame) for frame in chunk.video]
+    return json.dumps({"action": rows.astype(np.float32).tolist(), "video": frames})
+
+
+def encode_batch(replies: Sequence[str]) -> str:
+    """Return the reply to a batch: the actions of its items' replies."""
+    return json.dumps({"actions": [json.loads(reply)["action"] for reply in replies]})
+
+
+def encode_error(said: str, batch: bool) -> str:
+    """Return the reply that says an error."""
+    return json.dumps({"actions" if batch else "action": [], "error": said})
+
+
+def info(name: str, model_sha256: str | None, seed: int) -> dict[str, Any]:
+    """Return what ``/info`` says; None is what a backend does not tell."""
+    embodiment = get_embodiment(DOMAIN)
+    unknown = dict.fromkeys(("config_file", "config_file_type", "guidance", "num_steps", "action_stats_path"))
+    width = embodiment.action_space().width
+    sizes = {"action_chunk_size": embodiment.chunk_rows(), "max_action_dim": 64, "raw_action_dim": width}
+    return {"run_name": name, "checkpoint": model_sha256, "fps": embodiment.fps, "seed": seed, **sizes, **unknown}
+
+
+def require_width(info: Mapping[str, Any], request: Request) -> None:
+    """Raise ServiceUnreadableError if a server says that its rows have another width."""
+    width = info.get("raw_action_dim")
+    if isinstance(width, int) and width != request.action_space.width:
+        raise ServiceUnreadableError(
+            f"the server's rows have {width} columns; those of {request.embodiment.name!r} have {request.action_space.width}."
+        )
+
+
+def decode_replies(reply: Mapping[str, Any], requests: Sequence[Request], batch: bool) -> list[ActionChunk]:
+    """Return the chunks in the reply to requests, or to one.
+
+    Raises:
+        ServiceRefusedError: The reply is an error.
+        ServiceUnreadableError: It does not follow the protocol.
+        ServiceChunkError: Its rows must not be executed.
+    """
+    if reply.get("error"):
+        raise ServiceRefusedError(f"the server reports an error: {short(reply['error'])}")
+    said = reply.get("actions") if batch else [reply.get("action")]
+    chunks = cast("list[Any]", said) if isinstance(said, list) else []
+    if len(chunks) != len(requests) or not all(isinstance(rows, list) for rows in chunks):
+        have = ", ".join(str(key)[:40] for key in list(reply)[:8]) or "no keys"
+        what = f"list 'actions' of {len(requests)} chunks" if batch else "list 'action'"
+        raise ServiceUnreadableError(f"the reply has no {what}; it has {have}.")
+    video = None if batch else _video(reply.get("video"))
+    return [_chunk(one, request, video) for one, request in zip(chunks, requests, strict=True)]
+
+
+def _chunk(rows: Any, request: Request, video: NDArray[np.uint8] | None) -> ActionChunk:
+    try:
+        array = np.array([[float(value) if type(value) in (int, float) else None for value in row] for row in rows], float)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ServiceChunkError(f"the server's rows are not lists of numbers of one length ({short(error)}).") from None
+    require_rows(array, request.action_space)
+    try:
+        rows = normalize_chunk(array, request.embodiment, None, _METHOD)
+        return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed, video=video)
+    except ActionOutOfRangeError as error:
+        raise ServiceChunkError(f"the server's rows are not LIBERO's actions: {error}") from None
+
+
+def _video(frames: Any) -> NDArray[np.uint8] | None:
+    """The frames [F, H, W, 3], or None if they are no pictures of one size."""
+    if not isinstance(frames, list) or not frames or len(cast("list[Any]", frames)) > MAX_ITEMS:
+        return None
+    try:
+        return np.stack([_from_png(frame, "'video'") for frame in cast("list[Any]", frames)])
+    except (InputError, ValueError):
+        return None
+
+
+def _to_png(picture: NDArray[np.uint8]) -> str:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _from_png(text: object, key: str) -> NDArray[np.uint8]:
+    """The picture [H, W, 3] in a base64 text, which may have a ``data:`` prefix, white space, and no padding."""
+    from PIL import Image
+
+    if not isinstance(text, str):
+        raise InputError(f"{key} must be the base64 text of a PNG, got {type(text).__name__}.")
+    try:
+        text = text.partition(",")[2] if text[:5].lower() == "data:" else text
+        bare = text.encode("ascii").translate(_URL_SAFE, b" \t\r\n")
+        raw = base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
+        with Image.open(io.BytesIO(raw), formats=("PNG",)) as picture:
+            width, height = picture.size
+            if width * height > MAX_PIXELS:
+                raise InputError(f"{key} has {height} x {width} pixels; at most {MAX_PIXELS} are read.")
+            return image_array(np.array(picture.convert("RGB")), key)
+    except InputError:
+        raise
+    except (binascii.Error, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{key} is not the base64 text of a PNG: {short(error)}.") from None
