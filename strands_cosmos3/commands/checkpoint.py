@@ -14,6 +14,7 @@ from rich.text import Text
 
 from strands_cosmos3.commands.files import require_writable, require_writable_folder
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_whole
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Checkpoint:
     contract: Path | None = None
     """Contract file. The default is contract.toml in the folder."""
     out: Path | None = None
-    """New folder of convert."""
+    """New folder of convert, or new .toml file of contract, which is printed otherwise."""
     to: Literal["released", "lerobot"] = "released"
     """Format that convert writes."""
     dtype: Literal["stored", "bfloat16", "float32"] = "stored"
@@ -44,7 +45,8 @@ class Checkpoint:
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Checkpoint": ("what", "path", "base", "contract"),
         "Inspect": ("json",),
-        "Convert": ("out", "to", "dtype"),
+        "Convert, contract": ("out",),
+        "Convert": ("to", "dtype"),
     }
 
     @property
@@ -57,8 +59,8 @@ class Checkpoint:
         from strands_cosmos3.engine.formats.inspect import contract_of
         from strands_cosmos3.engine.locate import locate
 
-        if self.what != "convert" and self.out is not None:
-            raise ConfigError(f"--out belongs to convert, not to {self.what}.")
+        if self.what == "inspect" and self.out is not None:
+            raise ConfigError("--out belongs to convert and contract, not to inspect.")
         if self.what != "inspect" and self.json is not None:
             raise ConfigError(f"--json belongs to inspect, not to {self.what}.")
         if self.contract is not None and not self.contract.is_file():
@@ -67,9 +69,18 @@ class Checkpoint:
         if self.what == "inspect":
             return self._inspect(path, base)
         if self.what == "contract":
-            print(contract_of(path, base, self.contract))
-            return 0
+            return self._write(contract_of(path, base, self.contract))
         return self._convert(path, base)
+
+    def _write(self, text: str) -> int:
+        require_writable(self.out, (".toml",), "--out")
+        if self.out is None:
+            print(text)
+            return 0
+        if self.out.exists():
+            raise ConfigError(f"--out {str(self.out)!r} exists already; choose another file.")
+        write_whole(self.out, lambda hidden: hidden.write_text(f"{text}\n", encoding="utf-8"))
+        return 0
 
     def _inspect(self, path: Path, base: Path | None) -> int:
         from strands_cosmos3.engine.formats.inspect import inspect, lines_of

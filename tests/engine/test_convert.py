@@ -104,6 +104,9 @@ def test_the_command_prints_a_report_and_the_contract(contract, checkpoints, tmp
     base = str(checkpoints["relu2"])
     assert main(["checkpoint", "contract", str(tmp_path / "c"), "--base", base]) == 0
     assert 'domain = "droid_lerobot"' in capsys.readouterr().out
+    written = ["checkpoint", "contract", str(tmp_path / "c"), "--base", base, "--out", str(tmp_path / "new.toml")]
+    assert (main(written), main(written)) == (0, 2)
+    assert inspect(tmp_path / "new.toml")["verdict"] == "needs a contract"
     assert main(["checkpoint", "inspect", str(tmp_path / "c")]) == 1
     assert "LayoutError" in capsys.readouterr().out
 
