@@ -80,7 +80,8 @@ class Cosmos3Policy(BatchAnswers):
         decode_frames: Number of its first frames to decode: the given one and one for each row. None is all of them.
         policy_frames: 1 predicts actions only, several times faster, if the checkpoint can; None is the checkpoint's default.
         host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token, or a ``PolicyClient``.
-        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` or ``roboarena``; ``transport`` is ``"raw"``.
+        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` (heeds ``num_steps``), ``roboarena``, or
+            ``libero`` (NVIDIA's LIBERO server, HTTP). ``transport`` is ``"raw"``.
 
     Attributes:
         last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; if

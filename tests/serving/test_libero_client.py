@@ -27,6 +27,7 @@ from strands_cosmos3.errors import (
     ServiceUnavailableError,
     ServiceUnreadableError,
 )
+from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.http_client import HttpPolicyClient
 
@@ -75,6 +76,14 @@ def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server)
     assert (chunk.action_space.name, chunk.seed) == ("midtrain", 3)
     np.testing.assert_array_equal(chunk.video, VIDEO)
     backend.close()
+
+
+def test_a_policy_calls_such_a_server(server: Server):
+    picture = np.full((256, 512, 3), 51, np.uint8)
+    with Cosmos3Policy("libero", host="127.0.0.1", port=server.server_port, dialect="libero") as policy:
+        steps = policy.get_actions_sync({"image": picture}, "put the soup in the basket")
+    rows = denormalize_chunk([list(step.values()) for step in steps], "libero", None, "quantile_rot")
+    np.testing.assert_allclose(rows[:, :2], [[0.02, 0.02]] * 16, atol=1e-9)
 
 
 def test_a_batch_is_one_request_and_keeps_its_order(server: Server):
