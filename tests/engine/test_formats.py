@@ -8,6 +8,7 @@ import shutil
 import sys
 import tomllib
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +86,11 @@ def actions(checkpoint, dtype):
         return engine.step(REQUEST)["action"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["silu", "relu2"])
+OFTEN = [("silu", torch.float32), ("relu2", torch.bfloat16)]
+RARELY = [pytest.param(*pair, marks=pytest.mark.slow) for pair in product(("silu", "relu2"), DTYPES) if pair not in OFTEN]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [*OFTEN, *RARELY], ids=str)
 @pytest.mark.parametrize("name", ["export", "lerobot", "dcp", "fp8", "framework", "peft"])
 def test_actions_are_those_of_the_released_layout(pairs, name, kind, dtype):
     path, same = pairs(name, kind)
