@@ -49,8 +49,8 @@ test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our poli
 test-browser: $(VENV)/.dev chromium  ## the live page in a real browser; installs Chromium where it is missing
 	$(BIN)/python -m pytest -m slow tests/view
 
-test-lerobot: $(VENV)/.dev  ## datasets read by lerobot 0.6.1 in an environment of its own (a download of 3 GB; Python 3.12)
-	$(BIN)/python -m pytest -m slow tests/datasets/test_lerobot.py
+test-lerobot: $(VENV)/.dev  ## datasets and the plugin in lerobot 0.6.1, in an environment of its own (a download of 3 GB; Python 3.12)
+	$(BIN)/python -m pytest -m slow tests/datasets/test_lerobot.py tests/policy/test_lerobot_plugin.py
 
 chromium:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then \

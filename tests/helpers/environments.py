@@ -45,10 +45,13 @@ def strands_robots(config: pytest.Config) -> str:
 
 
 def lerobot(config: pytest.Config) -> str:
-    """The Python of an environment with lerobot 0.6.1, or the one that LEROBOT_PYTHON names. A download of 3 GB."""
+    """The Python of an environment with lerobot 0.6.1 and our plugin (3 GB), or the one that LEROBOT_PYTHON names."""
     if given := os.environ.get("LEROBOT_PYTHON"):
         return given
-    return environment(config, "lerobot", python_3_12("lerobot 0.6.1"), ("lerobot[dataset]==0.6.1",))
+    plugin = ROOT / "plugins/lerobot_policy_cosmos3"
+    requirements = ("lerobot[async,dataset]==0.6.1", "--editable", f"{ROOT}[engine,sim]", "--editable", str(plugin))
+    ours = "".join((folder / "pyproject.toml").read_text() for folder in (ROOT, plugin))
+    return environment(config, "lerobot", python_3_12("lerobot 0.6.1"), requirements, ours)
 
 
 def checkout(variable: str, repository: str) -> tuple[Path, str]:
