@@ -60,7 +60,7 @@ docs: $(VENV)/.docs  ## the documentation site, in out/site
 	$(BIN)/python -m mkdocs build --strict
 
 test-docs: $(VENV)/.docs  ## code blocks of README and docs, the notebook, the site: about three minutes
-	$(BIN)/python -m pytest -m slow -s tests/docs tests/sim/test_rerun.py
+	$(PYTEST) -m slow tests/docs tests/sim/test_rerun.py
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

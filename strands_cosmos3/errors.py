@@ -187,10 +187,6 @@ class ReplicaLostError(EvaluationError):
     """The leader of a shared replica is gone. It is replaced, and the episode runs again."""
 
 
-class NovelPictureWarning(UserWarning):
-    """A camera picture is unlike those of the checkpoint's training."""
-
-
 class CheckpointError(Cosmos3Error, RuntimeError):
     """A checkpoint cannot, or must not, be loaded."""
 

@@ -22,6 +22,10 @@ from strands_cosmos3.errors import InputError, LayoutError
 _FRAMES = 4  # pixel frames of one latent frame, the first apart
 
 
+class NovelPictureWarning(UserWarning):
+    """A camera picture is unlike those of the checkpoint's training."""
+
+
 class PreviewDecoder(nn.Module):
     """Normalised latents to pixels, latent frame by latent frame, each with the one before it.
 

@@ -11,8 +11,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import finite_array, positive, typed
-from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.checks import finite_array, image_array, instance_of, positive, typed
+from strands_cosmos3.errors import InputError, ShapeError, UnknownNameError
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
@@ -172,7 +172,15 @@ class VideoRecorder:
 
 
 def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Stack the wrist's view above the halved outer ones, as :func:`..observe.views.compose` does, but faster."""
-    wrist, *outer = views
+    """Stack the wrist's view above the two halved outer ones, as :func:`..observe.views.compose` does, but faster.
+
+    Raises:
+        InputError, ShapeError: ``views`` are not three pictures [H, W, 3] of one size with even sides.
+    """
+    if len(instance_of(views, list, "views")) != 3:
+        raise InputError(f"views must be three pictures, got {len(views)}.")
+    wrist, *outer = (image_array(view, "views") for view in views)
+    if any(view.shape != wrist.shape or view.shape[0] % 2 or view.shape[1] % 2 for view in outer):
+        raise ShapeError(f"views must have one size with even sides, got {[view.shape for view in (wrist, *outer)]}.")
     halves = [view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8) for view in outer]
     return np.concatenate([wrist, np.concatenate(halves, axis=1)])

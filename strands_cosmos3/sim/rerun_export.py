@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from strands_cosmos3.checks import typed
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.robots.panda import ARM_JOINTS
 from strands_cosmos3.types import Rollout
@@ -14,6 +15,7 @@ _COLOURS = {"commanded": (246, 140, 40), "achieved": (40, 150, 235)}
 _EVERY = 6  # physics steps from one row to the next: 100 Hz
 
 
+@typed()
 def save_rrd(rollout: Rollout, path: str | Path) -> None:
     """Write a rollout as a Rerun recording; open it with ``rerun FILE``.
 
@@ -22,6 +24,7 @@ def save_rrd(rollout: Rollout, path: str | Path) -> None:
 
     Raises:
         MissingDependencyError: rerun-sdk is not installed.
+        InputError: ``rollout`` is no rollout, or ``path`` is no path.
     """
     with needed_by("a Rerun recording"):
         import rerun as rr  # pyright: ignore[reportMissingImports]

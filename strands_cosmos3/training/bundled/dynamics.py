@@ -80,7 +80,7 @@ def judge_dynamics(
     whole, moving = (np.nanmean([getattr(one, name) for one in judged], axis=0).tolist() for name in ("whole", "moving"))
     off = {name: float(np.mean([one.latent_errors[name] for one in judged])) for name in judged[0].latent_errors}
     controls = {name: error / off["true"] for name, error in off.items() if name != "true"}
-    moved = dict(zip(("forward_db", "copy_frame_psnr", "vae_psnr"), moving, strict=True))
+    moved: dict[str, float] = dict(zip(("forward_db", "copy_frame_psnr", "vae_psnr"), moving, strict=True))
     forward_db, copy_frame, vae = whole
     return DynamicsReport(len(ticks), forward_db, copy_frame, vae, moved, controls, errors.end_mm, errors.moved_mm, steps)
 
