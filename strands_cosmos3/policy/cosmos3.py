@@ -63,8 +63,7 @@ class Cosmos3Policy(BatchAnswers):
             (:meth:`set_sim_context`).
         servo_lead: Whether targets are sent early to cancel the lag of position servos (0.1 s for a Panda's) in a simulator
             whose model states them. Elsewhere, and with False, targets are the planned joint angles.
-        prompt: Used where a call gives an empty instruction.
-        seed: Noise seed; each call of an episode uses the next one.
+        prompt: Used where a call gives an empty instruction. seed: Noise seed; it grows by one with each call of an episode.
         actions_per_step: Most steps that a call returns; None returns the checkpoint's ``replan_rows``, or the whole
             chunk. Our Robot executes that many rows before it requests the next chunk.
         chunk_rows: Rows to request of an inference; None is the embodiment's number. A server may return another number.

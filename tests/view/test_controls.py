@@ -114,9 +114,23 @@ def test_a_new_episode_starts_with_nothing_of_the_last(monkeypatch):
         assert np.ptp(stage._camera_image.image) == 0
 
 
+class Watched(LiveControls):
+    """Controls that tell when an episode has begun: each of its ticks asks whether it is to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    @property
+    def ends_episode(self) -> bool:
+        self.begun.set()
+        return super().ends_episode
+
+
 def run_view(script, tmp_path: Path, **options) -> tuple[View, list[dict]]:
     """Run `view` with the scripted expert while ``script(controls)`` runs in another thread; the episodes of its report."""
     view = View(backend="scripted", page_port=0, no_cameras=True, leave=True, json=tmp_path / "report.json", **options)
+    object.__setattr__(view, "controls", Watched())
     view.controls.speed = 4.0
     visitor = threading.Thread(target=script, args=(view.controls,))
     visitor.start()
@@ -131,7 +145,7 @@ def test_an_instruction_of_the_page_is_carried_out(tmp_path):
     """The old episode goes on through a refusal; then the new one begins on the same scene, and is judged by its own task."""
 
     def visit(controls):
-        time.sleep(1.0)
+        assert controls.begun.wait(60)
         controls.ask("dance")
         assert "'dance'" in controls.message
         time.sleep(0.3)
@@ -147,7 +161,7 @@ def test_an_instruction_of_the_page_is_carried_out(tmp_path):
 
 def test_pause_reset_and_latency(tmp_path):
     def visit(controls):
-        time.sleep(1.0)
+        assert controls.begun.wait(60)
         controls.set_latency(0.2)
         controls.paused = True
         time.sleep(0.5)
