@@ -16,6 +16,7 @@ import torch
 from lerobot.robots import Robot, RobotConfig
 from lerobot.utils.import_utils import register_third_party_plugins
 
+from strands_cosmos3.errors import ObservationError
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.types import Observation
 
@@ -59,13 +60,38 @@ def make(folder: Path) -> None:
     batch = {key: value * 2 if isinstance(value, list) else torch.cat([value] * 2) for key, value in observed(before).items()}
     both = policy.predict_action_chunk(batch).numpy()
 
+    refused = [
+        refusal(policy, {key: batch[key] for key in batch if key != left_out}) for left_out in batch if left_out != "task"
+    ]
+    at_30_hz = make_policy(make_policy_config("cosmos3", device="cpu", seed=SEED, fps=30.0), ds_meta=meta)
+    fast = at_30_hz.predict_action_chunk(before(frame()))[0].numpy()
+
     seen = Observation(STATE[:7].astype(float), float(STATE[7]), PICTURES)
     with Cosmos3Policy("droid", robot="panda", seed=SEED, device="cpu") as own:
         plans = [(own.plan(seen, TASK), own.last_rollout["action"]) for _ in range(2)]
+        own.reset()
+        own.actions_per_step = 1000
+        own.set_control_frequency(30)
+        finger_m = {"finger_joint1": 0.04 * STATE[7]}  # a Panda's own unit
+        steps = own.get_actions_sync({f"joint{i + 1}": STATE[i] for i in range(7)} | finger_m | PICTURES, TASK)
+    own_fast = [list(step.values()) for step in steps] * np.array([1.0] * 7 + [1 / 0.04])
     joints = [np.column_stack((plan.q_rad, plan.gripper)) for plan, _ in plans]
-    arrays = {"chunks": chunks, "rows": rows, "selected": selected, "batch": both}
+    arrays = {"chunks": chunks, "rows": rows, "selected": selected, "batch": both, "fast": fast, "own_fast": own_fast}
     np.savez(folder / "made.npz", own_joints=joints, own_rows=[row for _, row in plans], **arrays)
-    print(json.dumps({"class": f"{type(policy).__module__}.{type(policy).__name__}", "rows": own.replan_rows}))
+    print(
+        json.dumps(
+            {"class": f"{type(policy).__module__}.{type(policy).__name__}", "rows": own.backend.replan_rows, "refused": refused}
+        )
+    )
+
+
+def refusal(policy, batch: dict) -> str:
+    """The message with which the policy refuses a batch."""
+    try:
+        policy.predict_action_chunk(batch)
+    except ObservationError as error:
+        return str(error)
+    raise AssertionError(f"answered without one of its inputs: {sorted(batch)}")
 
 
 def observed(before) -> dict:

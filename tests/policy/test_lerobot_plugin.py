@@ -64,6 +64,13 @@ def test_chunks_are_those_of_our_policy(made: tuple[Path, dict[str, Any]]):
         expected = [*seen["chunks"][0][:8], seen["chunks"][1][0]]
         np.testing.assert_array_equal(seen["selected"], expected)
         np.testing.assert_allclose(seen["batch"], seen["chunks"], atol=2e-5)
+        np.testing.assert_allclose(seen["fast"], seen["own_fast"], atol=1e-6)
+        assert len(seen["fast"]) > 1.9 * len(seen["chunks"][0])
+
+
+def test_missing_inputs_are_refused(made: tuple[Path, dict[str, Any]]):
+    for message, name in zip(made[1]["refused"], ("observation.state", "wrist", "exterior_1", "exterior_2"), strict=True):
+        assert name in message
 
 
 def test_lerobots_asynchronous_server_answers_a_chunk(

@@ -15,7 +15,7 @@ from torch import Tensor
 from lerobot_policy_cosmos3.configuration_cosmos3 import _NO_TRAINING, BUNDLED, VIEWS, Cosmos3Config
 from lerobot_policy_cosmos3.processor_cosmos3 import make_cosmos3_pre_post_processors
 from strands_cosmos3 import Cosmos3Policy as Policy
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, ObservationError
 from strands_cosmos3.observe.mapping import CANONICAL
 from strands_cosmos3.policy.resample import steps_of_rows
 
@@ -81,10 +81,14 @@ class Cosmos3Policy(PreTrainedPolicy):
             of an episode; the longer chunks are cut to the shortest.
 
         Raises:
-            ConfigError: ``noise`` was given. ObservationError, BackendError: As of ``Cosmos3Policy.get_actions_sync``.
+            ConfigError: ``noise`` was given. ObservationError: The state or a picture is missing.
+            BackendError: Inference failed.
         """
         if kwargs.get("noise") is not None:
             raise ConfigError("noise= cannot be given; set the configuration's seed.")
+        if OBS_STATE not in batch or batch[OBS_STATE].shape[1:] != (len(CANONICAL),):
+            found = list(batch[OBS_STATE].shape) if OBS_STATE in batch else "missing"
+            raise ObservationError(f"{OBS_STATE} is {found}; valid: [B, 8], seven joint angles [rad] and an open fraction.")
         observations, tasks = list(self._observations(batch)), _tasks(batch)
         if len(observations) == 1:
             answers = [self.policy.get_actions_sync(observations[0], tasks[0])]
@@ -111,9 +115,8 @@ class Cosmos3Policy(PreTrainedPolicy):
     def _observations(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The batch's observations by the arm's own names."""
         keys = [self.policy.mapping.observed[name] for name in CANONICAL]
-        states = batch[OBS_STATE].double().cpu().numpy()
-        pictures = {view: _uint8(batch[f"{OBS_IMAGES}.{view}"]) for view in VIEWS}
-        for i, state in enumerate(states):
+        pictures = {view: _uint8(batch[key]) for view in VIEWS if (key := f"{OBS_IMAGES}.{view}") in batch}
+        for i, state in enumerate(batch[OBS_STATE].double().cpu().numpy()):
             yield {**dict(zip(keys, state, strict=True)), **{view: frames[i] for view, frames in pictures.items()}}
 
     def _save_pretrained(self, save_directory: Path, state_dict: dict[str, Tensor] | None = None) -> None:
