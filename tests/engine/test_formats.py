@@ -25,6 +25,7 @@ from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.engine.formats.contract import FIELDS, known_contract, known_contracts
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.inspect import inspect
@@ -55,6 +56,10 @@ REQUEST = Cosmos3ActionRequest(
 @pytest.fixture(scope="module")
 def pairs(checkpoints, tmp_path_factory):
     """Format and kind -> (what is passed as the checkpoint, the same weights in the released layout); made once."""
+    return made_pairs(checkpoints, tmp_path_factory)
+
+
+def made_pairs(checkpoints, tmp_path_factory):
     made = {}
 
     def get(name, kind):
@@ -95,6 +100,19 @@ RARELY = [pytest.param(*pair, marks=pytest.mark.slow) for pair in product(("silu
 def test_actions_are_those_of_the_released_layout(pairs, name, kind, dtype):
     path, same = pairs(name, kind)
     assert torch.equal(actions(path, dtype), actions(same, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "kind", "layers", "names"), [("edge", "relu2", 28, 549), ("nano", "silu", 36, 814)])
+def test_all_names_of_a_released_checkpoint_at_a_reduced_width(tmp_path_factory, variant, kind, layers, names):
+    """Every tensor of Edge and Nano, narrow: all formats, both dtypes, to the bit."""
+    root = tmp_path_factory.mktemp(variant)
+    released = write_checkpoint(root / "c", sizes=FactorySizes(hidden=64, layers=layers), hidden_act=kind)
+    assert len(expected_shapes(Checkpoint.open(released).config)) == names
+    get = made_pairs({kind: released}, tmp_path_factory)
+    for name, dtype in product(["export", "lerobot", "dcp", "fp8", "framework", "peft"], DTYPES):
+        path, same = get(name, kind)
+        assert torch.equal(actions(path, dtype), actions(same, dtype)), (name, dtype)
 
 
 def test_fp8_is_within_its_rounding_of_the_original(pairs, checkpoints):
