@@ -103,9 +103,9 @@ def test_actions_are_those_of_the_released_layout(pairs, name, kind, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "kind", "layers", "names"), [("edge", "relu2", 28, 549), ("nano", "silu", 36, 814)])
+@pytest.mark.parametrize(("variant", "kind", "layers", "names"), [("edge", "relu2", 28, 549), ("nano", "silu", 36, 809)])
 def test_all_names_of_a_released_checkpoint_at_a_reduced_width(tmp_path_factory, variant, kind, layers, names):
-    """Every tensor of Edge and Nano, narrow: all formats, both dtypes, to the bit."""
+    """Every tensor of Edge and Nano, narrow: all formats, both dtypes, to the bit. Nano's five of sound are never read."""
     root = tmp_path_factory.mktemp(variant)
     released = write_checkpoint(root / "c", sizes=FactorySizes(hidden=64, layers=layers), hidden_act=kind)
     assert len(expected_shapes(Checkpoint.open(released).config)) == names
