@@ -25,6 +25,7 @@ import torch
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.layout import Layout
 from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, EngineOptions
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.sampler import SchedulerConfig
@@ -85,7 +86,16 @@ def build(small: bool, device: torch.device, dtype: torch.dtype, options: Engine
     weights: Any = RandomWeights(expected_shapes(config))
     scheduler = SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0, native_flow=True)
     checkpoint = Checkpoint(
-        Path("random"), config, scheduler, vae_config, weights, weights, VARIANTS["small-silu"], "joint_pos", {}
+        Path("random"),
+        config,
+        scheduler,
+        vae_config,
+        weights,
+        weights,
+        VARIANTS["small-silu"],
+        "joint_pos",
+        {},
+        layout=Layout(Path("random"), {}),
     )
     vae = WanVae(vae_config, weights, device, dtype, decoder=False)
     options.require_runnable(device.type)

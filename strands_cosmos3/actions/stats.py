@@ -81,6 +81,7 @@ def stats_for(embodiment: Embodiment | str, stats: ActionStats | str | Path | No
     return stats
 
 
+@typed()
 def stats_of_domain(
     embodiment: Embodiment, stats: ActionStats | Mapping[str, Any] | str | Path | None, domain: str | None
 ) -> ActionStats | str | Path | None:

@@ -32,7 +32,7 @@ class PerturbedBackend(Backend):
         self.name, self.model_sha256, self.action_space = inner.name, inner.model_sha256, inner.action_space
         self.needs_privileged, self.requires_images = inner.needs_privileged, inner.requires_images
         self.takes_views, self.replan_rows = inner.takes_views, inner.replan_rows
-        self.chunk_rows = inner.chunk_rows
+        self.chunk_rows, self.language = inner.chunk_rows, inner.language
         self.takes_action_prefix, self.prefix_rows = inner.takes_action_prefix, inner.prefix_rows
         self.instruction_free_actions = inner.instruction_free_actions
         self.example_instruction = inner.example_instruction

@@ -99,6 +99,7 @@ CALLS = {
     rotations.interpolate_poses: [Rigid(EYES), Numbers([0.1, 0.2, 0.3]), Numbers([0.15, 0.3], wide=False)],
     stats.load_action_stats: [OneOf("droid", None, "driod", "", 3, "av", "nowhere.json", "/", "\0.json", "galbot")],
     stats.stats_for: [embodiment_argument(), stats_argument()],
+    stats.stats_of_domain: [OneOf(DROID), OneOf({"q01": Q01, "q99": Q99}), OneOf("droid", "driod", "", "av", 3)],
     stats.normalize_quantile: [Numbers(np.zeros((2, 10))), Numbers(Q01), Numbers(Q99)],
     stats.denormalize_quantile: [Numbers(np.zeros((2, 10))), Numbers(Q01), Numbers(Q99)],
     stats.denormalize_chunk: [Numbers(np.zeros((2, 10))), embodiment_argument(), stats_argument(), method_argument()],

@@ -145,7 +145,7 @@ def test_what_it_needs_is_said(robot):
         backend.infer(_request(robot, action_space=DROID.action_space("joint_pos")))
     with pytest.raises(BackendError, match="pose"):
         backend.infer(_request(robot, T_base_cosmos=None))
-    with pytest.raises(InputError, match="colour"):
+    with pytest.raises(InputError, match="cubes red, green, blue"):
         backend.infer(_request(robot, instruction="pick up the cube"))
 
 
