@@ -98,16 +98,17 @@ class Novelty:
         """Return the novelty of each picture, or an empty list if it is not known.
 
         Args:
-            pictures: Pixels [1, 3, frames, height, width] in [-1, 1]; the first frame counts. The same tensor is judged once.
-            latents: Normalised latents [C, H, W] of the first frames; what lies beyond them is padding.
+            pictures: Pixels [1, 3, frames, height, width] in [-1, 1]; the first frame counts. The same tensor is judged
+                once.
+            latents: Normalised latents [C, H, W] of the first frames, all of one size; what lies beyond them is padding.
         """
         if self.decoder is None or self.quantile is None:
             return []
-        found: dict[int, float] = {}
-        for pixels, latents_CHW in zip(pictures, latents, strict=True):
-            if id(pixels) not in found:
-                weight = self.decoder.conv_in.weight
-                made = self.decoder(latents_CHW[None, :, None].to(weight.device, weight.dtype)).clamp(-1, 1).float()
-                off = made - pixels[:, :, :1, : made.shape[-2], : made.shape[-1]].to(made)
-                found[id(pixels)] = float(off.square().mean().sqrt()) / 2 / self.quantile
+        weight, firsts = self.decoder.conv_in.weight, {id(pixels): i for i, pixels in reversed([*enumerate(pictures)])}
+        chosen = torch.stack([latents[i] for i in firsts.values()])[:, :, None]
+        made = self.decoder(chosen.to(weight.device, weight.dtype)).clamp(-1, 1).float()
+        height, width = made.shape[-2:]
+        real = torch.cat([pictures[i][:, :, :1, :height, :width] for i in firsts.values()]).to(made)
+        errors = (made - real).square().mean((1, 2, 3, 4)).sqrt() / 2 / self.quantile
+        found = dict(zip(firsts, errors.tolist(), strict=True))
         return [found[id(pixels)] for pixels in pictures]
