@@ -213,8 +213,8 @@ def _menagerie() -> tuple[str, str]:
 def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, show_header=False)
     for finding in findings:
-        told = finding.detail + (f"; {finding.remedy}" if finding.state != OK and finding.remedy else "")
-        table.add_row(_MARKS[finding.state], finding.what, escape(told))
+        detail = finding.detail + (f"; {finding.remedy}" if finding.state != OK and finding.remedy else "")
+        table.add_row(_MARKS[finding.state], finding.what, escape(detail))
     return table
 
 
