@@ -285,7 +285,7 @@ def test_a_stopping_server_answers_what_it_has_and_takes_no_more(serve):
         answers: list[tuple[int, object]] = []
         thread = threading.Thread(target=lambda: answers.append(post(server.port, GOOD)))
         thread.start()
-        until(lambda: server.metrics.in_flight == 1)
+        until(lambda: server.metrics.in_flight == 1 and server.busy_s > 0)
         server.stop()
         time.sleep(0.1)
         gate.set()

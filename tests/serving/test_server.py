@@ -320,7 +320,7 @@ def test_a_request_that_waited_too_long_is_not_inferred_for(serve):
     server = serve(backend, queue_s=0.2)
     with dial(server.port) as first, dial(server.port) as second:
         first.send(encode(observation()))
-        until(lambda: server.metrics.in_flight == 1)
+        until(lambda: server.metrics.in_flight == 1 and server.busy_s > 0)
         second.send(encode(observation()))
         until(lambda: server.metrics.in_flight == 2)
         time.sleep(0.3)
@@ -674,7 +674,7 @@ def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
     server = serve(backend)
     with dial(server.port) as first:
         first.send(encode(observation()))
-        until(lambda: server.metrics.in_flight == 1)
+        until(lambda: server.metrics.in_flight == 1 and server.busy_s > 0)
         with dial(server.port) as second:
             second.send(encode(observation()))
             until(lambda: server.metrics.in_flight == 2)
