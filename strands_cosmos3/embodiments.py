@@ -60,7 +60,7 @@ class GripperConvention:
             InputError, NonFiniteError: The value is not numeric, or holds NaN or infinity.
         """
         fraction = (finite_array(value, "a gripper value", None) - self.closed_value) / (self.open_value - self.closed_value)
-        return np.clip(fraction, 0.0, 1.0)
+        return np.minimum(np.maximum(fraction, 0.0), 1.0)
 
     def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the gripper value of an open fraction, with the shape of ``fraction``. Errors as :meth:`to_fraction`."""

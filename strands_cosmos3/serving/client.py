@@ -146,7 +146,7 @@ class PolicyClient:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._connection: ClientConnection | None = None
+        self._connection: _Connection | None = None
         self._idle_since = 0.0
         self._waiting: Future[Any] | None = None
         self._cancelled = False
@@ -207,7 +207,7 @@ class PolicyClient:
         assert reply is not None  # a fresh connection is always used
         return reply
 
-    def _dial(self) -> ClientConnection:
+    def _dial(self) -> _Connection:
         pause, failure = self.config.first_pause_s, ""
         for attempt in range(self.config.attempts):
             if attempt:
@@ -232,22 +232,23 @@ class PolicyClient:
             f"{tried}. Is it running? Start one there with strands-cosmos3 serve --port {self._port}."
         )
 
-    async def _greet(self, tcp: socket.socket) -> ClientConnection:
+    async def _greet(self, tcp: socket.socket) -> _Connection:
         """Complete the handshake and read the metadata, within the handshake timeout."""
-        made: list[ClientConnection] = []
+        made: list[_Connection] = []
 
-        def remember(*args: Any, **kwargs: Any) -> ClientConnection:  # so that a failed handshake can be aborted
+        def remember(*args: Any, **kwargs: Any) -> _Connection:  # so that a failed handshake can be aborted
             made.append(_Connection(*args, **kwargs))
             return made[0]
 
         try:
             async with asyncio.timeout(self.config.handshake_s):
-                connection = await self._shake_hands(tcp, cast("type[ClientConnection]", remember))
+                connection = await self._shake_hands(tcp, cast("type[_Connection]", remember))
                 metadata = self._decoded(await connection.recv())
             if isinstance(metadata, str):
                 raise ServiceRefusedError(f"the server at {self._uri} refused the connection: {short(metadata)}")
             if not isinstance(metadata, dict):
                 raise ServiceUnreadableError(f"the first frame from {self._uri} is not a map of metadata.")
+            connection.receive_ahead()
             self.metadata, self._connection = metadata, connection
             return connection
         except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError, asyncio.CancelledError) as error:
@@ -259,11 +260,11 @@ class PolicyClient:
                 raise
             raise self._named(broken or error, "shaking hands", self.config.handshake_s) from None
 
-    async def _shake_hands(self, tcp: socket.socket, create: type[ClientConnection]) -> ClientConnection:
+    async def _shake_hands(self, tcp: socket.socket, create: type[_Connection]) -> _Connection:
         tcp.setblocking(False)
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         token = self.config.token
-        return await connect(
+        connection = await connect(
             self._uri,
             sock=tcp,
             additional_headers={"Authorization": f"{self.config.scheme} {token}"} if token else None,
@@ -276,26 +277,24 @@ class PolicyClient:
             max_queue=2,
             create_connection=create,
         )
+        return cast("_Connection", connection)
 
-    async def _pass(self, connection: ClientConnection, frame: bytes, fresh: bool) -> bytes | str | None:
+    async def _pass(self, connection: _Connection, frame: bytes, fresh: bool) -> bytes | str | None:
         """Send a frame and return the reply; None, with nothing answered, if the old connection is no longer usable."""
+        if connection.receiving.done() and not fresh:  # what nobody asked for, or the end of the connection
+            return None
         idle_s = 0.0 if fresh else time.monotonic() - self._idle_since
-        receiving = asyncio.ensure_future(connection.recv())
         try:
             async with asyncio.timeout(self.config.read_s):
-                await asyncio.sleep(0)  # time to receive what nobody asked for
-                if receiving.done() and not fresh:
-                    return None
                 await connection.send(frame)
-                return await receiving
+                reply = await connection.receiving
         except (OSError, ConnectionClosed) as error:
             done = isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1000
             if done and idle_s >= self.config.idle_s:
                 return None
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
-        finally:
-            if not receiving.cancel() and not receiving.cancelled():
-                receiving.exception()  # so that asyncio does not log it
+        connection.receive_ahead()
+        return reply
 
     def _decoded(self, frame: bytes | str) -> Any:
         if isinstance(frame, str):
@@ -366,9 +365,19 @@ class PolicyClient:
 
 
 class _Connection(ClientConnection):
-    """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does."""
+    """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does.
 
+    Attributes:
+        receiving: The next frame. Done before it was asked for, the connection is of no more use.
+    """
+
+    receiving: asyncio.Task[bytes | str]
     _closing = False
+
+    def receive_ahead(self) -> None:
+        """Receive the next frame in the background."""
+        self.receiving = asyncio.ensure_future(self.recv())
+        self.receiving.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

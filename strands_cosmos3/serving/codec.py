@@ -43,17 +43,24 @@ _ALLOWED = frozenset(_DTYPES.values())
 _ARRAY, _SCALAR = b"__ndarray__", b"__npgeneric__"
 _DTYPE_NAMES = "uint8, int32, int64, float32, float64, bool, little-endian"
 
-_PLAIN, _BYTES, _TEXT, _LIST, _MAP = "plain", "bytes", "text", "list", "map"
-_TAGS: Mapping[int, tuple[str, int]] = MappingProxyType(  # tags from 0xc0 to 0xdf: kind, and bytes of length or value
-    {
-        **dict.fromkeys((0xC0, 0xC2, 0xC3), (_PLAIN, 0)),
-        **{0xC4 + i: (_BYTES, 2**i) for i in range(3)},
-        **{0xCA + i: (_PLAIN, 4 * 2**i) for i in range(2)},
-        **{start + i: (_PLAIN, 2**i) for i in range(4) for start in (0xCC, 0xD0)},
-        **{0xD9 + i: (_TEXT, 2**i) for i in range(3)},
-        **{0xDC + i: (_LIST, 2 * 2**i) for i in range(2)},
-        **{0xDE + i: (_MAP, 2 * 2**i) for i in range(2)},
-    }
+_PLAIN, _BYTES, _TEXT, _LIST, _MAP = range(5)
+_TAGS: tuple[
+    tuple[int, int, int] | None, ...
+] = (  # by tag: kind, bytes of the length or number that follows, length in the tag
+    *[(_PLAIN, 0, 0)] * 0x80,
+    *((_MAP, 0, n) for n in range(16)),
+    *((_LIST, 0, n) for n in range(16)),
+    *((_TEXT, 0, n) for n in range(32)),
+    *[(_PLAIN, 0, 0), None, (_PLAIN, 0, 0), (_PLAIN, 0, 0)],  # nil, never used, false, true
+    *((_BYTES, 2**i, 0) for i in range(3)),
+    *[None] * 3,  # extensions
+    *((_PLAIN, 4 * 2**i, 0) for i in range(2)),  # floats
+    *((_PLAIN, 2**i, 0) for _ in range(2) for i in range(4)),  # integers
+    *[None] * 5,  # extensions of fixed lengths
+    *((_TEXT, 2**i, 0) for i in range(3)),
+    *((_LIST, 2 * 2**i, 0) for i in range(2)),
+    *((_MAP, 2 * 2**i, 0) for i in range(2)),
+    *[(_PLAIN, 0, 0)] * 0x20,
 )
 _CUT_SHORT = "the message is truncated."
 
@@ -172,50 +179,40 @@ def _scalar(value: dict[Any, Any], dtype: np.dtype[Any]) -> Any:
 
 def _walk(frame: bytes, limits: Limits) -> None:
     """Check the tags of a frame from end to end without building anything."""
-    at, values, text, open_ = 0, 0, 0, [1]  # open_: values left in each open container; the first is the message
-    while open_:
-        if open_[-1] == 0:
-            open_.pop()
-            continue
-        open_[-1] -= 1
+    at, end, values, text = 0, len(frame), 0, 0
+    left, outer = 1, list[int]()  # values left in the innermost container, the first being the message, and in those around it
+    while True:
+        while not left:
+            if not outer:
+                if at == end:
+                    return
+                raise WireFormatError(
+                    _CUT_SHORT if at > end else f"the message ends after {at} bytes, but the frame has {end}."
+                )
+            left = outer.pop()
+        left -= 1
         values += 1
         if values > limits.max_values:
             raise WireFormatError(f"the message has more than {limits.max_values} values; use arrays for numbers.")
-        kind, count, at = _step(frame, at)
+        if at >= end:
+            raise WireFormatError(_CUT_SHORT)
+        if (tag := _TAGS[frame[at]]) is None:
+            raise WireFormatError(f"msgpack tag 0x{frame[at]:02x} (an extension) is not part of the protocol.")
+        kind, width, count = tag
+        at += 1 + width
+        if kind == _PLAIN:
+            continue
+        if width:
+            count = int.from_bytes(frame[at - width : at], "big")
+        if kind <= _TEXT:
+            at += count
+            text += count if kind == _TEXT else 0
+            if text > limits.max_text_bytes:
+                raise WireFormatError(f"the message has more than {limits.max_text_bytes} bytes of text.")
+            continue
         if kind == _MAP and count > limits.max_keys:
             raise WireFormatError(f"a map has {count} keys; at most {limits.max_keys} are allowed.")
-        text += count if kind == _TEXT else 0
-        if text > limits.max_text_bytes:
-            raise WireFormatError(f"the message has more than {limits.max_text_bytes} bytes of text.")
-        if kind in (_LIST, _MAP):
-            if len(open_) > limits.max_depth:
-                raise WireFormatError(f"containers are nested deeper than {limits.max_depth}.")
-            open_.append(count * (2 if kind == _MAP else 1))
-    if at > len(frame):
-        raise WireFormatError(_CUT_SHORT)
-    if at < len(frame):
-        raise WireFormatError(f"the message ends after {at} bytes, but the frame has {len(frame)}.")
-
-
-def _step(frame: bytes, at: int) -> tuple[str, int, int]:
-    """Return a tag's kind, its number of items (or bytes), and the position of the next tag."""
-    if at >= len(frame):
-        raise WireFormatError(_CUT_SHORT)
-    tag = frame[at]
-    at += 1
-    if tag < 0x80 or tag >= 0xE0:
-        return _PLAIN, 0, at
-    if tag < 0x90:
-        return _MAP, tag & 0x0F, at
-    if tag < 0xA0:
-        return _LIST, tag & 0x0F, at
-    if tag < 0xC0:
-        return _TEXT, tag & 0x1F, at + (tag & 0x1F)
-    if tag not in _TAGS:
-        raise WireFormatError(f"msgpack tag 0x{tag:02x} (an extension) is not part of the protocol.")
-    kind, width = _TAGS[tag]
-    if kind == _PLAIN:
-        return kind, 0, at + width
-    count = int.from_bytes(frame[at : at + width], "big")
-    at += width
-    return kind, count, at + (count if kind in (_BYTES, _TEXT) else 0)
+        if len(outer) >= limits.max_depth:
+            raise WireFormatError(f"containers are nested deeper than {limits.max_depth}.")
+        outer.append(left)
+        left = count * (2 if kind == _MAP else 1)

@@ -319,9 +319,9 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         ActionSpaceError: The chunk has another action space than the request.
         BackendError: A row does not fit float32.
     """
-    require_sendable(chunk.action)
     meaning = chunk.action_space.meaning
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
+        require_sendable(chunk.action)
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
         wanted, got = request.action_space.name, chunk.action_space.name
