@@ -232,7 +232,7 @@ def typed_fields(instance: Any) -> None:
 
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
-    if not _is(value, kind):
+    if type(value) is not kind and not _is(value, kind):
         wanted = _NOUNS.get(kind) or (kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind)))
         raise InputError(f"{name} must be {wanted}, got {type(value).__name__} ({value!r:.80}).")
 
