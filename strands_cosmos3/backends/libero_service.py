@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.service import Exchange
+from strands_cosmos3.backends.service import RemoteBackend
 from strands_cosmos3.serving import libero
 from strands_cosmos3.types import ActionChunk, Request
 
 
-class LiberoServiceBackend(Backend):
+class LiberoServiceBackend(RemoteBackend):
     """Posts pictures and instructions, and returns the chunks in the model's own units. Seed and state are not sent.
 
     Args:
         client: The connection, a :class:`~strands_cosmos3.serving.http_client.HttpPolicyClient`.
     """
-
-    name = "service"
-
-    def __init__(self, client: Exchange):
-        self._client = client
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the server's chunk.
@@ -43,17 +37,3 @@ class LiberoServiceBackend(Backend):
             return {"items": items} if batch else items[0]
 
         return self._client.exchange(message, lambda reply: libero.decode_replies(reply, requests, batch))
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """The connections' events by name."""
-        return self._client.counters
-
-    def cancel(self) -> bool:
-        """Break off an exchange under way in another thread."""
-        self._client.cancel()
-        return True
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Exchange(Protocol):
-    """The part that this backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
+    """The part that a backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
 
     @property
     def counters(self) -> Mapping[str, int]: ...
@@ -34,7 +34,30 @@ class Exchange(Protocol):
     def close(self) -> None: ...
 
 
-class ServiceBackend(Backend):
+class RemoteBackend(Backend):
+    """A backend whose inference runs at the other end of a connection."""
+
+    name = "service"
+
+    def __init__(self, client: Exchange):
+        self._client = client
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """The connection's events by name, including ``reconnects``."""
+        return self._client.counters
+
+    def cancel(self) -> bool:
+        """Break off an exchange under way in another thread."""
+        self._client.cancel()
+        return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+class ServiceBackend(RemoteBackend):
     """Sends requests to a policy server. It connects on the first inference.
 
     Our own server states its action space, which is used unless another was asked for. ``joint_pos`` returns joint angles.
@@ -54,7 +77,6 @@ class ServiceBackend(Backend):
         ConfigError: The dialect is ``libero``, which :class:`~.libero_service.LiberoServiceBackend` has.
     """
 
-    name = "service"
     takes_views = True
     action_space = "joint_pos"  # that of the released policy servers
 
@@ -66,10 +88,10 @@ class ServiceBackend(Backend):
         action_space: str | None = None,
         num_steps: int | None = None,
     ):
+        super().__init__(client)
         self._num_steps = None if num_steps is None else whole_number(num_steps, "num_steps", 1)
         self._asked_space = action_space
         self.requires_images = requires_images
-        self._client = client
         self._dialect = get_dialect(dialect)
         if self._dialect.http:
             raise ConfigError(f"dialect {dialect!r} is not spoken over a WebSocket; use LiberoServiceBackend.")
@@ -121,20 +143,6 @@ class ServiceBackend(Backend):
         if self._dialect.endpoint and self._asked:
             self._asked = False
             self._client.exchange(encode_reset(old), require_reset_reply)
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """The connection's events by name, including ``reconnects``."""
-        return self._client.counters
-
-    def cancel(self) -> bool:
-        """Break off an exchange under way in another thread."""
-        self._client.cancel()
-        return True
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
 
 def _new_session() -> str:

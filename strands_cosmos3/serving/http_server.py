@@ -1,8 +1,8 @@
-"""HTTP requests with a body, on the port of the WebSockets.
+"""HTTP requests, on the port of the WebSockets.
 
-websockets reads GET requests without a body and no others. The first bytes of a connection therefore decide who reads it:
-``POST`` is read here, anything else by websockets. A request's head and body are bounded in size and time, one request ends
-its connection, and nothing of a body is read for a client that may not send one.
+websockets reads GET requests without a body and no others. The head of a request therefore decides who reads it: one that
+asks for a WebSocket is handed to websockets, any other is answered here. Head and body are bounded in size and time, one
+request ends its connection, and nothing of a body is read for a client that may not send one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import cast
 
 from websockets.datastructures import Headers
 
-_POST = b"POST "
+_GET, _END = b"GET ", b"\r\n\r\n"
+_UPGRADE = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*\r\n", re.IGNORECASE)
 _HEAD_BYTES, _HEADERS = 16 * 2**10, 64
 _LINGER_S = 1.0
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
@@ -33,62 +34,76 @@ class Reply:
     text: str
     headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": "text/plain; charset=utf-8"})
 
-    def encoded(self) -> bytes:
-        """Return it as it is sent."""
+    def encoded(self, method: str = "") -> bytes:
+        """Return it as it is sent; to a HEAD request without the text."""
         body = self.text.encode()
         headers = {**self.headers, "Content-Length": str(len(body)), "Connection": "close"}
         lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
-        return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+        return "\r\n".join([*lines, "", ""]).encode("ascii") + (b"" if method == "HEAD" else body)
 
 
 @dataclass(frozen=True)
 class Head:
-    """Path (without a query), headers and length of the body of a POST request."""
+    """Method, path (without a query) and headers of a request."""
 
+    method: str
     path: str
     headers: Headers
-    length: int
+
+    def body_length(self, most: int) -> int | Reply:
+        """Return the length of the body, or the reply that refuses it. ``most`` bytes are read."""
+        lengths = self.headers.get_all("Content-Length")
+        if "Transfer-Encoding" in self.headers or len(lengths) != 1:
+            return Reply(HTTPStatus.LENGTH_REQUIRED, "Send the body with one Content-Length, and in no transfer coding.\n")
+        if not re.fullmatch(r"[0-9]{1,12}", lengths[0]) or len(self.headers.get_all("Expect")) > 1:
+            return Reply(HTTPStatus.BAD_REQUEST, "Content-Length must be a number.\n")
+        if int(lengths[0]) > most:
+            text = f"The body has {int(lengths[0])} bytes; at most {most} are read.\n"
+            return Reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        return int(lengths[0])
 
 
 Screen = Callable[[Head], Reply | None]
-"""Refuses a request before its body is read."""
-Respond = Callable[[Head, bytes, "asyncio.Future[bytes]", str], Awaitable[Reply | None]]
-"""Answers a request; the future is done when the client leaves, the text is its address."""
+"""Answers a request without its body, or refuses it; None: read the body."""
+Respond = Callable[[Head, bytes, "asyncio.Future[None]", str], Awaitable[Reply | None]]
+"""Answers a request with a body; the future is done when the client leaves, the text is its address."""
 
 
 class Door(asyncio.Protocol):
-    """Hand a connection to ``post`` if it begins with a POST request, else to the protocol that ``websocket`` returns.
+    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one, else to ``http``.
 
     Args:
         websocket: Makes the other protocol.
-        post: Reads and answers a POST request.
-        wait_s: Time for the first bytes; then the connection is aborted.
+        http: Reads and answers any other request.
+        wait_s: Time for the head of a GET request; then the connection is closed.
     """
 
     def __init__(
         self,
         websocket: Callable[[], asyncio.Protocol],
-        post: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        http: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         wait_s: float,
     ):
-        self._websocket, self._post, self._wait_s = websocket, post, wait_s
+        self._websocket, self._http, self._wait_s = websocket, http, wait_s
         self._first = b""
         self.transport: asyncio.Transport | None = None  # none until TLS' handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
 
     def data_received(self, data: bytes) -> None:
         self._first += data
-        if len(self._first) < len(_POST) and _POST.startswith(self._first):
+        head, end, _ = self._first.partition(_END)
+        is_get = self._first[: len(_GET)] == _GET[: len(self._first)]
+        if is_get and not end and len(head) < _HEAD_BYTES:
             return
         self._timer.cancel()
         assert self.transport is not None
-        if self._first.startswith(_POST):
-            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(_HEAD_BYTES), self._post)
-        else:
+        if is_get and end and _UPGRADE.search(head + end):
             protocol = self._websocket()
+        else:
+            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(_HEAD_BYTES), self._http)
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         protocol.data_received(self._first)
@@ -101,11 +116,19 @@ class Door(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
 
+    def _give_up(self) -> None:
+        assert self.transport is not None
+        if self._first:
+            self.transport.write(_too_slow(self._wait_s).encoded())
+        self.transport.close()
 
-async def serve_post(
+
+async def serve_http(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, screen: Screen, respond: Respond, wait_s: float, max_bytes: int
 ) -> None:
-    """Read a POST request, answer it, and close the connection.
+    """Read a request, answer it, and close the connection.
+
+    A client that closes its sending side before the answer counts as one that left.
 
     Args:
         reader, writer: The connection.
@@ -113,19 +136,20 @@ async def serve_post(
         wait_s: Time in which the request must have arrived, and in which the client must have read the reply.
         max_bytes: Largest body that is read.
     """
-    left: asyncio.Future[bytes] | None = None
+    left: asyncio.Future[None] | None = None
+    head, body = Head("", "", Headers()), None
     try:
         try:
             async with asyncio.timeout(wait_s):
                 head, body, reply = await _request(reader, writer, screen, max_bytes)
         except TimeoutError:
-            head, body, reply = None, None, Reply(HTTPStatus.REQUEST_TIMEOUT, f"No whole request came within {wait_s:g} s.\n")
-        if head is not None and body is not None:
-            left = asyncio.ensure_future(reader.read(1))
+            reply = _too_slow(wait_s)
+        if body is not None:
+            left = asyncio.ensure_future(_drained(reader))
             reply = await respond(head, body, left, str(writer.get_extra_info("peername")[0]))
         if reply is not None:
             async with asyncio.timeout(wait_s):
-                writer.write(reply.encoded())
+                writer.write(reply.encoded(head.method))
                 await writer.drain()
             if body is None:
                 await _linger(reader, writer)
@@ -142,37 +166,43 @@ async def serve_post(
 
 async def _request(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, screen: Screen, max_bytes: int
-) -> tuple[Head | None, bytes | None, Reply | None]:
-    """The head and the body of a request, or the reply that refuses it."""
+) -> tuple[Head, bytes | None, Reply | None]:
+    """The head and the body of a request, or the reply to one whose body is not read."""
+    nothing = Head("", "", Headers())
     try:
-        head = _parsed(await reader.readuntil(b"\r\n\r\n"))
+        head = _parsed(await reader.readuntil(_END))
     except asyncio.LimitOverrunError:
-        head = Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The headers have more than {_HEAD_BYTES} bytes.\n")
-    if isinstance(head, Reply):
-        return None, None, head
-    if (refusal := screen(head)) is not None:
-        return head, None, refusal
-    if head.length > max_bytes:
-        text = f"The body has {head.length} bytes; at most {max_bytes} are read.\n"
-        return head, None, Reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        text = f"The headers have more than {_HEAD_BYTES} bytes.\n"
+        return nothing, None, Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+    if head is None:
+        return nothing, None, Reply(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.\n")
+    if (reply := screen(head)) is not None:
+        return head, None, reply
+    if isinstance(length := head.body_length(max_bytes), Reply):
+        return head, None, length
     if head.headers.get("Expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return head, await reader.readexactly(head.length), None
+    return head, await reader.readexactly(length), None
 
 
-def _parsed(raw: bytes) -> Head | Reply:
-    """The head of a POST request, or the reply that refuses it."""
+def _parsed(raw: bytes) -> Head | None:
+    """The head of a request; None if it is none."""
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words, fields = first.split(" "), [_HEADER.fullmatch(line) for line in lines]
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or None in fields or len(fields) > _HEADERS:
-        return Reply(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.\n")
+        return None
     headers = Headers([(found[1], found[2].rstrip()) for found in fields if found is not None])
-    lengths = headers.get_all("Content-Length")
-    if "Transfer-Encoding" in headers or len(lengths) != 1:
-        return Reply(HTTPStatus.LENGTH_REQUIRED, "Send the body with one Content-Length, and in no transfer coding.\n")
-    if not re.fullmatch(r"[0-9]{1,12}", lengths[0]) or len(headers.get_all("Expect")) > 1:
-        return Reply(HTTPStatus.BAD_REQUEST, "Content-Length must be a number.\n")
-    return Head(words[1].partition("?")[0], headers, int(lengths[0]))
+    return Head(words[0], words[1].partition("?")[0], headers)
+
+
+def _too_slow(wait_s: float) -> Reply:
+    return Reply(HTTPStatus.REQUEST_TIMEOUT, f"No whole request came within {wait_s:g} s.\n")
+
+
+async def _drained(reader: asyncio.StreamReader) -> None:
+    """Discard what a client sends after its request, e.g. another one, until it leaves."""
+    while await reader.read(_HEAD_BYTES):
+        pass
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -181,5 +211,4 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.write_eof()
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
-            while await reader.read(_HEAD_BYTES):
-                pass
+            await _drained(reader)

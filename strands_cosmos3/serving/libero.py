@@ -63,6 +63,13 @@ def parse(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", said)
 
 
+def is_json(content_types: Sequence[str], encodings: Sequence[str]) -> bool:
+    """Return whether ``Content-Type`` and ``Content-Encoding`` are those of plain JSON in UTF-8."""
+    kind, _, rest = ",".join(content_types).lower().partition(";")
+    plain = ",".join(encodings).strip().lower() in ("", "identity")
+    return plain and kind.strip() == "application/json" and rest.replace('"', "").strip() in ("", "charset=utf-8")
+
+
 def items_of(body: bytes, batch: bool) -> list[Mapping[str, Any]]:
     """Return the items of a request's body: one, or those of a batch.
 
@@ -231,5 +238,7 @@ def _from_png(text: object, key: str) -> NDArray[np.uint8]:
             return image_array(np.array(picture.convert("RGB")), key)
     except InputError:
         raise
+    except Image.UnidentifiedImageError:  # its text is a Python object's
+        raise InputError(f"{key} is not the base64 text of a PNG: its bytes are no PNG's.") from None
     except (binascii.Error, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{key} is not the base64 text of a PNG: {short(error)}.") from None

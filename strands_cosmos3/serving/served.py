@@ -213,13 +213,16 @@ class ServedPolicy:
             request = libero.decode_request(message.frame, self.seed)
             return _PendingInference(message.frame, session, request)
         said = self._read(message.frame)
-        if said.get(wire.ENDPOINT) == "reset":
+        endpoint = said.get(wire.ENDPOINT)
+        if session.protocol == "vllm-omni":
+            wire.require_vllm_address(said)
+        if endpoint == "reset":
             return self._reset(session)
         if session.protocol == "vllm-omni":
-            if (name := str(said.get(wire.SESSION) or session.name or "default")) != session.name:
+            if (name := said.get(wire.SESSION) or session.name or "default") != session.name:
                 session.name, session.started_s, session.calls = name, None, 0
             session.bare = True
-        session.bare |= said.get(wire.ENDPOINT) == "infer"
+        session.bare |= endpoint == "infer"
         return self._pending(said, session)
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from websockets.http11 import Response
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, WireFormatError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import encode
-from strands_cosmos3.serving.http_server import JSON, Door, Head, Reply, serve_post
+from strands_cosmos3.serving.http_server import JSON, Door, Head, Reply, serve_http
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
@@ -69,7 +69,7 @@ class PolicyServer:
         self._idle_since: dict[ServerConnection, float] = {}  # connections without a request under way
         self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
         self._libero = bool(self._policies[0].libero)
-        self._posts: set[asyncio.Task[Any]] = set()
+        self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -190,21 +190,21 @@ class PolicyServer:
             await asyncio.sleep(0.02)
         for door in list(self._doors):
             door.close()
-        if self._posts:
-            _, unsent = await asyncio.wait(self._posts, timeout=_CLOSE_S)  # they send their replies
+        if self._requests:
+            _, unsent = await asyncio.wait(self._requests, timeout=_CLOSE_S)  # they send their replies
             for task in unsent:
                 task.cancel()
         await asyncio.gather(*(client.close(_GOING_AWAY, "the server is stopping") for client in list(server.connections)))
         await server.wait_closed()
 
     def _door(self, *arguments: Any, **options: Any) -> Door:
-        door = Door(partial(ServerConnection, *arguments, **options), self._post, _OPEN_S)
+        door = Door(partial(ServerConnection, *arguments, **options), self._http, _OPEN_S)
         self._doors.add(door)
         return door
 
     def _screen(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
-        """Answer plain HTTP requests, and refuse clients that may not connect."""
-        reply = self._get(request.path.partition("?")[0], request.headers)
+        """Refuse WebSockets of clients that may not connect."""
+        reply = self._get(request.path.partition("?")[0], request.headers) or self._full()
         if reply is None:
             return None
         response = connection.respond(reply.status, reply.text)
@@ -215,7 +215,7 @@ class PolicyServer:
         return response
 
     def _get(self, path: str, headers: Headers) -> Reply | None:
-        """The reply to a GET request; None if it may open a WebSocket."""
+        """The reply to a GET request for the server's state, or from a stranger."""
         if path == "/healthz":
             return Reply(HTTPStatus.OK, "OK\n")
         if path == "/readyz":
@@ -226,12 +226,16 @@ class PolicyServer:
         if path == "/metrics":
             content = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             return Reply(HTTPStatus.OK, self.metrics.text(self.busy_s), content)
-        if "Upgrade" not in headers:
-            if self._libero and path in ("/", libero.INFO) and "Origin" not in headers:
-                said = {"status": "ok"} if path == "/" else self._policies[0].info()
-                return Reply(HTTPStatus.OK, json.dumps(said), JSON)
+        return None
+
+    def _info(self, head: Head) -> Reply:
+        """The reply to any other plain GET request."""
+        if not self._libero or head.path not in ("/", libero.INFO):
             return self._websockets_only()
-        return self._full()
+        if "Origin" in head.headers:
+            return self._no_web_pages()
+        said = {"status": "ok"} if head.path == "/" else self._policies[0].info()
+        return Reply(HTTPStatus.OK, json.dumps(said), JSON)
 
     def _strangers_refusal(self, headers: Headers) -> Reply | None:
         if self._tokens is None or self._tokens.client_of(headers) is not None:
@@ -242,6 +246,9 @@ class PolicyServer:
     def _websockets_only(self) -> Reply:
         return self._refused(HTTPStatus.UPGRADE_REQUIRED, "This is a WebSocket policy server.\n", {"Upgrade": "websocket"})
 
+    def _no_web_pages(self) -> Reply:
+        return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
+
     def _full(self) -> Reply | None:
         if self.metrics.clients < self.config.max_clients or self._evict_idle():
             return None
@@ -251,43 +258,55 @@ class PolicyServer:
         self.metrics.handshakes_refused[str(status.value)] += 1
         return Reply(status, text, {"Content-Type": "text/plain; charset=utf-8", **headers})
 
+    def _screen_http(self, head: Head) -> Reply | None:
+        """Answer a request without a body; None for a LIBERO request whose body may be read."""
+        match head.method:
+            case "GET" | "HEAD":
+                return self._get(head.path, head.headers) or self._info(head)
+            case "POST":
+                return self._screen_post(head)
+            case _:
+                allowed = {"Allow": "GET, HEAD, POST"}
+                return self._refused(HTTPStatus.METHOD_NOT_ALLOWED, "There are GET, HEAD and POST.\n", allowed)
+
     def _screen_post(self, head: Head) -> Reply | None:
-        """Refuse a LIBERO request before its body is read; one that is not refused counts as a client."""
         if (refusal := self._strangers_refusal(head.headers)) is not None:
             return refusal
         if "Origin" in head.headers:
-            return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
+            return self._no_web_pages()
         if not self._libero:
             return self._websockets_only()
         if head.path not in ("/", libero.PREDICT, libero.PREDICT_BATCH):
             return self._refused(HTTPStatus.NOT_FOUND, f"There are {libero.PREDICT} and {libero.PREDICT_BATCH}.\n")
-        if ",".join(head.headers.get_all("Content-Type")).partition(";")[0].strip().lower() != "application/json":
-            return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json.\n")
+        if not libero.is_json(head.headers.get_all("Content-Type"), head.headers.get_all("Content-Encoding")):
+            text = "Content-Type must be application/json, in UTF-8 and not compressed.\n"
+            return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         if self._stop.is_set():
             return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
         return self._full()
 
-    async def _post(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle a connection that is no WebSocket; a LIBERO request that is not refused counts as a client."""
         task = asyncio.current_task()
         assert task is not None
-        self._posts.add(task)
+        self._requests.add(task)
         counted = 0
 
         def screen(head: Head) -> Reply | None:
             nonlocal counted
-            if (reply := self._screen_post(head)) is None:
+            if (reply := self._screen_http(head)) is None:
                 counted = 1
                 self.metrics.clients += 1
                 self.metrics.connections += 1
             return reply
 
         try:
-            await serve_post(reader, writer, screen, self._predict, self.config.body_s, self._policies[0].limits.max_bytes)
+            await serve_http(reader, writer, screen, self._predict, self.config.body_s, self._policies[0].limits.max_bytes)
         finally:
             self.metrics.clients -= counted
-            self._posts.discard(task)
+            self._requests.discard(task)
 
-    async def _predict(self, head: Head, body: bytes, left: asyncio.Future[bytes], address: str) -> Reply | None:
+    async def _predict(self, head: Head, body: bytes, left: asyncio.Future[None], address: str) -> Reply | None:
         """Answer a LIBERO request; None if the client leaves first."""
         arrived, batch = time.monotonic(), head.path == libero.PREDICT_BATCH
         self.metrics.received_bytes += len(body)

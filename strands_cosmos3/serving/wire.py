@@ -319,9 +319,9 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         ActionSpaceError: The chunk has another action space than the request.
         BackendError: A row does not fit float32.
     """
+    require_sendable(chunk.action)
     meaning = chunk.action_space.meaning
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
-        require_sendable(chunk.action)
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
         wanted, got = request.action_space.name, chunk.action_space.name
@@ -443,6 +443,15 @@ def _timing(value: Any) -> dict[str, float]:
 def encode_reset(session_id: str) -> dict[str, Any]:
     """Return the message that resets an episode, for dialects with a reset endpoint."""
     return {ENDPOINT: "reset", SESSION: session_id}
+
+
+def require_vllm_address(message: Mapping[str, Any]) -> None:
+    """Raise InputError unless a message to vLLM-Omni's path names an endpoint that there is, and a session by its text."""
+    endpoint, session = message.get(ENDPOINT, "infer"), message.get(SESSION, "")
+    if endpoint not in ("infer", "reset"):
+        raise InputError(f"{ENDPOINT!r} must be 'infer' or 'reset', got {short(endpoint)!r:.80}.")
+    if session is not None and not isinstance(session, str):
+        raise InputError(f"{SESSION!r} must be text, got {type(session).__name__}.")
 
 
 def vllm_seed(message: Mapping[str, Any], default: int) -> int:

@@ -110,6 +110,7 @@ BAD_ITEMS = {
     "no picture": ({"image": None}, "base64"),
     "a JPEG": ({"image": png(8, 8, kind="JPEG")}, "PNG"),
     "not base64": ({"image": "!!!"}, "PNG"),
+    "not a picture": ({"image": "AAAA"}, "no PNG's."),
     "not ASCII": ({"image": "\u00e9"}, "PNG"),
     "a PNG that is cut short": ({"image": png(64, 64)[:60]}, "PNG"),
     "a PNG of 10,000 x 10,000": ({"image": png(10_000, 10_000, "1")}, "pixels"),
@@ -166,6 +167,15 @@ REFUSALS = {
     "HTTP/2": (raw("POST /predict HTTP/2", "Content-Length: 2"), 400),
     "a web page": (raw(*START, "Origin: http://evil.example", "Content-Length: 2"), 403),
     "a form": (raw(START[0], "Content-Type: text/plain", "Content-Length: 2"), 415),
+    "another encoding": (raw(*START, "Content-Encoding: gzip", "Content-Length: 2"), 415),
+    "another character set": (raw(*START[:2], START[2] + "; charset=utf-16", "Content-Length: 2"), 415),
+    "another method": (raw("PUT /predict HTTP/1.1", *START[1:], "Content-Length: 2"), 405),
+    "TRACE": (raw("TRACE / HTTP/1.1", *START[1:], body=b""), 405),
+    "an unknown method": (raw("PO ST /predict HTTP/1.1", "Content-Length: 2"), 400),
+    "a GET with a body": (raw("GET /predict HTTP/1.1", *START[1:], "Content-Length: 2"), 426),
+    "a GET with a header of 100 kB": (raw("GET /info HTTP/1.1", f"A: {'b' * 100_000}", body=b""), 431),
+    "another upgrade": (raw("GET /predict HTTP/1.1", "Upgrade: h2c", "Connection: Upgrade", body=b""), 426),
+    "noise": (bytes(range(256)) * 8 + b"\r\n\r\n", 400),
     "another path": (raw("POST /next_episode HTTP/1.1", *START[1:], "Content-Length: 2"), 404),
     "not JSON": (raw(*START, "Content-Length: 2", body=b"{]"), 400),
     "a list": (raw(*START, "Content-Length: 2", body=b"[]"), 400),
@@ -185,6 +195,21 @@ def test_a_bad_request_is_refused_with_its_status(module_server, name: str):
     assert b"Connection: close" in head
     assert len(body) < 500
     assert b"Traceback" not in body
+
+
+def test_a_head_request_gets_the_head_only(module_server):
+    said = exchange_http(module_server.port, raw("HEAD /healthz HTTP/1.1", "Host: x", body=b""))
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert b"Content-Length: 3\r\n" in said
+    assert said.endswith(b"\r\n\r\n")
+
+
+def test_the_first_of_pipelined_requests_is_answered(module_server):
+    body = json.dumps(GOOD).encode()
+    request = raw(*START, f"Content-Length: {len(body)}", body=body)
+    said = exchange_http(module_server.port, request * 3)
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert said.startswith(b"HTTP/1.1 200 ")
 
 
 def test_more_items_than_are_answered_are_refused(module_server):
@@ -212,7 +237,7 @@ def test_health_and_info_are_nvidia_s(module_server):
         *("action_chunk_size", "max_action_dim", "raw_action_dim", "action_stats_path"),
     }
     for path in ("/", "/info"):
-        assert get(module_server.port, path, Origin="http://evil.example")[0] == 426
+        assert get(module_server.port, path, Origin="http://evil.example")[0] == 403
     assert get(module_server.port, "/other")[0] == 426
 
 

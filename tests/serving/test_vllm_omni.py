@@ -131,7 +131,12 @@ def test_our_server_answers_on_its_path_as_it_does(serve):
         assert backend.requests[-1].seed == 41
         assert ask(observation(session_id="a")).dtype == np.float32
         assert backend.requests[-1].seed == 1  # the second call of the session, counted here
-        for bad, says in (({"prompt": "no state"}, "lacks 'observation/joint_position'"), (b"\xc1", "WireFormatError")):
+        for bad, says in (
+            ({"prompt": "no state"}, "lacks 'observation/joint_position'"),
+            (b"\xc1", "WireFormatError"),
+            (observation(endpoint="restart"), "'endpoint' must be 'infer' or 'reset', got 'restart'"),
+            ({"endpoint": "reset", "session_id": {"a": 1}}, "'session_id' must be text, got dict"),
+        ):
             error = ask(bad)
             assert error["type"] == "error"
             assert says in error["message"]
@@ -140,7 +145,7 @@ def test_our_server_answers_on_its_path_as_it_does(serve):
         assert ask({"endpoint": "reset"}) == {"status": "reset successful"}
         assert "seed" in ask(observation(seed="x"))["message"]
     until(lambda: server.metrics.clients == 0)
-    assert server.metrics.requests == {"ok": 3, "error": 3, "reset": 1, "abandoned": 0, "late": 0}
+    assert server.metrics.requests == {"ok": 3, "error": 5, "reset": 1, "abandoned": 0, "late": 0}
 
 
 def test_on_any_other_path_an_error_still_closes(serve):
