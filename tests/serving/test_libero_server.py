@@ -197,6 +197,12 @@ def test_a_bad_request_is_refused_with_its_status(module_server, name: str):
     assert b"Traceback" not in body
 
 
+def test_a_refused_body_is_read_and_dropped_so_that_the_client_reads_the_refusal(module_server):
+    size = 8 * 2**20
+    said = exchange_http(module_server.port, raw("PUT /predict HTTP/1.1", f"Content-Length: {size}", body=bytes(size)))
+    assert said.startswith(b"HTTP/1.1 405 ")
+
+
 def test_a_head_request_gets_the_head_only(module_server):
     said = exchange_http(module_server.port, raw("HEAD /healthz HTTP/1.1", "Host: x", body=b""))
     assert said.startswith(b"HTTP/1.1 200 ")

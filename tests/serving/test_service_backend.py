@@ -61,6 +61,8 @@ def test_every_dialect_reaches_our_server_and_resets_it(serve, connect, dialect)
     service.reset()
     assert backend.resets == resets + (dialect in ("vllm-omni", "roboarena"))
     assert backend.requests[-1].seed == (9 if dialect in ("robolab", "openpi") else 0)
+    service.infer(request())
+    assert service.counters["dials"] == 1  # one connection for all
 
 
 def test_midtrain_is_asked_with_the_pose_and_answered_with_poses(serve, connect):
