@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 BLOCKS = blocks()
 CODE = [block for block in BLOCKS if block.language != "text"]
 RUN = [list(group) for _, group in groupby((b for b in CODE if b.reason is None and b.language != "toml"), lambda b: b.page)]
-SECONDS = 300
+SECONDS = 900
 
 
 def test_every_block_is_of_a_known_language_and_reasons_are_sentences():
