@@ -95,7 +95,7 @@ def build(small: bool, device: torch.device, dtype: torch.dtype, options: Engine
         VARIANTS["small-silu"],
         "joint_pos",
         {},
-        layout=Layout(Path("random"), {}),
+        layout=Layout(Path("random")),
     )
     vae = WanVae(vae_config, weights, device, dtype, decoder=False)
     options.require_runnable(device.type)

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.actions.stats import stats_for
 from strands_cosmos3.backends.contract import require_contract
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.formats.acting import row_quantiles
 from strands_cosmos3.engine.frames import compose_views, read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import DEFAULT_TIER, Cosmos3PolicyProcessor
@@ -103,20 +103,9 @@ class ModelInput:
         """Return the checkpoint's own q01 and q99, or what its normalisation maps to -1 and 1, if it states any.
 
         Raises:
-            StatisticsError: They are of another domain.
+            StatisticsError: They are of another domain, or lack the normalisation's figures.
         """
-        if not request.action_space.normalized:
-            return None
-        method = self._checkpoint.metadata.get("normalization")
-        if method == "none":
-            return -np.ones(request.action_space.width), np.ones(request.action_space.width)
-        if self._stats is None:
-            return None
-        if method is None:
-            stats = stats_for(request.embodiment, self._stats)
-            return stats.q01, stats.q99
-        affine = self._stats.normalizer(method)
-        return affine.offset - affine.scale, affine.offset + affine.scale
+        return row_quantiles(self._checkpoint, self._stats, request.embodiment, request.action_space)
 
     def sampling(self, request: Request) -> Sampling:
         """Return how to sample for a request."""

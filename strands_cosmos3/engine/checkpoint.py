@@ -24,12 +24,13 @@ import torch
 
 from strands_cosmos3.actions.normalization import FIGURES, ActionStats
 from strands_cosmos3.actions.stats import load_action_stats
+from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.formats.contract import require_complete
+from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
-from strands_cosmos3.engine.locate import locate
+from strands_cosmos3.engine.locate import locate, repository_of
 from strands_cosmos3.engine.metadata import read_novelty, read_policy_frames, read_rows, read_sampling
 from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
@@ -41,7 +42,15 @@ from strands_cosmos3.engine.wan import empty_weight
 from strands_cosmos3.engine.weight_files import verify
 from strands_cosmos3.engine.weight_source import Shard, Slices, WeightSource, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
-from strands_cosmos3.errors import CheckpointError, LayoutError, PreflightError, StatisticsError, VariantError, WeightsError
+from strands_cosmos3.errors import (
+    CheckpointError,
+    ContractError,
+    LayoutError,
+    PreflightError,
+    StatisticsError,
+    VariantError,
+    WeightsError,
+)
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
 
@@ -141,27 +150,42 @@ class Checkpoint:
     def action_stats(self) -> ActionStats | None:
         """The statistics of its own rows: its contract's, else those of ``action_stats.json``; None if it has neither.
 
-        Raises StatisticsError if they cannot be read or are not the domain's.
+        Raises:
+            StatisticsError: They cannot be read, are not the domain's, or lack what the normalisation needs.
+            ContractError: The contract's differ from those of ``action_stats.json``.
         """
-        stated, path = self.metadata.get("statistics"), self.root / STATISTICS
-        if stated is None:
-            return load_action_stats(path) if path.exists() else None
+        stated, method, path = self.metadata.get("statistics"), self.metadata.get("normalization"), self.root / STATISTICS
+        beside = load_action_stats(path) if path.exists() else None
+        found = beside if stated is None else self._stated_stats(stated)
+        if found is None or method == "none":
+            return None
+        if beside is not None and any(not _equal(getattr(found, name), getattr(beside, name)) for name in FIGURES[:2]):
+            raise ContractError(f"the statistics of {path} differ from those of the contract; remove the ones that are wrong.")
+        if method == "quantile_rot" and found.raw is None:
+            raise StatisticsError(
+                f"the statistics of {self.root} have no raw figures (raw or global_raw), which quantile_rot needs."
+            )
+        if method not in (None, "none"):
+            found.normalizer(method)
+        return found
+
+    def _stated_stats(self, stated: str | Mapping[str, Any]) -> ActionStats | None:
         if isinstance(stated, str):
             return load_action_stats(stated)
-        if self.metadata.get("domain") is None:
+        if (lacking := {"domain", "statistics"} & set(missing(self.metadata))) and self.needs_contract:
             return None  # and it cannot act
+        if lacking:
+            raise StatisticsError(f"{self.root} states incomplete statistics: {' and '.join(sorted(lacking))} lacking.")
         embodiment = get_embodiment(self.metadata["domain"])
         columns, domain = embodiment.action_space("midtrain").columns, embodiment.stats or embodiment.name
-        if len(columns) != (width := self.metadata.get("width", len(columns))):
-            raise StatisticsError(f"{self.root} states {width} columns; rows of {embodiment.name!r} have {len(columns)}.")
 
         def made(figures: Mapping[str, Any], raw: ActionStats | None = None) -> ActionStats:
-            if lost := [name for name in FIGURES[:2] if name not in figures]:
-                raise StatisticsError(f"the statistics of {self.root} lack {' and '.join(lost)}.")
+            if not {*FIGURES[:2]} <= figures.keys():
+                raise StatisticsError(f"the raw statistics of {self.root} lack q01 or q99.")
             return ActionStats(domain, columns, **{name: figures[name] for name in FIGURES if name in figures}, raw=raw)
 
         raw = stated.get("raw")
-        return made(stated, made(raw) if isinstance(raw, Mapping) else None)
+        return made(stated, None if raw is None else made(raw))
 
     def require_contract(self, given: Iterable[str] = ()) -> None:
         """Raise ContractError, with the file to fill in, if the meaning of its actions is neither stated nor ``given``."""
@@ -245,6 +269,10 @@ class Checkpoint:
         return ActionHead(**made)
 
 
+def _equal(one: F64, other: F64) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
+
+
 class _Collected:
     """Runs steps that may fail and collects their errors."""
 
@@ -291,8 +319,7 @@ def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> We
 
 def _variant(layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None) -> Variant:
     root, recorded = layout.root, metadata.get("variant")
-    cached = root.parent.parent.name.removeprefix("models--") if root.parent.name == "snapshots" else root.name
-    by_name = None if isinstance(layout, OnBase) else variant_of_repo(cached.replace("--", "/"))
+    by_name = None if isinstance(layout, OnBase) else variant_of_repo(repository_of(root))
     named = asked or recorded
     found = get_variant(named) if named else by_name or variant_of_sizes(config)
     if asked and recorded and asked != recorded:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.embodiments import Sampling
-from strands_cosmos3.engine.formats.contract import FIELDS
+from strands_cosmos3.engine.formats.contract import FIELDS, SAMPLING
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import inside, read_config
 from strands_cosmos3.errors import LayoutError
@@ -18,7 +17,7 @@ from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import require_file, shown
 
 METADATA = "checkpoint.json"
-_MOST = {"num_steps": 1000, "policy_frames": 1000, "replan_rows": 10_000, "prefix_rows": 10_000}
+_MOST = {"policy_frames": 1000, "replan_rows": 10_000, "prefix_rows": 10_000}
 _NAMES = {
     "variant": tuple(VARIANTS),
     "action_space": ("joint_pos", "midtrain"),
@@ -40,7 +39,7 @@ def read_metadata(root: Path) -> Mapping[str, Any]:
     for name, valid in _NAMES.items():
         if found.get(name) is not None and found[name] not in valid:
             raise _invalid(name, found[name], f"one of {', '.join(valid)}")
-    if not isinstance(found.get("domain", ""), str):
+    if found.get("domain") is not None and not FIELDS["domain"][0](found["domain"]):
         raise _invalid("domain", found["domain"], "an embodiment's name")
     tier = found.get("resolution_tier")
     if tier is not None and (isinstance(tier, bool) or not isinstance(tier, int) or tier not in TIERS):
@@ -67,14 +66,10 @@ def read_sampling(metadata: Mapping[str, Any]) -> Sampling | None:
     found = metadata.get("sampling")
     if found is None:
         return None
-    wanted = "num_steps of 1 to 1000, a finite guidance_scale and a finite flow_shift above zero"
-    try:
-        steps, guidance, shift = (found[name] for name in ("num_steps", "guidance_scale", "flow_shift"))
-        valid = _count("num_steps", steps) and all(type(x) in (int, float) and math.isfinite(x) for x in (guidance, shift))
-    except (KeyError, TypeError):
-        valid, steps, guidance, shift = False, 0, 0, 0
-    if not valid or shift <= 0:
-        raise _invalid("sampling", found, wanted)
+    figures = [found.get(name) for name in SAMPLING] if isinstance(found, dict) else []
+    if not FIELDS["sampling"][0](dict(zip(SAMPLING, figures, strict=False))):
+        raise _invalid("sampling", found, FIELDS["sampling"][1])
+    steps, guidance, shift = figures
     return Sampling(steps, float(guidance), float(shift))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from strands_cosmos3.engine.mapped_file import MappedFile
 from strands_cosmos3.engine.weight_source import DTYPES, Index, WeightSource, readable
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json, require_file, shown
@@ -96,7 +97,7 @@ class WeightFiles(WeightSource):
             located[key] = self.folder / name
         for file in sorted(set(located.values())):
             inside(file, self._root)
-            if not file.is_file():
+            if not os.path.isfile(file):
                 raise LayoutError(f"{index} names {shown(file.name)}, no file beside it; is the download complete?")
         return located
 
@@ -138,7 +139,10 @@ def opened(path: Path) -> Any:
             header = int.from_bytes(file.read(8), "little")
         if header > _MAX_HEADER_BYTES:
             raise OSError(f"its header claims {header} bytes; at most {_MAX_HEADER_BYTES} are read")
-        return safe_open(str(path), framework="pt", device="cpu")
+        try:
+            return safe_open(str(path), framework="pt", device="cpu")
+        except RuntimeError:  # torch could not map it
+            return MappedFile(path)
     except (SafetensorError, OSError) as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
         raise LayoutError(f"{path} is not a readable safetensors file ({reason}); download it again.") from None

@@ -172,29 +172,45 @@ def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_p
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"width": 9}, "9 columns"),
         ({"gripper": "1=closed"}, "1 as closed"),
-        ({"views": ["wrist"]}, "1 views"),
-        ({"action_space": "joint_pos", "normalization": "none"}, "action space is 'joint_pos'"),
+        ({"action_space": "joint_pos", "width": 8, "normalization": "none"}, "action space is 'joint_pos'"),
+        ({"domain": "umi", "statistics": "umi"}, "domain is 'umi'"),
     ],
 )
 def test_a_contract_that_is_not_the_requests(checkpoints, tmp_path, changes, word):
-    folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
-    path = formats.contract_file(tmp_path / "my.toml", folder, checkpoints["relu2"], **changes)
+    folder = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
+    path = formats.contract_file(tmp_path / "my.toml", folder, checkpoints["silu"], **changes)
     with pytest.raises(ContractError, match=word):
         require_contract(Checkpoint.open(path), observe(), InferenceOptions())
+
+
+RIG = '["wrist", "exterior_1", "exterior_2"]'
 
 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
         ("speed = 3", "unknown field"),
-        ("chunk = 8", "contradict|chunk is 16 in the folder and 8"),
+        ("chunk = 8", "chunk is 16 in .*checkpoint.json and 8 in .*contract.toml"),
+        ("fps = 1e300", "0.1 to 1000"),
+        ("fps = 0.001", "0.1 to 1000"),
+        ("chunk = 10000", "1 to 256"),
         ('normalization = "zscore"', "quantile_rot"),
         ("fps = true", "fps must be"),
         ("width = 'ten'", "width must be"),
         ("sampling = { num_steps = 2 }", "flow_shift"),
+        ("sampling = { num_steps = 2, guidance_scale = 1e30, flow_shift = 1.0 }", "at most 100"),
         ("[", "TOML"),
+        ('gripper = "none"', "gripper is 'none' in .*contract.toml and '1=open or 1=closed' in embodiment"),
+        ('views = ["wrist", "wrist", "wrist"]', "different names"),
+        ('views = ["a", "b", "c"]', "contract.toml and .'wrist', 'exterior_1', 'exterior_2'. in embodiment"),
+        ('views = ["exterior_1", "wrist", "exterior_2"]', "contract.toml and .'wrist', 'exterior_1', 'exterior_2'. in"),
+        ('action_space = "midtrain"\nwidth = 9', "width is 9 in .*contract.toml and 10 in midtrain rows of embodiment"),
+        ('domain = "umi"', "domain is 'droid_lerobot' in .*checkpoint.json and 'umi' in .*contract.toml"),
+        ('statistics = "umi"', "statistics is 'umi' in .*contract.toml and 'droid_lerobot' in embodiment"),
+        ('width = 10\nstatistics = "stats/nine.json"', "width is 10 in .*contract.toml and 9 in the list q01"),
+        ('statistics = "stats/true.json"', "statistics must be"),
+        ('statistics = "stats/two.json"', "'action' and 'global' hold different figures"),
         ('statistics = "../outside/stats.json"', "outside the checkpoint"),
         ('statistics = "../outside/stats"', "statistics must be"),
         ('like = "nobody"', "cosmos-framework-libero"),
@@ -203,14 +219,44 @@ def test_a_contract_that_is_not_the_requests(checkpoints, tmp_path, changes, wor
     ],
 )
 def test_a_contract_inside_a_folder_that_cannot_be_used(checkpoints, tmp_path, line, word):
+    """It contradicts what the folder's other files say, or what follows from them, or is not valid."""
     folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside/stats.json").write_text('{"q01": [0], "q99": [1]}')
+    low, high = [-1.0] * 10, [1.0] * 10
+    for name, figures in {
+        "c/stats/nine": {"q01": low[1:], "q99": high[1:]},
+        "c/stats/true": {"q01": [False] * 10, "q99": [True] * 10},
+        "c/stats/two": {"global": {"q01": low, "q99": high}, "action": {"q01": low, "q99": [2.0] * 10}},
+        "outside/stats": {"q01": [0], "q99": [1]},
+    }.items():
+        formats.write_json(tmp_path / f"{name}.json", figures)
     (folder / "contract.toml").write_text(line + "\n")
     base = None if line.startswith("base") else checkpoints["relu2"]
     report = inspect(folder, base)
     assert report["verdict"] in ("ContractError", "UnknownNameError")
     assert re.search(word, report["problem"])
+
+
+def test_a_contract_of_another_folder(pairs, checkpoints, tmp_path):
+    released = checkpoints["silu"]
+    folder = formats.framework_export(released, tmp_path / "c", edge=False)
+    path = formats.contract_file(tmp_path / "my.toml", folder, None)
+    other = formats.dcp_run(released, tmp_path / "other")
+    assert inspect(folder, released, path)["verdict"] == "ready"
+    report = inspect(other, released, path)
+    assert (report["verdict"], "is the contract of" in report["problem"]) == ("ContractError", True)
+    path.write_text(path.read_text().replace(str(folder), "c"))
+    assert inspect(folder, released, path)["verdict"] == "ready"
+    (folder / "contract.toml").write_text("chunk = 8\n")
+    assert "chunk is 16 in" in inspect(folder, released, path)["problem"], "the folder's own counts beside the caller's"
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 5000, "a\0b", "~" + "a" * 5000])
+def test_a_checkpoint_that_no_file_can_be(checkpoints, tmp_path, name):
+    path = formats.contract_file(tmp_path / "my.toml", name, checkpoints["silu"])
+    for report in (inspect(path), inspect(formats.dcp_run(checkpoints["silu"], tmp_path / "c"), name)):
+        assert (report["verdict"], "neither a folder" in report["problem"]) == ("LayoutError", True)
+    with pytest.raises(LayoutError):
+        Cosmos3Engine.from_pretrained(name)
 
 
 def test_known_contracts_state_the_source_of_every_field():
@@ -260,13 +306,14 @@ def sound(checkpoints, tmp_path_factory):
     formats.dcp_run(released, root / "dcp")
     formats.modelopt_fp8(released, root / "fp8")
     formats.adapter(released, root / "peft", "peft")
+    shutil.copytree(released, root / "released")
     return root
 
 
 def test_sound_folders_pass(sound, checkpoints):
     for name in ("export", "lerobot", "dcp", "peft"):
         assert inspect(sound / name, checkpoints["silu"])["verdict"] == "needs a contract"
-    assert inspect(sound / "fp8")["verdict"] == "ready"
+    assert [inspect(sound / name)["verdict"] for name in ("fp8", "released")] == ["ready", "ready"]
     with pytest.raises(ConfigError, match="whole checkpoint"):
         inspect(sound / "fp8", checkpoints["silu"])
     for name in ("export", "dcp", "peft"):
@@ -279,7 +326,7 @@ def test_damaged_folders_get_a_typed_verdict(sound, checkpoints, tmp_path, name)
     folder = Path(shutil.copytree(sound / source, tmp_path / "c"))
     damage(folder)
     with opened_files() as seen:
-        report = inspect(folder, None if source == "fp8" else checkpoints["silu"])
+        report = inspect(folder, None if source in ("fp8", "released") else checkpoints["silu"])
     assert report["verdict"] == verdict, report
     assert re.search(word, report["problem"])
     assert report["problem"].isprintable() or "\n" in report["problem"]

@@ -94,16 +94,20 @@ def lerobot_policy(released: Path, folder: Path, **changes: Any) -> Path:
         "scheduler_config": "scheduler/scheduler_config.json",
     }.items()}  # fmt: skip
     config |= {"type": "cosmos3", "text_processor_name_or_path": "nvidia/Cosmos3-Nano", "chunk_size": 16, "raw_action_dim": 10}
-    config |= {"action_space": "midtrain", "invert_gripper": True, "domain_name": "droid_lerobot", "conditioning_fps": 15.0}
+    config |= {"action_space": "midtrain", "invert_gripper": False, "domain_name": "droid_lerobot", "conditioning_fps": 15.0}
     config |= {"resolution_tier": "256", "guidance_scale": 1.0, "num_inference_steps": 2, "shift": 10.0}
-    config |= {"image_keys": ["observation.images.wrist", "observation.images.left", "observation.images.right"]}
+    views = ("wrist_cam", "over_shoulder_left_camera", "over_shoulder_right_camera")
+    config |= {"image_keys": [f"observation.images.{view}" for view in views], "num_views": 3, "domain_id": 8}
     config |= {"normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "QUANTILES"}}
     write_json(folder / "config.json", config | changes)
     state = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
     rows = {f"action.{name}": torch.linspace(*ends, 10) for name, ends in {"q01": (-1.0, -0.1), "q99": (0.5, 2.0)}.items()}
     save_file(rows, folder / state)
-    step = {"registry_name": "unnormalizer_processor", "config": {}, "state_file": state}
-    write_json(folder / "policy_postprocessor.json", {"name": "policy_postprocessor", "steps": [step]})
+    modes = {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "QUANTILES"}
+    about = {"eps": 1e-8, "features": {"action": {"type": "ACTION", "shape": [10]}}, "norm_map": modes}
+    step = {"registry_name": "unnormalizer_processor", "config": about, "state_file": state}
+    device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
+    write_json(folder / "policy_postprocessor.json", {"name": "policy_postprocessor", "steps": [step, device]})
     return folder
 
 

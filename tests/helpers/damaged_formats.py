@@ -127,14 +127,68 @@ def scale_of_zero(weights: dict[str, torch.Tensor]) -> None:
     weights[next(key for key in weights if key.endswith("weight_scale"))].zero_()
 
 
+def under(prefix: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    """The same weights a second time, under another prefix."""
+    return lambda weights: weights.update({prefix + key.removeprefix("base_model.model."): w * 9 for key, w in weights.items()})
+
+
+def as_dtype(dtype: torch.dtype) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda weights: weights.update({key: w.to(dtype) for key, w in weights.items()})
+
+
+def second_weights(folder: Path) -> None:
+    save_file({"proj_in.bias": torch.ones(64)}, folder / "model.safetensors")
+
+
+def second_config(folder: Path) -> None:
+    (folder / "lora_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 80}))
+
+
+def adapter_config(**options: Any) -> Damage:
+    return edit_json("adapter_config.json", lambda data: data.update(options))
+
+
+def lerobot_config(**options: Any) -> Damage:
+    return edit_json("config.json", lambda data: data.update(options))
+
+
 def step_state(name: str) -> Damage:
-    return edit_json("policy_postprocessor.json", lambda data: data["steps"][0].update(state_file=name))
+    return edit_json(POST, lambda data: data["steps"][0].update(state_file=name))
+
+
+def step_config(**config: Any) -> Damage:
+    return edit_json(POST, lambda data: data["steps"][0].update(config=config))
+
+
+def further_step(name: str, at: int = 1) -> Damage:
+    return edit_json(POST, lambda data: data["steps"].insert(at, {"registry_name": name, "config": {}}))
+
+
+def other_preprocessor(folder: Path) -> None:
+    """Its normaliser has other figures than the postprocessor's."""
+    rows = load_file(folder / STATE)
+    save_file({**rows, "action.q99": rows["action.q99"] * 2}, folder / "pre.safetensors")
+    step = {"registry_name": "normalizer_processor", "config": {}, "state_file": "pre.safetensors"}
+    (folder / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+
+
+def records(**metadata: Any) -> Damage:
+    """What ``checkpoint.json`` of a released folder records."""
+    return edit_json("checkpoint.json", lambda data: data["strands_cosmos3"].update(metadata))
+
+
+def other_statistics(folder: Path) -> None:
+    low, high = [-1.0] * 10, [1.0] * 10
+    records(domain="droid_lerobot", width=10, normalization="quantile", statistics={"q01": low, "q99": high})(folder)
+    figures = {"schema": 1, "domain": "droid_lerobot", "columns": [f"c{i}" for i in range(10)], "q01": low, "q99": [2.0] * 10}
+    (folder / "action_stats.json").write_text(json.dumps(figures))
 
 
 def model_config(**changes: Any) -> Damage:
     return edit_json("config.json", lambda data: data["model"]["config"].update(changes))
 
 
+POST = "policy_postprocessor.json"
 STATE = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
 FP8 = "transformer/*.safetensors"
 OMNI_4D = "omni4d.model.Omni4DModel"
@@ -242,6 +296,105 @@ CASES: dict[str, tuple[str, Damage, str, str]] = {
         "LayoutError",
         "use_dora",
     ),
+    "a factor under two names": ("peft", edit_weights(under("transformer.")), "WeightsError", "are both"),
+    "a weight under two names": (
+        "peft",
+        edit_weights(lambda w: w.update({"proj_in.bias": torch.ones(64), "transformer.proj_in.bias": torch.zeros(64)})),
+        "WeightsError",
+        "are both",
+    ),
+    "an adapter of an eye": ("peft", edit_weights(renamed("mlp_moe_gen", "visual_mlp")), "WeightsError", "no weight of"),
+    "an adapter of nothing": ("peft", edit_weights(dict.clear), "WeightsError", "no weight of"),
+    "factors in FP8": ("peft", edit_weights(as_dtype(torch.float8_e4m3fn)), "WeightsError", "F8_E4M3"),
+    "factors that are whole numbers": ("peft", edit_weights(as_dtype(torch.int8)), "WeightsError", "I8"),
+    "an adapter's second weights": ("peft", second_weights, "LayoutError", "model.safetensors"),
+    "an adapter's second config": ("peft", second_config, "LayoutError", "lora_config.json"),
+    **{
+        f"an adapter with {name}={value}": ("peft", adapter_config(**{name: value}), "LayoutError", f"{name} ?=")
+        for name, value in [
+            *(("init_lora_weights", "pissa"), ("init_lora_weights", "olora"), ("layer_replication", [[0, 2], [1, 2]])),
+            *(
+                ("use_qalora", True),
+                ("bias", "all"),
+                ("lora_bias", True),
+                ("peft_type", "LOHA"),
+                ("alora_invocation_tokens", [1]),
+            ),
+            *(("modules_to_save", ["lm_head"]), ("rank_pattern", {"q": 2}), ("something_new", 3), ("rank", 2), ("alpha", 99)),
+            *(("lora_alpha", True), ("lora_alpha", 0), ("lora_alpha", -8), ("lora_alpha", 1e38), ("lora_alpha", "8")),
+            ("base_model_name_or_path", "nvidia/Cosmos3-Edge"),
+        ]
+    },
+    **{
+        f"a policy with {name}={value}": ("lerobot", lerobot_config(**{name: value}), verdict, f"{name}|{word}")
+        for name, value, verdict, word in [
+            ("domain_id", 20, "ContractError", ""),
+            ("num_views", 1, "ContractError", ""),
+            ("max_action_dim", 3, "ContractError", "action_dim is 3"),
+            ("use_state", True, "ContractError", "state_row is True"),
+            ("use_relative_actions", True, "LayoutError", ""),
+            ("history_length", 2, "LayoutError", ""),
+            ("invert_gripper", True, "LayoutError", ""),
+            ("invert_gripper", "no", "LayoutError", ""),
+            ("image_keys", ["wrist", "wrist", "wrist_cam"], "ContractError", "views is"),
+            ("image_keys", 3, "LayoutError", ""),
+            ("raw_action_dim", 9, "ContractError", "width is 9"),
+        ]
+    },
+    "a step that normalises otherwise": (
+        "lerobot",
+        step_config(norm_map={"ACTION": "MEAN_STD"}),
+        "ContractError",
+        f"'quantile' in .*config.json and 'meanstd' in .*{POST}",
+    ),
+    "a policy and a step that normalise otherwise": (
+        "lerobot",
+        lerobot_config(normalization_mapping={"ACTION": "IDENTITY"}),
+        "ContractError",
+        "normalization is 'none' in",
+    ),
+    "an empty unnormaliser": ("lerobot", further_step("unnormalizer_processor", 0), "LayoutError", "one unnormalizer"),
+    "a step with absolute actions": ("lerobot", further_step("absolute_actions_processor"), "LayoutError", "absolute"),
+    "a step of one's own": ("lerobot", further_step("my_scale_by_100"), "LayoutError", "my_scale_by_100"),
+    "other figures before than after": ("lerobot", other_preprocessor, "ContractError", "policy_preprocessor.json and"),
+    "figures that are whole numbers": ("lerobot", edit_weights(as_dtype(torch.int8), STATE), "LayoutError", "int8"),
+    "NVFP4 beside FP8": (
+        "fp8",
+        edit_json("hf_quant_config.json", lambda d: d.update(quantization={"quant_algo": "NVFP4"})),
+        "LayoutError",
+        "NVFP4",
+    ),
+    "FP8 with groups": (
+        "fp8",
+        edit_json("hf_quant_config.json", lambda d: d.update(group_size=128)),
+        "LayoutError",
+        "group_size",
+    ),
+    "an index with an endless name": (
+        "export",
+        edit_json("model.safetensors.index.json", lambda d: d["weight_map"].update({"x": "a" * 300 + ".safetensors"})),
+        "LayoutError",
+        "no file beside it",
+    ),
+    "a record of a closed gripper": ("released", records(gripper="1=closed"), "ContractError", "1 as closed"),
+    "a record of no gripper": (
+        "released",
+        records(domain="droid_lerobot", gripper="none"),
+        "ContractError",
+        "checkpoint.json and '1=open or 1=closed' in embodiment",
+    ),
+    "a record of three columns": ("released", records(width=3), "ContractError", "3 columns"),
+    "a record of another width": ("released", records(domain="umi", width=3), "ContractError", "width is 3 in .* and 10 in"),
+    "a record of figures that are absent": ("released", records(normalization="meanstd"), "StatisticsError", "no mean/std"),
+    "a record of half the figures": (
+        "released",
+        records(domain="libero", normalization="meanstd", statistics={"q01": [-1] * 10, "q99": [1] * 10}),
+        "StatisticsError",
+        "incomplete",
+    ),
+    "a record of rates beyond reason": ("released", records(fps=1e300), "LayoutError", "fps"),
+    "a record of an unknown domain": ("released", records(domain="nobody"), "LayoutError", "domain"),
+    "statistics beside others": ("released", other_statistics, "ContractError", "action_stats.json differ"),
     "a delta of unknown weights": (
         "peft",
         edit_weights(lambda w: w.update({"ears.weight": torch.ones(2)})),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from strands_cosmos3.engine.formats.layout import OnBase
-from strands_cosmos3.engine.formats.names import renamed
+from strands_cosmos3.engine.formats.layout import Implemented, OnBase, require_implemented
+from strands_cosmos3.engine.formats.names import is_vision, renamed
 from strands_cosmos3.engine.formats.sources import Overlay, Renamed, WithLora
+from strands_cosmos3.engine.locate import repository_of
 from strands_cosmos3.engine.weight_files import WeightFiles
-from strands_cosmos3.engine.weight_source import WeightSource, readable
+from strands_cosmos3.engine.weight_source import DTYPES, WeightSource, readable
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import shown
 
@@ -19,7 +19,20 @@ CONFIGS = ("adapter_config.json", "lora_config.json")
 STEMS = ("adapter_model", "pytorch_lora_weights", "model")
 _PREFIX = re.compile(r"^(base_model\.)?(model\.)?(transformer\.|net\.|module\.)?")
 _FACTOR = re.compile(r"\.lora_(A|B|down|up)(\.default)?(\.weight)?$")
-_UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "modules_to_save")
+_RANK, _ALPHA = ("r", "rank", "lora_rank"), ("lora_alpha", "alpha")
+_MOST_SCALE = 1000
+_BASE = "base_model_name_or_path"
+_WITHOUT_EFFECT = (
+    *("target_modules", "targets", "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "lora_dropout"),
+    *("inference_mode", "peft_version", "revision", "auto_mapping", "megatron_core", "qalora_group_size", "digest"),
+)
+_IMPLEMENTED: Implemented = {
+    **dict.fromkeys((*_RANK, *_ALPHA, _BASE), ()),
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian"),  # others change the base
+    **dict.fromkeys(_WITHOUT_EFFECT, ()),
+}
 
 
 class Adapter(OnBase):
@@ -28,14 +41,25 @@ class Adapter(OnBase):
     format = "adapter"
 
     def weights(self) -> WeightSource:
-        files = WeightFiles(self.root, self.root, self._stem(), dtypes=None)
+        stem = self._stem()
+        files = WeightFiles(self.root, self.root, stem, dtypes=None)
+        counted = {*files.files, self.root / f"{stem}.safetensors"}
+        if surplus := sorted(path.name for path in set(self.root.glob("*.safetensors")) - counted):
+            raise LayoutError(f"{self.root} holds {shown(surplus[:4])} beside {stem}.safetensors; keep the one that counts.")
         base = self._base().weights()
         whole, factors = _sorted(files)
-        names, _ = renamed(whole, "")
+        names, self.skipped = renamed(whole, "")
+        self.skipped += tuple(name for name in factors if is_vision(name))
+        factors = {name: pair for name, pair in factors.items() if not is_vision(name)}
+        if not names and not factors:
+            raise WeightsError(
+                f"{self.root} holds no weight of {base.folder}, only {shown(self.skipped[:4])}: it is no adapter of it."
+            )
         if surplus := sorted(set(names) - set(base.shapes)):
             raise WeightsError(f"{self.root} changes {shown(surplus[:6])}, which its base {base.folder} does not have.")
         over = Overlay(base, Renamed(files, {name: whole[bare] for name, bare in names.items()}))
-        return WithLora(over, files, factors, self._scale(files, factors)) if factors else over
+        config = self._config()
+        return WithLora(over, files, factors, self._scale(config, files, factors)) if factors else over
 
     def _stem(self) -> str:
         for stem in STEMS:
@@ -46,35 +70,59 @@ class Adapter(OnBase):
             raise LayoutError(f"{self.root} holds {len(single)} safetensors files, none of {', '.join(STEMS)}; keep one.")
         return single[0]
 
-    def _scale(self, files: WeightFiles, factors: Mapping[str, tuple[str, str]]) -> float:
-        config: dict[str, Any] = next((self.read(name) for name in CONFIGS if self.has(name)), {})
-        if refused := [name for name in _UNSUPPORTED if config.get(name)]:
-            raise LayoutError(f"{self.root}: {', '.join(refused)} of an adapter are not supported; merge it where it was made.")
-        rank = next((config[name] for name in ("r", "rank", "lora_rank") if name in config), None)
-        alpha = next((config[name] for name in ("lora_alpha", "alpha") if name in config), None)
-        if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    def _config(self) -> dict[str, Any]:
+        found = [name for name in CONFIGS if self.has(name)]
+        if len(found) > 1:
+            raise LayoutError(f"{self.root} holds {' and '.join(found)}; keep the one that counts.")
+        config = self.read(found[0]) if found else {}
+        if found:
+            require_implemented(config, _IMPLEMENTED, self.root / found[0], "Merge it where it was made.")
+        named, base = config.get(_BASE), self._base().root
+        if named and repository_of(base).split("/")[-1] not in str(named).split("/"):
             raise LayoutError(
-                f"{self.root} has low-rank factors, and no {' or '.join(CONFIGS)} with r and lora_alpha (got r={shown(rank)}, "
-                f"lora_alpha={shown(alpha)}); their scale cannot be guessed."
+                f"{self.root / found[0]}: {_BASE} = {shown(named)}, and the base here is {base}; name that base, or correct "
+                "the line if it is the same checkpoint."
             )
+        return config
+
+    def _scale(self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]) -> float:
+        stated = [[config[name] for name in names if name in config] for names in (_RANK, _ALPHA)]
+        rank, alpha = (values[0] if values else None for values in stated)
+        if any(value != values[0] for values in stated for value in values):
+            said = ", ".join(f"{name} = {shown(config[name])}" for name in (*_RANK, *_ALPHA) if name in config)
+            raise LayoutError(f"{self.root}: its config contradicts itself: {said}.")
+        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha <= _MOST_SCALE * rank:
+            raise LayoutError(
+                f"{self.root} has low-rank factors, and no {' or '.join(CONFIGS)} with r and lora_alpha, both above zero (got "
+                f"r={shown(rank)}, lora_alpha={shown(alpha)}); their scale cannot be guessed."
+            )
+        if wrong := sorted({files.dtypes[name] for pair in factors.values() for name in pair} - set(DTYPES)):
+            raise WeightsError(f"{self.root}: factors are stored as {', '.join(wrong)}; only {', '.join(DTYPES)} are loaded.")
         if wrong := [name for name, (a, _) in factors.items() if files.shapes[a][:1] != (rank,)]:
             raise WeightsError(f"{self.root}: the factors of {shown(wrong[:4])} have another rank than the config's {rank}.")
         return alpha / rank
 
 
 def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
-    """Bare name -> stored name of whole weights, and released name of a weight -> stored names of its factors A and B."""
+    """Bare name -> stored name of whole weights, and released name of a weight -> stored names of its factors A and B.
+
+    Raises WeightsError if two weights have one name, or a factor is alone.
+    """
     whole: dict[str, str] = {}
     pairs: dict[str, dict[str, str]] = {}
     for key in files.shapes:
         bare = _PREFIX.sub("", key)
         found = _FACTOR.search(bare)
         if found is None:
-            whole[bare] = key
+            side, held = bare, whole
         else:
             side = {"down": "A", "up": "B"}.get(found[1], found[1])
-            pairs.setdefault(f"{bare[: found.start()]}.weight", {})[side] = key
-    names, _ = renamed(pairs, "")
-    if half := [name for name, bare in names.items() if set(pairs[bare]) != {"A", "B"}]:
+            held = pairs.setdefault(f"{bare[: found.start()]}.weight", {})
+        if side in held:
+            raise WeightsError(f"{readable(key)} and {readable(held[side])} are both {readable(bare)}; one is wrong.")
+        held[side] = key
+    if half := [name for name in pairs if set(pairs[name]) != {"A", "B"}]:
         raise WeightsError(f"{readable(half[0])} has only one of its two low-rank factors; download it again.")
-    return whole, {name: (pairs[bare]["A"], pairs[bare]["B"]) for name, bare in names.items()}
+    names, seen = renamed(pairs, "")
+    of = {**names, **{bare: bare for bare in seen}}
+    return whole, {name: (pairs[bare]["A"], pairs[bare]["B"]) for name, bare in of.items()}

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from strands_cosmos3.actions.normalization import FIGURES, Method
-from strands_cosmos3.embodiments import get_embodiment, list_embodiments
+from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment, list_embodiments
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.errors import ContractError, InputError, UnknownNameError
 from strands_cosmos3.observe.views import TIERS
@@ -22,8 +22,14 @@ from strands_cosmos3.resources import contained, read_json, require_file, resour
 
 CONTRACT = "contract.toml"
 NORMALIZATIONS = ("none", *get_args(Method))
+Stated = tuple[str, Mapping[str, Any]]
+"""A source, and what it states."""
+NEEDED: Mapping[str, tuple[str, ...]] = {"meanstd": ("mean", "std"), "minmax": ("min", "max"), "quantile_rot": ("raw",)}
+"""Normalisation -> the figures it needs beside q01 and q99."""
 _MAX_BYTES = 1 << 20
 _STATISTICS = "statistics"
+SAMPLING = ("num_steps", "guidance_scale", "flow_shift")
+_FPS = (0.1, 1000)
 
 
 def _whole(low: int, high: int) -> Callable[[Any], bool]:
@@ -34,15 +40,15 @@ def _one_of(*valid: object) -> Callable[[Any], bool]:
     return lambda value: any(value is one or (type(value) is type(one) and value == one) for one in valid)
 
 
-def _positive(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value > 0
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _sampling(value: Any) -> bool:
-    wanted = {"num_steps", "guidance_scale", "flow_shift"}
-    if not isinstance(value, Mapping) or set(value) != wanted or not _whole(1, 1000)(value["num_steps"]):
+    if not isinstance(value, Mapping) or value.keys() != set(SAMPLING) or not _whole(1, 1000)(value["num_steps"]):
         return False
-    return all(type(value[name]) in (int, float) and math.isfinite(value[name]) for name in wanted) and value["flow_shift"] > 0
+    guidance, shift = value["guidance_scale"], value["flow_shift"]
+    return _number(guidance) and 0 <= guidance <= 100 and _number(shift) and 0 < shift <= 1000
 
 
 def _domain(value: Any) -> bool:
@@ -53,25 +59,37 @@ def _domain(value: Any) -> bool:
 
 
 def _views(value: Any) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= 8 and all(isinstance(v, str) and 0 < len(v) < 80 for v in value)
+    named = isinstance(value, list) and 0 < len(value) <= 8 and all(isinstance(v, str) and 0 < len(v) < 80 for v in value)
+    return named and len(set(value)) == len(value)
+
+
+def _figures(value: Any, raw: bool = True) -> bool:
+    if not isinstance(value, Mapping) or not value.keys() <= {*FIGURES, *(["raw"] * raw)}:
+        return False
+    rows = [row for name, row in value.items() if name != "raw"]
+    sound = all(isinstance(row, list) and 0 < len(row) <= ACTION_DIM and all(map(_number, row)) for row in rows)
+    return sound and ("raw" not in value or _figures(value["raw"], raw=False))
 
 
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "domain": (_domain, "an embodiment: " + ", ".join(list_embodiments())),
     "action_space": (_one_of("midtrain", "joint_pos"), '"midtrain" (pose deltas) or "joint_pos" (joint angles)'),
     "width": (_whole(1, 64), "number of action columns, 1 to 64"),
-    "chunk": (_whole(1, 10_000), "rows of an answer"),
-    "fps": (_positive, "rows and frames a second"),
+    "chunk": (_whole(1, 256), "rows of an answer, 1 to 256"),
+    "fps": (lambda value: _number(value) and _FPS[0] <= value <= _FPS[1], "rows and frames a second, 0.1 to 1000"),
     "normalization": (_one_of(*NORMALIZATIONS), " or ".join(map(json.dumps, NORMALIZATIONS))),
     _STATISTICS: (
-        lambda value: isinstance(value, Mapping) or _domain(value),
-        "a domain with packaged statistics, or a JSON file beside this one",
+        lambda value: _figures(value) or _domain(value),
+        "a domain with packaged statistics, or a JSON file beside this one: lists q01, q99 and what the normalisation needs",
     ),
     "gripper": (_one_of("1=open", "1=closed", "none"), 'the model\'s gripper column: "1=open", "1=closed" or "none"'),
-    "views": (_views, "names of the pictures in the order in which they are composed"),
+    "views": (_views, "different names of the pictures, in the order in which they are composed"),
     "prompt_format": (_one_of("plain", "json"), '"plain" or "json"'),
     "resolution_tier": (_one_of(*TIERS), " or ".join(map(str, TIERS))),
-    "sampling": (_sampling, "{ num_steps = ..., guidance_scale = ..., flow_shift = ... }"),
+    "sampling": (
+        _sampling,
+        "{ num_steps = ..., guidance_scale = ..., flow_shift = ... }, guidance_scale at most 100, flow_shift at most 1000",
+    ),
 }
 """Field -> its check, and its valid values in words."""
 OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -79,6 +97,7 @@ OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "composition": (_one_of("letterbox", "framework"), '"letterbox" or "framework"'),
 }
 _LINKS = ("checkpoint", "base", "like", "sources")
+_ONLY_COMPARED = ("domain_id", "num_views", "action_dim", "state_row")  # other words for what the fields say
 
 
 def read_contract(path: Path, root: Path) -> dict[str, Any]:
@@ -102,14 +121,25 @@ def read_contract(path: Path, root: Path) -> dict[str, Any]:
 def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The figures of a statistics file in the schema of this project, of cosmos-framework (``global``) or LeRobot (``action``).
 
-    Raises ContractError if it has no lists q01 and q99.
+    Raises ContractError if it has no lists q01 and q99, or two blocks of figures that differ.
     """
-    block = next((data[name] for name in ("action", "global") if isinstance(data.get(name), Mapping)), data)
-    raw = next((data[name] for name in ("global_raw", "raw") if isinstance(data.get(name), Mapping)), None)
-    if not all(isinstance(block.get(name), list) for name in FIGURES[:2]):
+    raw = _block({name: data[name] for name in ("global_raw", "raw") if name in data}, path)
+    figures = _block({"": data, **{name: data[name] for name in ("action", "global") if name in data}}, path)
+    if not {*FIGURES[:2]} <= figures.keys():
         raise ContractError(f"{path} has no lists q01 and q99 of the action columns; statistics need at least those.")
-    figures: dict[str, Any] = {name: block[name] for name in FIGURES if isinstance(block.get(name), list)}
-    return figures | ({} if raw is None else {"raw": figures_of(raw, path)})
+    return figures | ({"raw": raw} if raw else {})
+
+
+def _block(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The figures of the one block that has some; ContractError if there are several, and they differ."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, block in blocks.items():
+        if isinstance(block, Mapping) and (held := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}):
+            found[name] = held
+    if any(held != next(iter(found.values())) for held in found.values()):
+        named = " and ".join(repr(name) if name else "the top level" for name in found)
+        raise ContractError(f"{path}: {named} hold different figures; keep the ones that the rows were normalised with.")
+    return next(iter(found.values()), {})
 
 
 def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -126,22 +156,78 @@ def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "sources"}
 
 
-def merged(recorded: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a folder records and a contract states together; raises ContractError where they contradict each other."""
-    wrong = [
-        f"{name} is {shown(recorded[name])} in the folder and {shown(value)} in the contract"
-        for name, value in given.items()
-        if name in FIELDS and recorded.get(name) is not None and recorded[name] != value
-    ]
+def fields_of(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """A contract without what it says of files."""
+    return {name: value for name, value in contract.items() if name not in _LINKS}
+
+
+def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, Any]:
+    """What all sources state together. Values of ``foreign`` files that are not valid here count as not stated.
+
+    Raises ContractError, with both sources, where one contradicts another, or what follows from the others.
+    """
+    known: dict[str, Any] = {}
+    said_by: dict[str, str] = {}
+    wrong: list[str] = []
+
+    def compare(source: str, stated: Mapping[str, Any], keep: bool) -> None:
+        for name, value in stated.items():
+            if value is None:
+                continue
+            if name in known and not _agree(name, known[name], value):
+                wrong.append(f"{name} is {shown(known[name])} in {said_by[name]} and {shown(value)} in {source}")
+            elif name in known and isinstance(value, Mapping):
+                known[name] = {**known[name], **value}
+            elif keep and name not in known:
+                known[name], said_by[name] = value, source
+
+    for source, stated in sources:
+        compare(source, stated, keep=True)
+    valid = {name: value for name, value in known.items() if not foreign or name not in FIELDS or FIELDS[name][0](value)}
+    for source, stated in _implied(valid):
+        compare(source, stated, keep=False)
     if wrong:
-        raise ContractError(f"{where}: {'; '.join(wrong)}. One of the two is wrong; correct the contract.")
-    return {**recorded, **{name: value for name, value in given.items() if name not in _LINKS}}
+        raise ContractError(f"{where}: {'; '.join(wrong)}. One of the two is wrong; correct it.")
+    return {name: known[name] for name in valid if name not in _ONLY_COMPARED}
+
+
+def _agree(name: str, one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_agree(key, one[key], other[key]) for key in one.keys() & other.keys())
+    if name == "domain" and _domain(one) and _domain(other):
+        return get_embodiment(one) is get_embodiment(other)
+    return one == other
+
+
+def _implied(known: Mapping[str, Any]) -> Iterator[Stated]:
+    """What follows from the fields: a source like any other, except that it fills in none."""
+    statistics = known.get(_STATISTICS)
+    for block in (statistics, statistics.get("raw", {})) if isinstance(statistics, Mapping) else ():
+        yield from ((f"the list {name} of the statistics", {"width": len(block[name])}) for name in FIGURES if name in block)
+    if "views" in known:
+        yield "the list of views", {"num_views": len(known["views"])}
+    if "domain" not in known:
+        return
+    domain = get_embodiment(known["domain"])
+    about = f"embodiment {domain.name!r}"
+    yield about, {"domain_id": domain.domain_id, "views": None if domain.rig is None else list(domain.rig.views)}
+    if (domain.gripper is None) != (known.get("gripper") == "none"):
+        yield about, {"gripper": "none" if domain.gripper is None else "1=open or 1=closed"}
+    if isinstance(statistics, str) and get_embodiment(statistics).stats != domain.stats:
+        yield about, {_STATISTICS: domain.stats or "not packaged"}
+    if (space := domain.spaces.get(known.get("action_space", ""))) is not None:
+        row = {} if known.get("state") else {"state_row": space.state_row}
+        yield f"{space.name} rows of {about}", {"width": space.width, **row}
+    else:
+        yield about, {"action_space": " or ".join(domain.spaces)}
 
 
 def missing(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that metadata does not state; statistics are needed for normalised rows only."""
-    raw = metadata.get("normalization") == "none"
-    return tuple(name for name in FIELDS if metadata.get(name) is None and not (name == _STATISTICS and raw))
+    """The fields that metadata does not state; statistics, with what the normalisation needs, for normalised rows only."""
+    method, figures = metadata.get("normalization"), metadata.get(_STATISTICS)
+    lacking = isinstance(figures, Mapping) and not {*FIGURES[:2], *NEEDED.get(str(method), ())} <= figures.keys()
+    absent = [name for name in FIELDS if metadata.get(name) is None or (name == _STATISTICS and lacking)]
+    return tuple(name for name in absent if name != _STATISTICS or method != "none")
 
 
 def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -> str:
@@ -152,9 +238,10 @@ def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -
         f"checkpoint = {json.dumps(str(root))}",
         f"base = {json.dumps(base)}" if base else '# base = ?  # source of VAE and tokenizer, e.g. "nvidia/Cosmos3-Nano"',
     ]
+    lacking = missing(metadata)
     for name, (_, valid) in FIELDS.items():
         value = metadata.get(name)
-        if value is None:
+        if value is None or name in lacking:
             lines.append(f"# {name} = ?  # {valid}")
         elif name == _STATISTICS and isinstance(value, Mapping):
             lines.append(f"# {name}: the folder has them")

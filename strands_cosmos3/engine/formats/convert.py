@@ -12,14 +12,15 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from strands_cosmos3.actions.normalization import FIGURES
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
-from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, toml_value
+from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete, toml_value
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
 from strands_cosmos3.engine.formats.writer import Planned, shards_of, write_safetensors
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.weight_files import STEM, inside, sha256
 from strands_cosmos3.engine.weight_source import WeightSource
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, ContractError
 from strands_cosmos3.resources import read_json, storing, write_json, write_whole
 
 Target = Literal["released", "lerobot"]
@@ -49,10 +50,13 @@ def convert(
 
     Raises:
         ConfigError: ``out`` exists, or holds an unfinished conversion of something else.
+        ContractError: A LeRobot folder cannot say what the checkpoint's actions mean.
         CheckpointError, StorageError: A weight cannot be read, or a file not be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists already; choose another --out.")
+    if to == "lerobot":
+        _require_said_by_lerobot(checkpoint)
     hidden = out.with_name(f".{out.name}.converting")
     done = _Progress(hidden, {"source": _identity(checkpoint), "to": to, "dtype": dtype, "shard_bytes": shard_bytes})
     files = _released_files(checkpoint, dtype, shard_bytes) if to == "released" else _lerobot_files(checkpoint, dtype)
@@ -144,7 +148,12 @@ def _describe_released(
     _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")
     if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get("statistics") is None:
         shutil.copyfile(statistics, out / STATISTICS)
-    ours = {**checkpoint.metadata, "converted_from": layout.format, "sha256": dict(digests)}
+    ours = {
+        **checkpoint.metadata,
+        "composition": checkpoint.composition,
+        "converted_from": layout.format,
+        "sha256": dict(digests),
+    }
     if checkpoint.action_space is not None:
         ours["action_space"] = checkpoint.action_space
     write_json(out / METADATA, {"strands_cosmos3": ours})
@@ -155,8 +164,14 @@ def _lerobot_files(checkpoint: Checkpoint, dtype: StoredDtype) -> dict[str, list
     return {"model.safetensors": [*transformer, *_planned(checkpoint.vae_weights, dtype, "model.vae.")]}
 
 
+def _require_said_by_lerobot(checkpoint: Checkpoint) -> None:
+    known = checkpoint.metadata
+    require_complete(known, (), checkpoint.root)
+    if lost := [name for name in ("state", "policy_frames") if known.get(name)]:
+        raise ContractError(f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have no word.")
+
+
 def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
-    checkpoint.require_contract()
     write_json(out / "config.json", exported_config(checkpoint.layout, checkpoint.metadata))
     _copy_tokenizer(checkpoint.layout.tokenizer, out / "text_tokenizer")
     stats = None if checkpoint.metadata.get("normalization") == "none" else checkpoint.action_stats()
@@ -164,14 +179,18 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     figures: dict[str, torch.Tensor] = {}
     if stats is not None:
         stats = stats.raw or stats if method == "quantile_rot" else stats
-        found = {name: getattr(stats, name) for name in ("q01", "q99", "mean", "std", "min", "max")}
+        found = {name: getattr(stats, name) for name in FIGURES}
         figures = {f"action.{name}": torch.tensor(value) for name, value in found.items() if value is not None}
     for name, registry in (("preprocessor", "normalizer_processor"), ("postprocessor", "unnormalizer_processor")):
         state = f"policy_{name}_step_0_{registry}.safetensors" if figures else None
         if state is not None:
             write_whole(out / state, lambda hidden: save_file(figures, hidden))
-        write_json(out / f"policy_{name}.json", {"name": f"policy_{name}", "steps": [exported_step(registry, state)]})
+        write_json(
+            out / f"policy_{name}.json",
+            {"name": f"policy_{name}", "steps": [exported_step(registry, state, checkpoint.metadata)]},
+        )
     stated = {name: checkpoint.metadata[name] for name in FIELDS if name in checkpoint.metadata and name not in _RECORDED}
+    stated["composition"] = checkpoint.composition
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in stated.items())
     write_whole(out / CONTRACT, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.engine.formats import dcp
 from strands_cosmos3.engine.formats.adapters import CONFIGS, Adapter
-from strands_cosmos3.engine.formats.contract import CONTRACT, read_contract
+from strands_cosmos3.engine.formats.contract import CONTRACT, Stated, fields_of, read_contract
 from strands_cosmos3.engine.formats.framework import MODEL_TYPE, FrameworkExport
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.formats.lerobot import TYPES, LeRobotPolicy
 from strands_cosmos3.engine.formats.quantized import QUANTIZATION, ModelOptFp8
-from strands_cosmos3.engine.locate import locate
+from strands_cosmos3.engine.locate import existing, locate, repository_of
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import read_config
 from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
@@ -30,29 +30,36 @@ def open_layout(path: Path, base: str | Path | None = None, contract: Path | Non
         path: A folder, or a contract file (``*.toml``). The ``checkpoint`` and ``base`` that the caller's own file names may be
             anywhere; those of a ``contract.toml`` in a downloaded folder may not.
         base: Folder or hub repository of what the folder lacks; None is what the contract names.
-        contract: A contract file; None is ``contract.toml`` in the folder, if there is one.
+        contract: A contract file, beside ``contract.toml`` in the folder, if there is one.
 
     Raises LayoutError or ContractError.
     """
     if depth < 1:
         raise LayoutError(f"{path}: bases of bases of bases; name a checkpoint in the released layout as the base.")
-    if path.suffix == ".toml" and not path.is_dir():
+    root, file = path, contract
+    if path.suffix == ".toml" and not os.path.isdir(path):
         if contract is not None:
             raise ConfigError(f"{path} is a contract already; pass the folder beside another contract, {contract}.")
-        found = read_contract(path, path.parent)
-        if "checkpoint" not in found:
-            raise ContractError(f'{path} does not name the folder it describes; add checkpoint = "FOLDER".')
-        root = _place(found["checkpoint"], path.parent)
-        named = _place(found["base"], path.parent) if base is None and "base" in found else base
-        return _layout(root, found, named, depth)
-    found = {} if contract is None else read_contract(contract, contract.parent)
-    if base is None and "base" in found:
-        assert contract is not None
-        base = _place(found["base"], contract.parent)
-    if contract is None and os.path.lexists(path / CONTRACT):
-        found = read_contract(path / CONTRACT, path)
-        base = base or _public_base(found, path)
-    return _layout(path, found, base, depth)
+        file = path
+    contracts: list[Stated] = []
+    if file is not None:
+        found = read_contract(file, file.parent)
+        contracts.append((str(file), fields_of(found)))
+        if file is path:
+            if "checkpoint" not in found:
+                raise ContractError(f'{path} does not name the folder it describes; add checkpoint = "FOLDER".')
+            root = _place(found["checkpoint"], file.parent)
+        elif "checkpoint" in found and not _names(found["checkpoint"], file.parent, root):
+            raise ContractError(
+                f"{file} is the contract of {shown(found['checkpoint'])}, not of {root}; pass that folder's own."
+            )
+        if base is None and "base" in found:
+            base = _place(found["base"], file.parent)
+    if os.path.lexists(root / CONTRACT) and root / CONTRACT != file:
+        found = read_contract(root / CONTRACT, root)
+        contracts.append((str(root / CONTRACT), fields_of(found)))
+        base = _public_base(found, root) if base is None else base
+    return _layout(root, contracts, base, depth)
 
 
 def kind_of(root: Path) -> type[Layout]:
@@ -75,19 +82,24 @@ def kind_of(root: Path) -> type[Layout]:
     return Layout
 
 
-def _layout(root: Path, contract: Mapping[str, Any], base: str | Path | None, depth: int) -> Layout:
-    kind = kind_of(root) if root.is_dir() else Layout
+def _layout(root: Path, contracts: Sequence[Stated], base: str | Path | None, depth: int) -> Layout:
+    kind = kind_of(root) if os.path.isdir(root) else Layout
     if base is None:
-        return kind(root, contract)
+        return kind(root, contracts)
     if not issubclass(kind, OnBase):
         raise ConfigError(f"base {str(base)!r}: {root} is taken for a whole checkpoint ({kind.format}); leave the base out.")
-    return kind(root, contract, open_layout(locate(base), depth=depth - 1))
+    return kind(root, contracts, open_layout(locate(base), depth=depth - 1))
 
 
 def _place(named: str, folder: Path) -> Path:
     """The folder that the caller's own contract names: beside the file, anywhere, or on the hub."""
-    beside = folder / Path(named).expanduser()
-    return beside if beside.exists() else locate(named)
+    return existing(named, folder) or locate(named)
+
+
+def _names(named: str, folder: Path, root: Path) -> bool:
+    """Whether a contract's ``checkpoint`` is this folder, or the repository that it is a snapshot of."""
+    beside = existing(named, folder)
+    return named == repository_of(root) if beside is None else beside.resolve() == root.resolve()
 
 
 def _public_base(found: Mapping[str, Any], root: Path) -> str | None:

@@ -6,10 +6,10 @@ Source: cosmos-framework 5eee9ed5, ``scripts/export_model.py``. A contract is in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strands_cosmos3.engine.formats.contract import FIELDS
+from strands_cosmos3.engine.formats.contract import Stated
 from strands_cosmos3.engine.formats.layout import OnBase
 from strands_cosmos3.engine.formats.names import is_vision, renamed
 from strands_cosmos3.engine.formats.sources import Renamed
@@ -47,14 +47,14 @@ class FrameworkExport(OnBase):
         require_vision(self.skipped, self)
         return Renamed(files, names)
 
-    def recorded(self) -> Mapping[str, Any]:
+    def recorded(self) -> Sequence[Stated]:
         if not self.has("checkpoint.json"):
             raise LayoutError(f"{self.root} has no checkpoint.json, which the export writes last; export it again.")
         policy = self.read("checkpoint.json").get("policy") or {}
         if not isinstance(policy, Mapping):
             raise LayoutError(f"{self.root}/checkpoint.json: policy must be an object, got {shown(policy)}.")
         found = {ours: policy[theirs] for theirs, ours in _POLICY.items() if theirs in policy}
-        return {name: value for name, value in found.items() if FIELDS[name][0](value)}
+        return [(f"{self.root}/checkpoint.json", found)]
 
     def _model_config(self) -> Mapping[str, Any]:
         model = self.read("config.json").get("model")

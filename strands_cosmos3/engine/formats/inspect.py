@@ -12,12 +12,13 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.formats.acting import rehearse
 from strands_cosmos3.engine.formats.contract import FIELDS, missing, template
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.preflight import kept_bytes, working_bytes
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_source import WeightSource
-from strands_cosmos3.errors import CheckpointError, InputError
+from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
 
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
@@ -28,7 +29,7 @@ def inspect(path: Path, base: str | Path | None = None, contract: Path | None = 
     """Describe a checkpoint as a JSON object; nothing is loaded, and nothing outside its folders is read.
 
     Returns:
-        ``verdict``: ``ready`` to load and act, ``needs a contract`` to act, or the error's class if it does not load;
+        ``verdict``: ``ready`` to load and act, ``needs a contract`` to act, or the error's class if it does not load or act;
         ``problem``, its message; ``format``, ``folder``, ``base``, ``parts``, ``memory_gib``, ``contract``, ``licences``.
 
     Raises:
@@ -47,8 +48,14 @@ def inspect(path: Path, base: str | Path | None = None, contract: Path | None = 
     except (CheckpointError, InputError) as error:
         return {"verdict": type(error).__name__, "problem": str(error), **about}
     lacking = missing(checkpoint.metadata)
-    acts = not (lacking if checkpoint.needs_contract else checkpoint.action_space is None)
-    return {"verdict": "ready" if acts else "needs a contract", **about, **_described(checkpoint, lacking)}
+    about |= _described(checkpoint, lacking)
+    if lacking if checkpoint.needs_contract else checkpoint.action_space is None:
+        return {"verdict": "needs a contract", **about}
+    try:
+        rehearse(checkpoint)
+    except Cosmos3Error as error:
+        return {"verdict": type(error).__name__, "problem": str(error), **about}
+    return {"verdict": "ready", **about}
 
 
 def contract_of(path: Path, base: str | Path | None = None, contract: Path | None = None) -> str:

@@ -4,15 +4,19 @@ where they keep a part, and take from a ``base`` what they do not have."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.engine.formats.contract import merged
-from strands_cosmos3.engine.metadata import read_metadata
+from strands_cosmos3.engine.formats.contract import Stated, merged
+from strands_cosmos3.engine.metadata import METADATA, read_metadata
 from strands_cosmos3.engine.weight_files import WeightFiles, inside, read_config
-from strands_cosmos3.engine.weight_source import WeightSource
+from strands_cosmos3.engine.weight_source import WeightSource, readable
 from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.resources import shown
+
+Implemented = Mapping[str, tuple[Any, ...]]
+"""Option of a config -> the values that are implemented; none listed means any."""
 
 
 class Layout:
@@ -20,7 +24,7 @@ class Layout:
 
     Args:
         root: The folder. Nothing outside it is opened.
-        contract: Fields of a contract that the caller gave (:mod:`.contract`).
+        contracts: Fields of contract files (:mod:`.contract`): the caller's, and the folder's own.
         base: Source of what the folder lacks: VAE, tokenizer, scheduler, sizes.
 
     Attributes:
@@ -30,8 +34,8 @@ class Layout:
 
     format = "released"
 
-    def __init__(self, root: Path, contract: Mapping[str, Any], base: Layout | None = None):
-        self.root, self.contract, self.base = root, contract, base
+    def __init__(self, root: Path, contracts: Sequence[Stated] = (), base: Layout | None = None):
+        self.root, self.contracts, self.base = root, contracts, base
         self.skipped: tuple[str, ...] = ()
 
     def read(self, name: str) -> dict[str, Any]:
@@ -77,19 +81,18 @@ class Layout:
         """Folder of the tokenizer."""
         return self.root / "text_tokenizer"
 
-    def recorded(self) -> Mapping[str, Any]:
-        """What the folder itself says of its actions: keys of the metadata."""
-        return read_metadata(self.root)
+    def recorded(self) -> Sequence[Stated]:
+        """What the folder's own files say of its actions, file by file: keys of the metadata."""
+        return [(str(self.root / METADATA), read_metadata(self.root))]
 
     def metadata(self) -> Mapping[str, Any]:
-        """What the folder and the contract say together; raises ContractError if they contradict each other."""
-        recorded = self.recorded()
-        return merged(recorded, self.contract, str(self.root)) if self.contract else recorded
+        """What the folder and the contracts say together; raises ContractError if they contradict each other."""
+        return merged([*self.recorded(), *self.contracts], str(self.root), foreign=isinstance(self, OnBase))
 
     @property
     def needs_contract(self) -> bool:
         """Whether every field of the contract must be known to act; a released folder may rely on its variant."""
-        return self.format != "released" or bool(self.contract)
+        return isinstance(self, OnBase) or bool(self.contracts)
 
 
 class OnBase(Layout):
@@ -125,8 +128,28 @@ class OnBase(Layout):
     def tokenizer(self) -> Path:
         return self._base().tokenizer
 
-    def recorded(self) -> Mapping[str, Any]:
-        return {}
+    def recorded(self) -> Sequence[Stated]:
+        return ()
+
+
+def require_implemented(
+    config: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]], where: Path, instead: str
+) -> None:
+    """Raise LayoutError if a config sets an option to what is not implemented; what is unset (None, False, empty) is ignored.
+
+    Args:
+        instead: What to do instead, for the message.
+    """
+    refused = []
+    for name, value in config.items():
+        valid = implemented.get(name)
+        if value in (None, False, "", [], {}) or valid == () or (valid and any(value is v or value == v for v in valid)):
+            continue
+        refused.append(f"{readable(name)} = {shown(value)}" + (f" (only {' or '.join(map(repr, valid))})" if valid else ""))
+    if refused:
+        raise LayoutError(
+            f"{where}: {', '.join(refused[:6])}: not implemented. Implemented are {', '.join(implemented)}. {instead}"
+        )
 
 
 def first_existing(root: Path, *names: str) -> str | None:

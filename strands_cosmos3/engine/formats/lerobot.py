@@ -6,39 +6,42 @@ statistics are in the state of the steps ``normalizer_processor`` and ``unnormal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.engine.formats.contract import FIELDS
-from strands_cosmos3.engine.formats.layout import Layout, OnBase, first_existing
+from strands_cosmos3.actions.normalization import FIGURES
+from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
+from strands_cosmos3.engine.formats.contract import FIELDS, Stated
+from strands_cosmos3.engine.formats.layout import Implemented, Layout, OnBase, first_existing, require_implemented
 from strands_cosmos3.engine.formats.names import is_vision
 from strands_cosmos3.engine.formats.sources import Renamed
 from strands_cosmos3.engine.weight_files import WeightFiles, opened
-from strands_cosmos3.engine.weight_source import WeightSource, require_finite
+from strands_cosmos3.engine.weight_source import WeightSource, readable, require_finite
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 
 TYPES = ("cosmos3", "cosmos3_edge")
 _MODES = {"IDENTITY": "none", "QUANTILES": "quantile", "MEAN_STD": "meanstd", "MIN_MAX": "minmax"}
-_NEEDED = {"quantile": ("q01", "q99"), "meanstd": ("mean", "std"), "minmax": ("min", "max")}
-_FIGURES = ("q01", "q99", "mean", "std", "min", "max")
-_NAMED = {
+_FIELDS = {
     "domain_name": "domain",
     "action_space": "action_space",
     "raw_action_dim": "width",
     "chunk_size": "chunk",
     "conditioning_fps": "fps",
     "resolution_tier": "resolution_tier",
-    "image_keys": "views",
 }
+_COMPARED = {"domain_id": "domain_id", "num_views": "num_views", "max_action_dim": "action_dim", "use_state": "state_row"}
+_VIEWS = {"wrist_cam": "wrist", "over_shoulder_left_camera": "exterior_1", "over_shoulder_right_camera": "exterior_2"}
+_ONLY: Implemented = {"use_relative_actions": (False,), "n_obs_steps": (1,), "history_length": (1,)}
+_PICTURES = "observation.images."
 _SAMPLING = {"num_inference_steps": "num_steps", "guidance_scale": "guidance_scale", "shift": "flow_shift"}
 _LANDMARKS = {"transformer": "time_embedder.linear_1.weight", "vae": "decoder.conv_in.weight"}
-_STEPS = "policy_postprocessor.json"
+_PIPELINES = ("policy_preprocessor.json", "policy_postprocessor.json")
+_WITHOUT_EFFECT = ("device_processor", "to_batch_processor")
 
 
 class LeRobotPolicy(OnBase):
@@ -84,46 +87,76 @@ class LeRobotPolicy(OnBase):
                 return folder
         return self._base().tokenizer
 
-    def recorded(self) -> Mapping[str, Any]:
-        """The policy's config and processor steps. The gripper's sense is known where ``invert_gripper`` is set alone."""
-        config = self._config
-        found = {ours: config[theirs] for theirs, ours in _NAMED.items() if theirs in config}
-        found["sampling"] = {ours: config.get(theirs) for theirs, ours in _SAMPLING.items()}
-        if config.get("invert_gripper") is True:  # their rows count 1 as closed, and the model's are flipped
-            found["gripper"] = "1=open"
-        tier = found.get("resolution_tier")
+    def recorded(self) -> Sequence[Stated]:
+        """What the policy's config and its processors' steps say: each file is a source, and so are two keys of the config."""
+        where, config = str(self.root / "config.json"), self._config
+        own = {name: config[name] for name in _ONLY if name in config}
+        require_implemented(own, _ONLY, self.root / "config.json", "Run it with the code that trained it.")
+        found = {ours: config[theirs] for theirs, ours in (_FIELDS | _COMPARED).items() if theirs in config}
+        found["sampling"] = {ours: config[theirs] for theirs, ours in _SAMPLING.items() if config.get(theirs) is not None}
+        tier, mapping = found.get("resolution_tier"), config.get("normalization_mapping")
         found["resolution_tier"] = int(tier) if isinstance(tier, str) and tier.isdecimal() else tier
-        valid = {name: value for name, value in found.items() if FIELDS[name][0](value)}
-        return valid | self._normalization()
+        found["normalization"] = _mode(mapping)
+        if not isinstance(flipped := config.get("invert_gripper", False), bool) or (
+            flipped and found["normalization"] != "none"
+        ):
+            raise LayoutError(
+                f"{where}: invert_gripper = {shown(flipped)} with ACTION normalised by {shown(mapping)}: it flips normalised "
+                "values (x -> 1 - x), for which no contract has a word. Only true with IDENTITY, or false, is implemented."
+            )
+        if type(rows := config.get("n_action_steps")) is int and 0 < rows < config.get("chunk_size", 0):
+            found["replan_rows"] = rows
+        if flipped:  # their rows count 1 as closed, and the model's are flipped
+            found["gripper"] = "1=open"
+        steps = [(str(self.root / name), self._pipeline(name)) for name in _PIPELINES if self.has(name)]
+        tensors = {"action_dim": self.transformer_config().get("action_dim")}
+        return [(where, found), (f"{where} (image_keys)", self._views()), (f"{where} (transformer_config)", tensors), *steps]
 
-    def _normalization(self) -> dict[str, Any]:
-        mapping = self._config.get("normalization_mapping")
-        mode = _MODES.get(str(mapping.get("ACTION")) if isinstance(mapping, Mapping) else "")
-        if mode is None or mode == "none":
-            return {} if mode is None else {"normalization": mode}
-        figures = self._action_statistics()
-        complete = {"q01", "q99", *_NEEDED[mode]} <= set(figures)
-        return {"normalization": mode} | ({"statistics": figures} if complete else {})
-
-    def _action_statistics(self) -> dict[str, list[float]]:
-        """Figures of ``action`` in the state of the step that un-normalises; empty if there is none."""
-        if not self.has(_STEPS):
+    def _views(self) -> dict[str, Any]:
+        """The pictures: where an embodiment composes them under its own names if they are known, those of the pull request."""
+        keys = self._config.get("image_keys")
+        if keys is None:
             return {}
-        steps = self.read(_STEPS).get("steps")
-        for step in steps if isinstance(steps, list) else []:
-            if not isinstance(step, Mapping) or step.get("registry_name") != "unnormalizer_processor":
-                continue
-            name = step.get("state_file")
-            if name is None:
-                return {}
-            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise LayoutError(f"{self.root}/{_STEPS} names {shown(name)}; only safetensors files beside it are opened.")
-            if first_existing(self.root, name) is None:
-                raise LayoutError(f"{self.root}/{_STEPS} names {shown(name)}, and there is no such file beside it.")
-            with opened(self.root / name) as file:
-                stored = set(file.keys())
-                return {f: _row(file, f"action.{f}") for f in _FIGURES if f"action.{f}" in stored}
-        return {}
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise LayoutError(f"{self.root}/config.json: image_keys must be a list of names, got {shown(keys)}.")
+        domain = self._config.get("domain_name")
+        rig = get_embodiment(domain).rig if FIELDS["domain"][0](domain) else None
+        if rig is None:
+            return {"num_views": len(keys), "views": keys}
+        views = [_VIEWS.get(name, name) for name in (key.removeprefix(_PICTURES) for key in keys)]
+        known = set(views) <= set(rig.views) or len(set(views)) < len(views)
+        return {"num_views": len(keys)} | ({"views": views} if known else {})
+
+    def _pipeline(self, file: str) -> dict[str, Any]:
+        """What the steps of one processor say of actions; raises LayoutError for a step that changes them in other ways."""
+        steps = self.read(file).get("steps")
+        if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+            raise LayoutError(f"{self.root}/{file} has no list of steps; download it again.")
+        names = [str(step.get("registry_name") or step.get("class")) for step in steps]
+        ours = "normalizer_processor" if file == _PIPELINES[0] else "unnormalizer_processor"
+        after = [name for name in names if name != ours and (file == _PIPELINES[1] or "action" in name)]
+        if (foreign := [name for name in after if name not in _WITHOUT_EFFECT]) or names.count(ours) > 1:
+            raise LayoutError(
+                f"{self.root}/{file} has the steps {', '.join(map(readable, names))}; implemented is one {ours}, and "
+                f"{' and '.join(_WITHOUT_EFFECT)}, which change nothing{'' if foreign else ': keep the one that counts'}."
+            )
+        step: Mapping[str, Any] = next((steps[i] for i, name in enumerate(names) if name == ours), {})
+        config = step.get("config")
+        figures = self._figures(file, step.get("state_file"))
+        mode = _mode(config.get("norm_map")) if isinstance(config, Mapping) else None
+        return {"normalization": mode, **({"statistics": figures} if figures else {})}
+
+    def _figures(self, file: str, name: object) -> dict[str, list[float]]:
+        """Figures of ``action`` in the state of a step."""
+        if name is None:
+            return {}
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise LayoutError(f"{self.root}/{file} names {shown(name)}; only safetensors files beside it are opened.")
+        if first_existing(self.root, name) is None:
+            raise LayoutError(f"{self.root}/{file} names {shown(name)}, and there is no such file beside it.")
+        with opened(self.root / name) as state:
+            stored = set(state.keys())
+            return {figure: _row(state, f"action.{figure}") for figure in FIGURES if f"action.{figure}" in stored}
 
     def _inlined(self, name: str) -> dict[str, Any]:
         found = self._config.get(name)
@@ -151,19 +184,26 @@ class LeRobotPolicy(OnBase):
         return Renamed(stored, names)
 
 
+def _mode(mapping: object) -> object:
+    """The normalisation of actions in a map of feature types; None if it says none."""
+    found = mapping.get("ACTION") if isinstance(mapping, Mapping) else None
+    return _MODES.get(found, found) if isinstance(found, str) else found
+
+
 def _row(file: Any, name: str) -> list[float]:
-    tensor: torch.Tensor = file.get_tensor(name).double().reshape(-1)
-    if not 0 < tensor.numel() <= 64:
-        raise LayoutError(f"{name} has {tensor.numel()} numbers, where 1 to 64 action columns are possible.")
+    stored: torch.Tensor = file.get_tensor(name)
+    tensor = stored.double().reshape(-1)
+    if not 0 < tensor.numel() <= ACTION_DIM or not stored.is_floating_point():
+        raise LayoutError(f"{name} is {stored.dtype} {list(stored.shape)}, where 1 to {ACTION_DIM} columns of numbers belong.")
     require_finite(tensor, name)
     return np.asarray(tensor).tolist()
 
 
 def exported_config(layout: Layout, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """``config.json`` of a checkpoint as a LeRobot policy; raises ContractError if its contract cannot be said so."""
-    method = {mode: name for name, mode in _MODES.items()} | {"quantile_rot": "QUANTILES"}
-    found = {theirs: metadata[ours] for theirs, ours in _NAMED.items()}
+    """``config.json`` of a checkpoint, with a whole contract, as a LeRobot policy."""
+    found = {theirs: metadata[ours] for theirs, ours in _FIELDS.items()}
     found |= {theirs: metadata["sampling"][ours] for theirs, ours in _SAMPLING.items()}
+    domain = get_embodiment(metadata["domain"])
     return {
         "type": "cosmos3",
         "text_processor_name_or_path": "text_tokenizer",
@@ -172,16 +212,24 @@ def exported_config(layout: Layout, metadata: Mapping[str, Any]) -> dict[str, An
         "scheduler_config": layout.scheduler_config(),
         **found,
         "resolution_tier": str(found["resolution_tier"]),
-        "n_action_steps": found["chunk_size"],
+        "n_action_steps": metadata.get("replan_rows", found["chunk_size"]),
         "max_action_dim": layout.transformer_config().get("action_dim"),
-        "domain_id": get_embodiment(metadata["domain"]).domain_id,
+        "domain_id": domain.domain_id,
+        "use_state": domain.action_space(metadata["action_space"]).state_row,
         "invert_gripper": False,  # rows leave this policy as the model means them
+        "image_keys": metadata["views"],
         "num_views": len(metadata["views"]),
-        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": method[metadata["normalization"]]},
+        "normalization_mapping": _norm_map(metadata),
     }
 
 
-def exported_step(registry: str, state: str | None) -> dict[str, Any]:
+def exported_step(registry: str, state: str | None, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A step of a processor that (un)normalises actions."""
-    step: dict[str, Any] = {"registry_name": registry, "config": {"eps": 1e-8}}
+    features = {"action": {"type": "ACTION", "shape": [metadata["width"]]}}
+    step = {"registry_name": registry, "config": {"eps": 1e-8, "features": features, "norm_map": _norm_map(metadata)}}
     return step if state is None else step | {"state_file": state}
+
+
+def _norm_map(metadata: Mapping[str, Any]) -> dict[str, str]:
+    method = {mode: name for name, mode in _MODES.items()} | {"quantile_rot": "QUANTILES"}
+    return {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": method[metadata["normalization"]]}

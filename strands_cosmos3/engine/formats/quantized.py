@@ -5,7 +5,9 @@ Source: cosmos-framework 5eee9ed5, ``utils/generator/quantization.py``. Other pa
 
 from __future__ import annotations
 
-from strands_cosmos3.engine.formats.layout import Layout
+from collections.abc import Mapping
+
+from strands_cosmos3.engine.formats.layout import Implemented, Layout, require_implemented
 from strands_cosmos3.engine.formats.names import renamed
 from strands_cosmos3.engine.formats.sources import Dequantized, Renamed
 from strands_cosmos3.engine.weight_files import WeightFiles
@@ -14,6 +16,12 @@ from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 
 QUANTIZATION = "hf_quant_config.json"
+_IMPLEMENTED: Implemented = {
+    "quant_method": ("modelopt",),
+    "quant_algo": ("FP8",),
+    **dict.fromkeys(("quantization", "producer", "exclude_modules", "ignore", "kv_cache_quant_algo"), ()),
+}
+_INSTEAD = "Only ModelOpt's FP8 with one scale a tensor is read; take the BF16 checkpoint that it was made from."
 
 
 class ModelOptFp8(Layout):
@@ -23,16 +31,14 @@ class ModelOptFp8(Layout):
 
     def weights(self) -> WeightSource:
         config = self.read(QUANTIZATION)
-        if config.get("quant_method") != "modelopt" or config.get("quant_algo") != "FP8":
+        if not {"quant_method", "quant_algo"} <= config.keys():
             raise LayoutError(
-                f"{self.root}/{QUANTIZATION} says {shown(config)}; of quantised checkpoints only ModelOpt's FP8 with one scale "
-                "a tensor is read. Take the BF16 checkpoint that it was made from."
+                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got {shown(config)}. {_INSTEAD}"
             )
+        nested = config.get("quantization")
+        for block in (config, nested if isinstance(nested, Mapping) else {}):
+            require_implemented(block, _IMPLEMENTED, self.root / QUANTIZATION, _INSTEAD)
         files = WeightFiles(self.root / "transformer", self.root, dtypes=(*DTYPES, "F8_E4M3"))
         weights = Dequantized(files)
         names, self.skipped = renamed(weights.shapes, "")
         return Renamed(weights, names)
-
-    @property
-    def needs_contract(self) -> bool:
-        return bool(self.contract)  # its repository may be a known one

@@ -71,8 +71,11 @@ def _write(file: BinaryIO, block: memoryview) -> None:
 def shards_of(planned: Iterable[Planned], most_bytes: int) -> list[list[Planned]]:
     """Consecutive groups of at most ``most_bytes``, or of one larger tensor."""
     groups: list[list[Planned]] = [[]]
+    held = 0
     for one in planned:
-        if groups[-1] and sum(other.size for other in groups[-1]) + one.size > most_bytes:
+        if groups[-1] and held + one.size > most_bytes:
             groups.append([])
+            held = 0
         groups[-1].append(one)
+        held += one.size
     return groups
