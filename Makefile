@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: docs test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: bundled-policy docs test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -79,6 +79,9 @@ bench: $(VENV)/.sim  ## the figures in the README
 	$(BIN)/strands-cosmos3 bench loop
 	$(BIN)/strands-cosmos3 bench sim
 	$(BIN)/strands-cosmos3 bench tasks
+
+bundled-policy: $(VENV)/.dev  ## the bundled policy from nothing, in out/bundled-policy: hours; again, to go on. TINY=1: a trial run in minutes
+	$(BIN)/python -m strands_cosmos3.training.bundled --out $(OUT)/bundled-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
 
 doctor: $(VENV)/.sim
 	$(BIN)/strands-cosmos3 doctor

@@ -43,7 +43,10 @@
     ├── DatasetError (RuntimeError)              a dataset cannot be read, or must not be written to
     │   ├── DatasetFormatError                   missing, truncated or contradictory files, or a path out of the folder
     │   ├── DatasetMismatchError (ValueError)    features or frame rate differ from those of the new episodes
-    │   └── DatasetBusyError                     another process is writing to the dataset
+    │   ├── DatasetBusyError                     another process is writing to the dataset
+    │   ├── DatasetNotFoundError (FileNotFoundError)    no such folder, and no such dataset or revision on the hub
+    │   ├── DatasetAccessError (PermissionError)        the hub asks for a log-in, or for its conditions to be accepted
+    │   └── DatasetUnreachableError (ConnectionError)   the hub cannot be reached, and nothing is in the cache
     └── EnvironmentalError (RuntimeError)        something is missing on this machine
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
@@ -233,6 +236,18 @@ class DatasetMismatchError(DatasetError, ValueError):
 
 class DatasetBusyError(DatasetError):
     """Another process is writing to the dataset."""
+
+
+class DatasetNotFoundError(DatasetError, FileNotFoundError):
+    """No such folder, and no such dataset or revision on the hub."""
+
+
+class DatasetAccessError(DatasetError, PermissionError):
+    """The hub asks for a log-in, or for a dataset's conditions to be accepted."""
+
+
+class DatasetUnreachableError(DatasetError, ConnectionError):
+    """The hub cannot be reached, and the dataset is not in the cache."""
 
 
 class EnvironmentalError(Cosmos3Error, RuntimeError):

@@ -9,16 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.checks import positive, seed_number, whole_number
+from strands_cosmos3.commands.fetch import locate_dataset
 from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
+
+if TYPE_CHECKING:
+    from strands_cosmos3.training.closed_loop import ClosedLoop
 
 _STAGES = ("vae", "vae_clips", "policy", "preview", "joint")
 
@@ -33,18 +37,19 @@ class Train:
 
     Post-training (--checkpoint and --dataset): train only the weights that --train names, and write <out>/checkpoint.
 
-    On several processes, after the VAE and the latents are made: torchrun --nproc-per-node N -m strands_cosmos3 train ...
+    On several processes: torchrun --nproc-per-node N -m strands_cosmos3 train ... (from demonstrations, after the VAE and the
+    latents are made).
     """
 
     out: Path
     """Folder of the run."""
-    demos: Path | None = None
-    """Dataset that `strands-cosmos3 demos` wrote."""
+    demos: str | None = None
+    """Dataset that `strands-cosmos3 demos` wrote: a folder, or owner/name or owner/name@revision on the Hugging Face hub."""
     vae: Path | None = None
     """Use the VAE of another run, for a second policy or for more demonstrations."""
     start: Path | None = None
     """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
-    until: Literal["vae", "policy", "joint"] = "joint"
+    until: Literal["vae", "policy", "preview", "joint"] = "joint"
     """Last stage to run."""
     hidden: int = 128
     """Width of both towers."""
@@ -52,6 +57,8 @@ class Train:
     """Number of layers of both towers."""
     vae_steps: int = 4000
     """Steps of the VAE on pictures."""
+    gate: bool = True
+    """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
     vae_clip_steps: int = 2500
     """Steps of the VAE on clips; latents of first frames do not change."""
     policy_steps: int = 16000
@@ -70,12 +77,18 @@ class Train:
     """Seed of weights, order and noise."""
     tensorboard: bool = True
     """Write the curves for TensorBoard, too: tensorboard --logdir OUT."""
+    evaluate_every: int = 0
+    """Every so many steps, and at the end, run a few episodes in simulation; success and time to success join the curves."""
+    evaluate_tasks: tuple[str, ...] = ("reach", "pick")
+    """Tasks of these episodes."""
+    evaluate_episodes: int = 4
+    """Episodes of each task, in the same scenes each time."""
     push: str | None = None
     """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new one is private."""
     checkpoint: str | None = None
     """Folder in the released layout, or hub repository."""
-    dataset: Path | None = None
-    """LeRobot v3 dataset with end-effector poses of the Cosmos frame."""
+    dataset: str | None = None
+    """LeRobot v3 dataset with end-effector poses of the Cosmos frame: a folder, or owner/name[@revision] on the hub."""
     train: tuple[str, ...] = ("action_proj_*", "action_modality_embed")
     """Shell patterns of the weights to train, by their names in the released layout."""
     lora_rank: int = 0
@@ -90,6 +103,10 @@ class Train:
     """Feature with the pose of the Cosmos frame: position and quaternion xyzw."""
     camera_keys: tuple[str, ...] = ()
     """One camera, or the rig's three in order. The default is what the dataset has."""
+    held_out: float = 0.1
+    """Fraction of the episodes, at the end, that only validate; rounded down."""
+    validate_every: int = 100
+    """Steps between validations: the loss of the averaged weights on held-out windows."""
     steps: int = 1000
     """Number of steps."""
     batch: int = 8
@@ -99,13 +116,14 @@ class Train:
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("out", "seed", "accumulate", "tensorboard", "push"),
+        "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
         "A small policy from demonstrations": (
-            *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "vae_clip_steps"),
+            *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "gate", "vae_clip_steps"),
             *("preview_steps", "policy_steps", "joint_steps", "policy_batch", "joint_batch"),
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
-            *("steps", "batch", "lr"),
+            *("held_out", "validate_every", "steps", "batch", "lr"),
         ),
     }
 
@@ -120,20 +138,26 @@ class Train:
             raise ConfigError("give --demos for a new small policy, or --checkpoint and --dataset for post-training.")
         if (self.checkpoint is None) != (self.dataset is None):
             raise ConfigError("--checkpoint and --dataset must be given together.")
-        if self.checkpoint is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigError("post-training (--checkpoint) runs in a single process; start it without torchrun.")
-        for name in ("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps", "accumulate"):
+        for name in (
+            *("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps", "accumulate"),
+            *("evaluate_episodes", "validate_every"),
+        ):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
-        for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "lora_rank"):
+        for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "lora_rank", "evaluate_every"):
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
         seed_number(self.seed, "--seed")
         positive(self.lr, "--lr")
+        closed_loop = self._closed_loop()
         require_writable_folder(self.out, "--out")
         require_repository(self.push)
         console = Console()
         with needed_by("train"), terminated_as_interrupted():
-            checkpoint = self._post_train(console) if self.demos is None else self._from_demos(self.demos, console)
+            checkpoint = (
+                self._post_train(console, closed_loop)
+                if self.demos is None
+                else self._from_demos(locate_dataset(self.demos, "--demos"), console, closed_loop)
+            )
         if int(os.environ.get("RANK", "0")) == 0:
             plot(self.out)
             console.print(f"checkpoint: {checkpoint}" if checkpoint else f"VAE: {self.out / 'vae/final.pt'}")
@@ -141,14 +165,14 @@ class Train:
                 console.print(f"pushed to {push_folder(checkpoint, self.push, 'model')}")
         return 0
 
-    def _from_demos(self, demos: Path, console: Console) -> Path | None:
+    def _from_demos(self, demos: Path, console: Console, closed_loop: ClosedLoop) -> Path | None:
         from strands_cosmos3.training.bundled.lerobot import unpack
         from strands_cosmos3.training.bundled.run import TrainingRun
         from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
         from strands_cosmos3.training.bundled.shards import Demos, shard_indices
         from strands_cosmos3.training.sharding import processes
 
-        names = ("hidden", "layers", "policy_batch", "joint_batch", "accumulate", "seed")
+        names = ("hidden", "layers", "policy_batch", "joint_batch", "accumulate", "seed", "gate")
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
@@ -157,28 +181,40 @@ class Train:
                 unpack(demos, shards, lambda done, total: show("unpacking", done, total, {}))
             tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
             config = RunConfig(**{name: getattr(self, name) for name in names}, tier=tier)
-            run = TrainingRun(self.out, shards, config, show, shard, self.start, self.tensorboard)
+            run = TrainingRun(self.out, shards, config, show, shard, self.start, self.tensorboard, closed_loop)
             vae = run.vae_stage.train() if self.vae is None else run.vae_stage.copy_from(self.vae)
             if self.until == "vae":
                 return None
             checkpoint = run.train_policy(vae) if self.policy_steps else None
-            return checkpoint if self.until == "policy" else run.train_joint(vae)
+            if self.until == "preview":
+                run.train_preview(vae)
+            return run.train_joint(vae) if self.until == "joint" else checkpoint
 
-    def _post_train(self, console: Console) -> Path:
+    def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:
         from strands_cosmos3.training.arm_windows import ArmKeys
         from strands_cosmos3.training.post import PostConfig, PostTraining
+        from strands_cosmos3.training.sharding import processes, rank_0_first
 
         assert self.checkpoint is not None
         assert self.dataset is not None
         names = ("train", "lora_rank", "lora_targets", "stats", "embodiment", "steps", "batch", "lr", "accumulate", "seed")
+        names += ("held_out", "validate_every")
         config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
-        with _progress(console, True) as show:
-            post = PostTraining(self.checkpoint, self.dataset, self.out, config, keys, show, self.tensorboard)
+        with processes() as shard, _progress(console, shard.rank == 0) as show:
+            more = (self.tensorboard, shard, closed_loop)
+            with rank_0_first(shard):
+                dataset = locate_dataset(self.dataset, "--dataset")
+                post = PostTraining(self.checkpoint, dataset, self.out, config, keys, show, *more)
             console.print(
                 f"{len(post.windows)} windows; trained: {', '.join(post.trained[:6])}{' ...' * (len(post.trained) > 6)}"
             )
             return post.run()
+
+    def _closed_loop(self) -> ClosedLoop:
+        from strands_cosmos3.training.closed_loop import ClosedLoop
+
+        return ClosedLoop(self.evaluate_every, self.evaluate_tasks, self.evaluate_episodes)
 
 
 @contextmanager
@@ -201,7 +237,7 @@ def plot(folder: Path) -> Path | None:
 
     curves: dict[str, Any] = {}
     for stage in (*_STAGES, "."):
-        for name in ("curve", "held_out"):
+        for name in ("curve", "held_out", "closed_loop"):
             path = folder / stage / f"{name}.jsonl"
             if path.exists():
                 lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -167,12 +167,16 @@ class View(Rollout):
         from strands_cosmos3.view.live import LiveView
 
         controls, language = self.controls, policy.backend.language
+
+        def novelty() -> float | None:
+            return policy.last_rollout.get("novelty")
+
         controls.latency_s = self.latency
         controls.check = lambda text: check_instruction(text, language)
         sentences = suggestions(language) if policy.reads_instruction else []
         with (
             Stage(robot.scene.model, self.page_address, self.page_port, self.expose, origins=self.page_origin) as stage,
-            LiveView(robot, stage, str(self.backend), not self.no_cameras, controls) as live,
+            LiveView(robot, stage, str(self.backend), not self.no_cameras, controls, novelty=novelty) as live,
         ):
             panel = ControlPanel(stage.server.gui, controls, sentences, self._policy_instruction, self.realtime)
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")

@@ -84,9 +84,11 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
     axes = np.atleast_1d(figure.subplots(max(1, len(shown)), 1))
     for axis, (stage, points) in zip(axes, shown.items(), strict=False):
         steps = [point["step"] for point in points]
-        for name in (name for name in points[-1] if name not in ("step", "time", "windows")):
+        names = dict.fromkeys(name for point in points for name in point if name not in ("step", "time", "windows"))
+        for name in names:
             axis.plot(steps, [point.get(name, np.nan) for point in points], lw=1.1, label=name)
-        axis.set_yscale("log")
+        if all(point.get(name, 1) > 0 for point in points for name in names):  # success may be 0
+            axis.set_yscale("log")
         axis.set_title(stage, fontsize=10, loc="left")
         axis.legend(fontsize=8, ncols=6)
         axis.grid(alpha=0.25)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from strands_cosmos3.training.windows import Batch, cached_latents, poses_of, ra
 
 LATENTS = "latents.npy"
 _MIN_RANGE = 1e-4
+_HELD_OUT_BATCHES = 16
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class WindowConfig:
     every: int  # frames between windows
     batch: int = 8  # windows per step
     dropout: float = 0.08  # fraction of windows that read the empty caption
+    held_out: float = 0.1  # fraction of the episodes, at the end, that are not trained on
     seed: int = 0
 
     @property
@@ -105,6 +107,9 @@ class ArmWindows:
         if not starts:
             raise ConfigError(f"no episode is longer than a chunk of {rows} rows; the longest has {int(lengths.max())} frames.")
         windows = [self._processed(episode, t) for episode, t in starts]
+        self._trained = sum(e < len(dataset) - int(config.held_out * len(dataset)) for e, _ in starts)
+        if not self._trained:
+            raise ConfigError("every episode that is longer than a chunk would be held out; lower --held-out.")
         processed = [window for window, _ in windows]
         first = processed[0]
         self._prompts = [tuple(window.text_ids[0].tolist()) for window in processed]
@@ -150,11 +155,20 @@ class ArmWindows:
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
         rng = np.random.default_rng([self._config.seed, step])
-        chosen = rng.integers(len(self), size=self._config.batch)
+        chosen = rng.integers(self._trained, size=self._config.batch)
+        return self._pick(chosen, rng.random(self._config.batch) < self._config.dropout)
+
+    def held_out(self) -> Iterator[Batch]:
+        """Return whole batches of windows of held-out episodes, evenly spaced; none without such episodes."""
+        first, size = self._trained, self._config.batch
+        count = min(-(-(len(self) - first) // size), _HELD_OUT_BATCHES)
+        for chosen in np.linspace(first, len(self) - 1, count * size).round().astype(np.int64).reshape(count, size):
+            yield self._pick(chosen, np.zeros(size, bool))
+
+    def _pick(self, chosen: NDArray[np.int64], dropped: NDArray[np.bool_]) -> Batch:
         prompts = list(dict.fromkeys(self._prompts[i] for i in chosen))
         prompt = torch.tensor([prompts.index(self._prompts[i]) for i in chosen])
-        dropped = torch.from_numpy(rng.random(self._config.batch) < self._config.dropout)
-        prompt = torch.where(dropped, torch.tensor(len(prompts)), prompt)
+        prompt = torch.where(torch.from_numpy(dropped), torch.tensor(len(prompts)), prompt)
         state = None if self._state is None else self._state[torch.from_numpy(chosen)]
         latents = torch.from_numpy(self._latents[chosen].astype(np.float32))
         return Batch(latents, state, torch.from_numpy(self._chunks[chosen]), (*prompts, self.empty), prompt, fps=self._fps)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,6 @@ from strands_cosmos3.resources import storing, write_whole
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
 LossMetrics = Mapping[str, float]
-M = TypeVar("M", bound=nn.Module)
 CURVE = "curve.jsonl"
 
 
@@ -157,11 +156,30 @@ class Loop:
     def _log(self, metrics: LossMetrics) -> None:
         if not self._writes:
             return
-        line = {"step": self.step, "time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}}
-        with storing(self.folder / CURVE), (self.folder / CURVE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._append(CURVE, {"time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}})
+        self._show(metrics)
+
+    def record(self, name: str, figures: LossMetrics) -> None:
+        """Write figures that are measured now and then to ``<name>.jsonl``, in place of this step's, and to TensorBoard."""
+        if not self._writes:
+            return
+        drop_from(self.folder / f"{name}.jsonl", self.step)
+        self._append(f"{name}.jsonl", figures)
+        self._show({f"{name}/{key}": value for key, value in figures.items()})
+
+    def lacks(self, name: str) -> bool:
+        """Whether ``<name>.jsonl`` has no figures of this step: measuring them was interrupted."""
+        path = self.folder / f"{name}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return all(json.loads(line)["step"] != self.step for line in lines)
+
+    def _append(self, name: str, figures: LossMetrics) -> None:
+        with storing(self.folder / name), (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": self.step, **figures}) + "\n")
+
+    def _show(self, figures: LossMetrics) -> None:
         if self.config.tensorboard:
-            for name, value in metrics.items():
+            for name, value in figures.items():
                 self._board.add_scalar(name, value, self.step)
             self._board.flush()
 
@@ -201,14 +219,21 @@ class Loop:
                     }
         self.step = int(state["step"])
 
-    def averaged(self, model: M) -> M:
-        """Return a copy of the model with the averaged weights."""
-        copy = deepcopy(model)
-        with torch.no_grad():
-            for name, p in copy.named_parameters():
-                if name in self.ema:
-                    p.copy_(self.ema[name])
-        return copy
+    def average(self) -> dict[str, torch.Tensor]:
+        """Return the averaged weights, unsharded. Every process must call this."""
+        return {name: full_tensor(tensor).cpu() for name, tensor in self.ema.items()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the model have its averaged weights in a block; afterwards it has its own, to the bit."""
+        own = {name: p.detach().clone() for name, p in self._trained.items()}
+        self.take_average()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in self._trained.items():
+                    p.copy_(own[name])
 
     def take_average(self) -> None:
         """Replace the weights of the model by their average."""

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.normalization import ActionStats
+from strands_cosmos3.checks import whole_number
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
@@ -24,14 +25,19 @@ from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import ALPHA, HEADS, adapter_state, add_lora, merged_state, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
+from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
-from strands_cosmos3.training.matching import FlowConfig, flow_loss
+from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
+from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, reshard, shard_policy
 from strands_cosmos3.training.state import has_state
+from strands_cosmos3.training.windows import Batch
 
 SETTINGS = "settings.json"
+_FREE = ("steps", "lr", "validate_every")  # options that may change during a run
+_VALIDATION_SEED = 11
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class PostConfig:
     lr: float = 1e-4
     accumulate: int = 1  # draws of windows per step, whose gradients are averaged
     every: int = 4  # frames between windows
+    held_out: float = 0.1  # fraction of the episodes, at the end, that only validate; rounded down
+    validate_every: int = 100  # steps between validations
     seed: int = 0
 
 
@@ -58,6 +66,8 @@ class PostTraining:
         checkpoint: Folder or hub repository. dataset: Folder in LeRobot v3 format.
         folder: Folder of state, curve and the new checkpoint.
         tensorboard: Whether the curve is written for TensorBoard, too.
+        shard: This process's share of the windows. Rank 0 must be made first (:func:`.sharding.rank_0_first`).
+        closed_loop: Episodes in simulation that judge the policy during training.
 
     Raises:
         CheckpointError, DatasetError: One of the two cannot be used.
@@ -73,8 +83,12 @@ class PostTraining:
         keys: ArmKeys | None = None,
         on_step: Callable[[str, int, int, LossMetrics], None] | None = None,
         tensorboard: bool = False,
+        shard: DataShard | None = None,
+        closed_loop: ClosedLoop | None = None,
     ):
         self.config, self.folder, self._tensorboard = config or PostConfig(), folder, tensorboard
+        self.shard, self._closed_loop = shard or DataShard(), closed_loop or ClosedLoop()
+        self._require_numbers()
         self._on_step = on_step or (lambda *_: None)
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         self.checkpoint.require_released("post-training")
@@ -84,15 +98,30 @@ class PostTraining:
         named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
         self.embodiment: Embodiment = get_embodiment(named)
         folder.mkdir(parents=True, exist_ok=True)
-        self.policy = load_policy(self.checkpoint, self.embodiment.domain_id)
-        self.trained = train_only(self.policy, self.config.train)
-        if self.config.lora_rank:
-            add_lora(self.policy, self.config.lora_rank, self.config.lora_targets)
+        self.policy, self.trained = self._load()
         with Dataset(dataset) as data:
             keys = (keys or ArmKeys()).resolved(data, self.embodiment)
             self._keep_settings(data, keys)
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
+
+    def _require_numbers(self) -> None:
+        config = self.config
+        whole_number(config.validate_every, "validate_every", 1)
+        if not 0 <= config.held_out < 1:
+            raise ConfigError(f"--held-out must be a fraction in 0..1, below 1, got {config.held_out!r}.")
+        if config.batch < self.shard.ranks:
+            raise ConfigError(f"--batch {config.batch} has no window for some of {self.shard.ranks} processes; raise it.")
+
+    def _load(self) -> tuple[TrainedPolicy, list[str]]:
+        """Return the checkpoint's policy, with fresh adapters if any, and the released names of what is trained beside them."""
+        policy, config = load_policy(self.checkpoint, self.embodiment.domain_id), self.config
+        trained = train_only(policy, config.train)
+        if config.lora_rank:
+            with torch.random.fork_rng():
+                torch.manual_seed(config.seed)  # the same adapters in every process
+                add_lora(policy, config.lora_rank, config.lora_targets)
+        return policy, trained
 
     def _require_apart(self) -> None:
         target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
@@ -102,7 +131,7 @@ class PostTraining:
     def _keep_settings(self, data: Dataset, keys: ArmKeys) -> None:
         """Require that latents and state were made with the same settings; steps and learning rate may change."""
         path = self.folder / SETTINGS
-        how = {name: value for name, value in asdict(self.config).items() if name not in ("steps", "lr")}
+        how = {name: value for name, value in asdict(self.config).items() if name not in _FREE}
         named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
         settings = {**how, **named, "keys": asdict(keys)}
         if not (self.folder / LATENTS).exists() and not has_state(self.folder):
@@ -125,24 +154,65 @@ class PostTraining:
         rows = self.embodiment.chunk_rows(space)
         processor = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name=self.embodiment.name, action_chunk_size=rows)
         policy_frames, how = next(iter(found.policy_frames), None), self.config
-        config = WindowConfig(space, found.state_row is not None, policy_frames, rows, how.every, how.batch, seed=how.seed)
+        more = {"held_out": how.held_out, "seed": how.seed}
+        config = WindowConfig(space, found.state_row is not None, policy_frames, rows, how.every, how.batch, **more)
         report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
         return ArmWindows(data, processor, vae.encode, self.embodiment, keys, config, self.stats, self.folder, report)
 
     def run(self, until: int | None = None) -> Path:
         """Train, or resume training, and write the checkpoint."""
         config = self.config
+        policy = shard_policy(self.policy.to("cuda" if torch.cuda.is_available() else "cpu"), self.shard.ranks)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-            return flow_loss(self.policy, self.windows.batch(step), FlowConfig(), noise)
+            return self._loss(policy, self.windows.batch(step), noise)
 
         warmup = min(100, max(1, config.steps // 10))
         more: dict[str, Any] = {"accumulate": config.accumulate, "tensorboard": self._tensorboard}
         how = TrainLoopConfig(config.steps, config.lr, warmup, ema=0.99, seed=config.seed, **more)
-        loop = Loop(self.policy, loss, how, self.folder)
-        loop.run(until, lambda step, parts: self._on_step("post-training", step, config.steps, parts))
-        return self.export(loop.averaged(self.policy))
+        loop = Loop(policy, loss, how, self.folder)
+
+        def on_step(step: int, metrics: LossMetrics) -> None:
+            self._on_step("post-training", step, config.steps, metrics)
+            self._judge(loop, policy)
+
+        if loop.step:  # it may have been interrupted there
+            self._judge(loop, policy, again=False)
+        loop.run(until, on_step)
+        self._export_average(loop)
+        return self.folder / "checkpoint"
+
+    def _loss(self, policy: TrainedPolicy, batch: Batch, noise: torch.Generator) -> tuple[torch.Tensor, LossMetrics]:
+        with lower_precision(policy.w_in.device):
+            value, metrics = policy(lambda gathered: flow_loss(gathered, batch, FlowConfig(), noise, self.shard))
+        return value, mean_over_ranks(metrics, self.shard.ranks)
+
+    def _judge(self, loop: Loop, policy: TrainedPolicy, again: bool = True) -> None:
+        """Validate and evaluate the averaged weights where it is time to; what is recorded already, only ``again``."""
+        step, steps = loop.step, self.config.steps
+        if (step % self.config.validate_every == 0 or step == steps) and (again or loop.lacks("held_out")):
+            self._validate(loop, policy)
+        if self._closed_loop.due(step, steps) and (again or loop.lacks(CLOSED_LOOP)):
+            self._export_average(loop)
+            if not self.shard.rank and (found := measure_apart(self.folder / "checkpoint", self._closed_loop)):
+                loop.record(CLOSED_LOOP, found)
+
+    def _validate(self, loop: Loop, policy: TrainedPolicy) -> None:
+        """Record the loss on held-out windows, at noise that is the same each time and for any number of processes."""
+        noise = torch.Generator().manual_seed(_VALIDATION_SEED)
+        with torch.no_grad(), loop.averaged():
+            seen = [self._loss(policy, batch, noise)[1] for batch in self.windows.held_out()]
+            reshard(policy)  # else the next step would compute with averaged weights that are still gathered
+        if seen:
+            loop.record("held_out", {name: sum(one[name] for one in seen) / len(seen) for name in seen[0]})
+
+    def _export_average(self, loop: Loop) -> None:
+        average = loop.average()
+        if not self.shard.rank:
+            policy, _ = self._load()
+            policy.load_state_dict(average, strict=False)
+            self.export(policy)
 
     def export(self, policy: TrainedPolicy) -> Path:
         """Write the source checkpoint with the trained weights to ``checkpoint/``, and adapters alone to ``adapter/``.

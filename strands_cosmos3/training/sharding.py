@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,25 @@ def processes() -> Iterator[DataShard]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def rank_0_first(share: DataShard) -> Iterator[None]:
+    """Let rank 0 run a block before the others, which find the files that it wrote."""
+    if share.ranks == 1:
+        yield
+        return
+    waiting = dist.new_group(backend="gloo", timeout=timedelta(days=7))  # encoding a large dataset takes hours
+    if share.rank:
+        dist.barrier(waiting)
+    yield
+    if not share.rank:
+        dist.barrier(waiting)
+
+
+def lower_precision(device: torch.device) -> torch.autocast:
+    """Return autocast to bfloat16 on a GPU; it does nothing on a CPU, where bfloat16 is no faster."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
 def shard_policy(policy: TrainedPolicy, ranks: int) -> TrainedPolicy:
     """Shard a policy over processes, in place; on GPUs it computes in bfloat16."""
     if ranks == 1:
@@ -50,6 +70,12 @@ def shard_policy(policy: TrainedPolicy, ranks: int) -> TrainedPolicy:
     fully_shard(policy, mesh=mesh, mp_policy=precision)
     assert isinstance(policy, FSDPModule)
     return policy
+
+
+def reshard(policy: TrainedPolicy) -> None:
+    """Free weights that a forward pass without a backward pass has gathered."""
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
 
 
 def mean_over_ranks(metrics: LossMetrics, ranks: int) -> LossMetrics:

@@ -30,6 +30,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "collision_unchecked": "Chunks that were not checked for collisions.",
         "backend": "Source of the actions.",
         "time": "Simulated time of this episode.",
+        "novelty": "How unlike training the latest chunk's picture is; 1 is the 99.9 % quantile of training's.",
         "chunk inference": "Wall-clock time of the latest inference and its inverse kinematics.",
     }
 )

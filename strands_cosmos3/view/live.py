@@ -38,6 +38,7 @@ class LiveView:
         cameras: Whether to render the cameras, which takes most of the time.
         controls: What the page's visitors ask for.
         stopped: Whether Ctrl-C was pressed, which ends a pause.
+        novelty: How unlike training the policy's latest picture was (``last_rollout["novelty"]``), or None if it cannot tell.
     """
 
     def __init__(
@@ -48,15 +49,16 @@ class LiveView:
         cameras: bool = True,
         controls: LiveControls | None = None,
         stopped: Callable[[], bool] = interrupt_requested,
+        novelty: Callable[[], float | None] = lambda: None,
     ):
-        self.robot, self.stage, self.source, self._stopped = robot, stage, source, stopped
+        self.robot, self.stage, self.source, self._stopped, self._novelty_now = robot, stage, source, stopped, novelty
         self.controls = LiveControls() if controls is None else controls
         self.policy_renderer = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
         self.begin("")
 
     def begin(self, instruction: str) -> None:
         """Start a new episode: nothing of the last one stays on the page."""
-        self.instruction, self.inference_ms = instruction, None
+        self.instruction, self.inference_ms, self.novelty = instruction, None, None
         self.stage.clear()
         self._commanded: F64 | None = None
         self._trail: list[F64] = []
@@ -72,6 +74,7 @@ class LiveView:
         self._notice_reset()
         T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
         self._commanded, self.inference_ms = (T_hand @ T_hand_tcp)[:, :3, 3], inference_ms
+        self.novelty = self._novelty_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
@@ -118,7 +121,8 @@ class LiveView:
         if everything or now_s >= self._panel_due:
             self._panel_due = now_s + _PANEL_S
             state = robot.executor.state.name
-            stage.status(Status(state, self.instruction, self.source, now_s, outcome, self.inference_ms, robot.counters()))
+            figures = outcome, self.inference_ms, robot.counters(), self.novelty
+            stage.status(Status(state, self.instruction, self.source, now_s, *figures))
             stage.world(self._predicted(now_s), observed=composite(list(self._views.values())) if self._views else None)
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:

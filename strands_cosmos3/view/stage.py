@@ -33,6 +33,8 @@ _STATE_RGB = {
     "FAULT": "#cf3a32",
     "PLAYBACK": "#2b7fd0",
 }
+NOVEL = 1.0
+"""Novelty above which a picture is unusual: the 99.9 % quantile of training's."""
 _NO_PREDICTION = "this backend predicts no video"
 _PREDICTED = "predicted by the model, not observed"
 _BESIDE = "left: observed now; right: predicted by the model for now"
@@ -51,6 +53,7 @@ class Status:
         outcome: The outcome, or empty.
         inference_ms: Wall-clock time of the latest chunk, or None before the first.
         counters: Events by name.
+        novelty: How unlike training the latest chunk's picture is, or None if the policy cannot tell; unusual above 1.
     """
 
     state: str
@@ -60,12 +63,16 @@ class Status:
     outcome: str = ""
     inference_ms: float | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    novelty: float | None = None
 
     def to_html(self) -> str:
         """Return this part of the panel; counters that are zero are left out."""
         colour = _STATE_RGB.get(self.state, "#6b7280")
         inference = "-" if self.inference_ms is None else f"{self.inference_ms:.1f} ms"
         figures = {"backend": self.source, "time": f"{self.time_s:.2f} s", "chunk inference": inference}
+        if self.novelty is not None:
+            figures["novelty"] = f"{self.novelty:.2f} (limit {NOVEL:g})"
+        unusual = ("novelty",) if self.novelty is not None and self.novelty > NOVEL else ()
         happened = {name: str(count) for name, count in self.counters.items() if count}
         return (
             '<div style="padding:4px 10px 8px;font-size:13px;line-height:1.45" id="status">'
@@ -73,14 +80,15 @@ class Status:
             f'font-weight:600;letter-spacing:.04em">{html.escape(self.state)}</span>'
             f'<span style="margin-left:9px">{html.escape(self.outcome)}</span></div>'
             f'<div style="font-weight:600;margin-bottom:5px">{html.escape(self.instruction) or "no instruction"}</div>'
-            f"<div>{_chips(figures)}</div><div>{_chips(happened)}</div></div>"
+            f"<div>{_chips(figures, unusual)}</div><div>{_chips(happened)}</div></div>"
         )
 
 
-def _chips(values: Mapping[str, str]) -> str:
-    """Names and values in a row, each with its meaning as a tooltip."""
+def _chips(values: Mapping[str, str], unusual: Collection[str] = ()) -> str:
+    """Names and values in a row, each with its meaning as a tooltip; unusual ones are red."""
     return "".join(
-        f'<span title="{html.escape(MEANINGS.get(name, name))}" style="display:inline-block;margin-right:14px;cursor:help">'
+        f'<span title="{html.escape(MEANINGS.get(name, name))}" style="display:inline-block;margin-right:14px;cursor:help'
+        f'{";color:" + _STATE_RGB["FAULT"] + ";font-weight:600" if name in unusual else ""}">'
         f'<span style="opacity:.65">{html.escape(name.replace("_", " "))}</span> '
         f'<span style="font-variant-numeric:tabular-nums">{html.escape(value)}</span></span> '
         for name, value in values.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from helpers import sharded_training
+from helpers import post_training, sharded_training
 from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
@@ -179,3 +179,7 @@ def command(arguments):
 
 def train(folder, until):
     sharded_training.main(Path(folder), until)
+
+
+def post_train(source, dataset, folder, until):
+    post_training.main(Path(source), Path(dataset), Path(folder), until)

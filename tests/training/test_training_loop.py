@@ -69,7 +69,11 @@ def test_tensorboard_shows_the_curve_and_drops_what_is_trained_again(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     config = TrainLoopConfig(steps=8, warmup=1, log_every=2, save_s=1e9, tensorboard=True)
     Loop(net := model(), loss_of(net), config, tmp_path).run(until=4)
-    Loop(net := model(), loss_of(net), config, tmp_path).run()
+    loop = Loop(net := model(), loss_of(net), config, tmp_path)
+    loop.run()
+    loop.record("closed_loop", {"pick": 0.5})
+    (event,) = accumulator(str(tmp_path)).Reload().Scalars("closed_loop/pick")
+    assert (event.step, event.value) == (8, 0.5)
     events = accumulator(str(tmp_path)).Reload().Scalars("loss")
     curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
     assert [event.step for event in events] == [point["step"] for point in curve] == [2, 4, 6, 8]
@@ -111,11 +115,23 @@ def test_sigterm_saves_the_state_and_ends_the_run(tmp_path):
 def test_the_average_is_not_the_last_weights(tmp_path):
     loop = Loop(net := model(), loss_of(net), TrainLoopConfig(steps=30, lr=0.05, warmup=1, ema=0.95), tmp_path)
     loop.run()
-    averaged = loop.averaged(net)
-    apart = [(a - b).abs().max().item() for a, b in zip(averaged.parameters(), net.parameters(), strict=True)]
-    assert max(apart) > 1e-3
-    for name, p in averaged.named_parameters():
-        assert torch.equal(p, loop.ema[name])
+    own = {name: p.detach().clone() for name, p in net.named_parameters()}
+    average = loop.average()
+    assert max((average[name] - own[name]).abs().max().item() for name in own) > 1e-3
+    with loop.averaged():
+        assert all(torch.equal(p, average[name]) for name, p in net.named_parameters())
+    assert all(torch.equal(p, own[name]) for name, p in net.named_parameters())
+
+
+def test_figures_of_a_step_that_is_trained_again_replace_the_earlier_ones(tmp_path):
+    config = TrainLoopConfig(steps=6, warmup=1, save_s=1e9)
+    loop = Loop(net := model(), loss_of(net), config, tmp_path)
+    loop.run(until=2, on_step=lambda step, _: loop.record("held_out", {"mse": step}))
+    assert not loop.lacks("held_out")
+    assert loop.lacks("closed_loop")
+    loop.record("held_out", {"mse": 7.0})
+    lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "mse": 1}, {"step": 2, "mse": 7.0}]
 
 
 def test_the_rate_rises_holds_and_falls_to_nothing():

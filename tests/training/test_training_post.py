@@ -11,27 +11,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers.post_training import SMALL, SMALL_CANVAS, made_up_arm
 from strands_cosmos3.actions.decode import decode_chunk, decode_pose_trajectory
-from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetSpec, DatasetWriter, Feature, arm_spec, camera_key
+from strands_cosmos3.datasets import ACTION, EE_POSE, Dataset, DatasetSpec, DatasetWriter, Feature
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from strands_cosmos3.engine.factory import write_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import post as post_module
 from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
+from strands_cosmos3.training.matching import DataShard
 from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
 from strands_cosmos3.training.preview import fresh_preview, save_preview
-from strands_cosmos3.training.windows import cached_latents, pose7, raw_rows
+from strands_cosmos3.training.windows import cached_latents
 from strands_cosmos3.types import ActionChunk, Request
-
-SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 
 
 @pytest.fixture(scope="module", params=["midtrain", "joint_pos"])
@@ -49,31 +48,12 @@ def arm_set(tmp_path_factory):
     return made_up_arm(tmp_path_factory.mktemp("arm") / "set", ("open the drawer", "close the drawer"))
 
 
-def made_up_arm(root, tasks):
-    """Episodes of a made-up arm with one small camera."""
-    rng = np.random.default_rng(0)
-    full = arm_spec({"composite": (32, 48)})
-    keys = (STATE, EE_POSE, ACTION, camera_key("composite"))
-    spec = DatasetSpec(15, {key: full.features[key] for key in keys}, "panda")
-    with DatasetWriter(root, spec) as writer:
-        for task in tasks:
-            poses = np.tile(np.eye(4), (36, 1, 1))
-            poses[:, :3, 3] = np.cumsum(rng.normal(0.004, 0.002, (36, 3)), 0)
-            poses[:, :3, :3] = so3_exp(np.cumsum(rng.normal(0, 0.01, (36, 3)), 0))
-            orders = (np.arange(36) < 20).astype(float)
-            state = np.concatenate([rng.normal(0, 0.3, (36, 7)), orders[:, None]], 1)
-            columns = {STATE: state.astype(np.float32), EE_POSE: pose7(poses).astype(np.float32)}
-            columns[ACTION] = raw_rows(poses, orders).astype(np.float32)
-            writer.add_episode(columns, {camera_key("composite"): rng.integers(0, 255, (36, 32, 48, 3)).astype(np.uint8)}, task)
-    return root
-
-
 @pytest.fixture(autouse=True)
 def small_canvas(monkeypatch):
     """A canvas as small as the pictures; the released tiers would take minutes here."""
     from strands_cosmos3.observe import views
 
-    monkeypatch.setattr(views, "TIERS", {480: ((32, 48),)})
+    monkeypatch.setattr(views, "TIERS", SMALL_CANVAS)
 
 
 def released(folder):
@@ -262,3 +242,48 @@ def test_a_dataset_without_poses_is_refused(source, tmp_path):
     with pytest.raises(ConfigError, match=r"the dataset has observation\.state"):
         PostTraining(source, tmp_path / "bare", tmp_path / "out")
     assert ArmKeys().pose == EE_POSE
+
+
+def test_held_out_episodes_validate_and_are_not_trained_on(source, arm_set, tmp_path, space):
+    if space == "midtrain":
+        return  # five times the latents
+    config = PostConfig(steps=4, batch=3, every=2, held_out=0.5, validate_every=2)
+    post = PostTraining(source, arm_set, tmp_path / "out", config)
+    half = len(post.windows) // 2  # of two equal episodes
+    rows = post.windows._chunks
+    drawn = torch.cat([post.windows.batch(step).rows for step in range(40)])
+    assert all((rows[:half] == window.numpy()).all((1, 2)).any() for window in drawn)
+    held = torch.cat([batch.rows for batch in post.windows.held_out()])
+    assert all((rows[half:] == window.numpy()).all((1, 2)).any() for window in held)
+    assert len(held) % config.batch == 0
+    post.run()
+    figures = lines_of(tmp_path / "out/held_out.jsonl")
+    assert [line["step"] for line in figures] == [2, 4]
+    assert figures[0]["action"] > 0
+    assert figures[0]["loss"] != figures[1]["loss"]
+    with pytest.raises(ConfigError, match="--held-out must be a fraction"):
+        PostTraining(source, arm_set, tmp_path / "no", replace(config, held_out=1.0))
+
+
+def test_a_validation_that_was_interrupted_is_made_up_for_and_changes_no_weight(source, arm_set, tmp_path, space):
+    if space == "joint_pos":
+        return  # the same code
+    config = PostConfig(steps=3, batch=2, every=8, held_out=0.5, validate_every=1, lr=1e-2)
+    PostTraining(source, arm_set, tmp_path / "out", config).run()
+    whole = (tmp_path / "out/held_out.jsonl").read_text()
+    (tmp_path / "out/held_out.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))
+    PostTraining(source, arm_set, tmp_path / "out", config).run()
+    assert (tmp_path / "out/held_out.jsonl").read_text() == whole
+    PostTraining(source, arm_set, tmp_path / "rarely", replace(config, validate_every=3)).run()
+    one, other = (released(tmp_path / name / "checkpoint") for name in ("out", "rarely"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_process_has_a_window(source, arm_set, tmp_path):
+    with pytest.raises(ConfigError, match="no window for some of 3 processes"):
+        PostTraining(source, arm_set, tmp_path / "out", PostConfig(batch=2), shard=DataShard(0, 3))
+    assert not (tmp_path / "out").exists()

@@ -17,6 +17,8 @@ from strands_cosmos3.commands.train import plot
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.evaluation.simulator import Simulator
+from strands_cosmos3.training import closed_loop
 from strands_cosmos3.training.bundled import run as run_module
 from strands_cosmos3.training.bundled import vae_stage
 from strands_cosmos3.training.bundled.colour_gate import ColourGate
@@ -25,6 +27,7 @@ from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import PictureWindows
+from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
 
@@ -194,6 +197,76 @@ def test_a_run_keeps_its_sizes(trained, shards):
         TrainingRun(trained.folder, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
 
 
+EPISODE = ClosedLoop(every=4, tasks=("reach",), episodes=1, limit_s=0.3)
+
+
+def test_episodes_in_simulation_change_no_weight(trained, shards, tmp_path):
+    """The same weights, to the bit, as without them."""
+    run = TrainingRun(tmp_path / "run", shards, TINY, closed_loop=EPISODE)
+    checkpoint = run.train_policy(run.vae_stage.copy_from(trained.folder))
+    weights = weights_of(checkpoint)
+    assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in weights.items())
+    assert lines_of(tmp_path / "run/policy/closed_loop.jsonl") == [{"step": 4, "reach": 0.0}]
+    assert plot(tmp_path / "run").stat().st_size > 5_000
+
+
+def test_an_evaluation_that_was_interrupted_is_made_up_for(trained, shards, tmp_path, monkeypatch):
+    seen = []
+
+    def interrupted(checkpoint, how):
+        seen.append(json.loads((checkpoint / "checkpoint.json").read_text())["strands_cosmos3"]["steps"])
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        return {"reach": 0.25, "reach_s": 3.0}
+
+    monkeypatch.setattr(run_module, "measure_apart", interrupted)
+    for _ in range(2):
+        run = TrainingRun(tmp_path / "run", shards, TINY, closed_loop=replace(EPISODE, every=2))
+        vae = run.vae_stage.copy_from(trained.folder)
+        if not seen:
+            with pytest.raises(KeyboardInterrupt):
+                run.train_policy(vae)
+        else:
+            run.train_policy(vae)
+    assert seen == [2, 2, 4]
+    figures = lines_of(tmp_path / "run/policy/closed_loop.jsonl")
+    assert figures == [{"step": step, "reach": 0.25, "reach_s": 3.0} for step in (2, 4)]
+    run.train_policy(vae)
+    assert seen == [2, 2, 4]  # nothing is due
+
+
+@pytest.mark.parametrize(
+    ("script", "said"), [("echo why >&2; exit 3", "failed: why"), ("exec sleep 600", "took more than 1 s")]
+)
+def test_an_evaluation_that_fails_does_not_end_training(tmp_path, monkeypatch, script, said):
+    """It fails at once, or never ends; the latter process is killed."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(closed_loop.sys, "executable", str(program))
+    monkeypatch.setattr(closed_loop, "_MOST_S", 600 if "exit" in script else 1)
+    with pytest.warns(UserWarning, match=f"closed-loop evaluation of .*nowhere {said}.*Training goes on"):
+        assert measure_apart(tmp_path / "nowhere", EPISODE) is None
+
+
+def test_successes_and_their_times_are_counted_by_task(monkeypatch):
+    class Episodes(Simulator):
+        def __init__(self, settings):
+            self.settings = settings
+
+        def run(self, assignment):
+            good = assignment.task == "pick" and assignment.index != 1
+            return {"task": assignment.task, "success": good, "duration_s": 2.0 + assignment.index}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(closed_loop, "Simulator", Episodes)
+    how = ClosedLoop(every=1, episodes=4, tasks=("pick", "reach"))
+    assert measure(Path("checkpoint"), how) == {"pick": 0.75, "pick_s": 11 / 3, "reach": 0.0}
+    assert (how.due(7, 9), replace(how, every=0).due(9, 9), replace(how, every=4).due(9, 9)) == (True, False, True)
+
+
 CONTINUED = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
 
 
@@ -323,6 +396,7 @@ def _state():
         (["train", "--out", "x"], "give --demos"),
         (["train", "--out", "x", "--demos", "d", "--dataset", "e"], "must be given together"),
         (["train", "--out", "x", "--demos", "d", "--policy-batch", "0"], "--policy-batch"),
+        (["train", "--out", "x", "--demos", "d", "--evaluate-every", "5", "--evaluate-tasks", "fly"], "unknown task 'fly'"),
         (["demos", "--out", "x", "--episodes", "0"], "--episodes"),
         (["demos", "--out", "x", "--perturbed", "2"], "--perturbed must be a fraction"),
     ],
@@ -331,13 +405,6 @@ def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
-def test_post_training_in_several_processes_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", "--out", str(tmp_path / "x"), "--checkpoint", "c", "--dataset", "d"]) == 2
-    assert "start it without torchrun" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import sharded_training
+from helpers import post_training, sharded_training
 from helpers.environments import ROOT, TESTS
+from strands_cosmos3.engine.factory import write_checkpoint
 
 
 def torchrun(folder: Path, until: int) -> None:
@@ -41,3 +42,20 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(tmp_path, harness, l
     states = [torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two")]
     for name, weight in states[0]["ema"].items():
         torch.testing.assert_close(states[1]["ema"][name], weight, rtol=0, atol=2e-4)
+
+
+def test_two_processes_post_train_and_validate_as_one_does(tmp_path, harness):
+    """The windows of a step, five, are shared out three to two, and so are those of a validation."""
+    source = write_checkpoint(tmp_path / "source", sizes=post_training.SMALL, seed=4)
+    dataset = post_training.made_up_arm(tmp_path / "arm", ("open the drawer", "close the drawer"))
+    post_training.main(source, dataset, tmp_path / "one")
+    where = {"source": str(source), "dataset": str(dataset), "folder": str(tmp_path / "two")}
+    harness.group(2, joined=False).run("post_train", **where, until=4)
+    post_training.main(source, dataset, tmp_path / "two")  # and on with a single process
+    one, two = ((tmp_path / run / "held_out.jsonl").read_text().splitlines() for run in ("one", "two"))
+    assert [json.loads(line)["step"] for line in one] == [2, 4, 6]
+    for alone, shared in zip(one, two, strict=True):
+        assert json.loads(shared) == pytest.approx(json.loads(alone), rel=1e-4)
+    states = [torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two")]
+    for name, weight in states[0]["model"].items():
+        torch.testing.assert_close(states[1]["model"][name], weight, rtol=0, atol=2e-4)

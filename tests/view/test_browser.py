@@ -127,5 +127,6 @@ def test_a_typed_instruction_is_carried_out_by_the_bundled_policy(page: str, tmp
         assert "succeeded" in browser.text("tally")
         tooltip = "[...document.querySelectorAll('#status span[title]')].find(e => e.innerText.startsWith('chunks')).title"
         assert browser.evaluate(tooltip) == MEANINGS["chunks"]
+        assert re.search(r"novelty\s+\d\.\d\d \(limit 1\)", browser.text("status"))
         errors = browser.errors
     assert not errors, errors

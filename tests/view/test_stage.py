@@ -22,10 +22,11 @@ from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.playback import play, recorded_episodes
-from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.view.stage import _STATE_RGB, Stage, Status
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,26 @@ def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
         assert live._predicted(0.0)[0, 0, 0] == 3  # type: ignore[index]
         live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
         assert live.inference_ms == 3.0
+
+
+def test_the_novelty_of_the_latest_chunk_is_shown_with_its_limit(robot: Robot, stage: Stage):
+    robot.reset(0)
+    found = iter([0.4, 1.25, None])
+    with LiveView(robot, stage, "native", cameras=False, novelty=lambda: next(found)) as live:
+        shown = []
+        for _ in range(3):
+            live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
+            live._show(0.0, everything=True)
+            shown.append(stage._status.content)
+        live.begin("again")
+        assert live.novelty is None  # nothing of the last episode
+    usual, unusual, unknown = shown
+    assert "0.40 (limit 1)" in usual
+    assert "1.25 (limit 1)" in unusual
+    assert MEANINGS["novelty"] in usual
+    red = _STATE_RGB["FAULT"]
+    assert (red in usual, red in unusual) == (False, True)
+    assert "novelty" not in unknown
 
 
 def test_the_command_runs_and_ends(capsys: pytest.CaptureFixture[str]):

@@ -37,15 +37,16 @@ from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
-from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, lower_precision, step_noise
+from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, step_noise
 from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, latent_columns, state_row_of
+from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, drop_from, full_tensor
+from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
 from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
-from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
+from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors, predict_rows
@@ -66,6 +67,7 @@ class TrainingRun:
         shard: This process's share of the data. Train the VAE and encode the latents with one process first.
         start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state row and weights.
         tensorboard: Whether curves are written for TensorBoard, too.
+        closed_loop: Episodes in simulation that judge the policy during its stages.
 
     Raises:
         ConfigError: There are no demonstrations, or the folder holds a run with other options or demonstrations.
@@ -80,8 +82,10 @@ class TrainingRun:
         shard: DataShard | None = None,
         start: Path | None = None,
         tensorboard: bool = False,
+        closed_loop: ClosedLoop | None = None,
     ):
         self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
+        self._closed_loop = closed_loop or ClosedLoop()
         self._how: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
         self._start = None if start is None else Checkpoint.open(start)
@@ -281,7 +285,7 @@ class TrainingRun:
         checkpoint = loop.folder / "checkpoint"
 
         def validate() -> None:
-            average = {name: full_tensor(tensor).cpu() for name, tensor in loop.ema.items()}
+            average = loop.average()
             if self.shard.rank:
                 return
             self._validate(average, loop, windows, held_out)
@@ -293,22 +297,30 @@ class TrainingRun:
 
         def on_step(step: int, metrics: LossMetrics) -> None:
             self._on_step(stage, step, steps, metrics)
-            if step % _CHECKPOINT_STEPS == 0 or step == steps:
+            judged = self._closed_loop.due(step, steps)
+            if step % _CHECKPOINT_STEPS == 0 or step == steps or judged:
                 validate()
+            if judged:
+                judge()
 
-        if loop.step >= steps and released_steps(checkpoint) != loop.step:  # interrupted during its last export
+        def judge() -> None:
+            if not self.shard.rank and (found := measure_apart(checkpoint, self._closed_loop)):
+                loop.record(CLOSED_LOOP, found)
+
+        unjudged = self._closed_loop.due(loop.step, steps) and loop.step > 0 and loop.lacks(CLOSED_LOOP)
+        if (loop.step >= steps or unjudged) and released_steps(checkpoint) != loop.step:  # interrupted during its export
             validate()
+        if unjudged:
+            judge()
         loop.run(on_step=on_step)
         return checkpoint
 
     def _validate(self, average: dict[str, torch.Tensor], loop: Loop, windows: int, held_out: Batch) -> None:
         """Append the errors of averaged weights on held-out windows to the stage's ``held_out.jsonl``."""
-        policy, path = fresh_policy(self.transformer_config), loop.folder / "held_out.jsonl"
+        policy = fresh_policy(self.transformer_config)
         policy.load_state_dict(average)
         errors = asdict(chunk_errors(predict_rows(policy, held_out), held_out.rows))
-        drop_from(path, loop.step)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": loop.step, "windows": loop.step * windows, **errors}) + "\n")
+        loop.record("held_out", {"windows": loop.step * windows, **errors})
 
     @cached_property
     def tokenizer(self) -> Path:

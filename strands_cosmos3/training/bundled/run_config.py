@@ -41,11 +41,12 @@ class RunConfig:
     clip_every: int = 4  # ticks between the first ticks of encoded clips
     accumulate: int = 1  # draws of windows per step of the policy and joint stages, whose gradients are averaged
     seed: int = 0
+    gate: bool = True  # whether training stops if the VAE loses colours
 
     @property
     def fixed(self) -> dict[str, Any]:
         """Options that cannot change during a run."""
-        return {name: value for name, value in asdict(self).items() if not name.endswith("_steps")}
+        return {name: value for name, value in asdict(self).items() if not name.endswith("_steps") and name != "gate"}
 
 
 def tier_of(height: int, width: int) -> int:

@@ -23,6 +23,7 @@ from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.release import load_vae
+from strands_cosmos3.training.sharding import lower_precision
 from strands_cosmos3.training.vae import (
     VaeLoss,
     VaeSizes,
@@ -67,7 +68,8 @@ class VaeStage:
                 self._fit(vae, "vae", self._pictures, config.vae_steps, config.vae_lr, config.seed, ema=0.995, decay=0.5)
             gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
             write_json(self.folder / "vae/gate.json", asdict(gate))
-            gate.require()
+            if config.gate:
+                gate.require()
             if config.vae_clip_steps:
                 keep_first_frames(vae)
                 steps, lr = config.vae_clip_steps, config.vae_lr / 2
@@ -167,11 +169,6 @@ def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return (latents - frame_mean) / frame_std
 
     return encode
-
-
-def lower_precision(device: torch.device) -> torch.autocast:
-    """Return autocast to bfloat16 on a GPU; it does nothing on a CPU, where bfloat16 is no faster."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def step_noise(seed: int, step: int) -> torch.Generator:

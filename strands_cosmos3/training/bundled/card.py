@@ -1,0 +1,214 @@
+"""The model card: every figure from the records and reports of the stages, with the command that measured it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from strands_cosmos3.training.bundled.stages import duration, read_record
+
+_MADE = ("demos", "vae", "policy", "preview", "joint")
+_CONTROLS = ("blank", "random", "shuffled")  # conditions in which success would be chance or a leak
+_ENOUGH = 0.8
+_NOT_FOR = """- It knows one simulated table, cubes of three colours, a bin, and this package's Panda. It is not for a real arm,
+  another robot or another task, and nothing keeps it from being confidently wrong there.
+- It reads short English sentences of its tasks; others are refused with the reason. It has no safety behaviour of its
+  own: limits, collisions and stops are the executor's.
+- It looks at three small pictures, 128 x 160 together. What they do not show, it does not find."""
+
+
+def write_card(folder: Path, checkpoint: Path) -> None:
+    """Write ``README.md`` into a checkpoint that the stages of ``folder`` made."""
+    reports = {name: _json(folder / name / "report.json") for name in ("evaluation", "conditions")}
+    records = {name: read_record(folder, name) for name in (*_MADE, *reports)}
+    about = _json(checkpoint / "checkpoint.json")["strands_cosmos3"]
+    parts = (
+        _summary(checkpoint, about),
+        _abilities(reports["evaluation"], records["evaluation"]),
+        _limits(reports, records["conditions"]),
+        _world(reports["evaluation"]["dynamics"], _json(folder / "run/joint/dynamics.json"), records["evaluation"]),
+        _novelty(about),
+        _making(records, _json(folder / "run/vae/gate.json")),
+        _curves(folder),
+    )
+    (checkpoint / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _summary(checkpoint: Path, about: Mapping[str, Any]) -> str:
+    config = _json(checkpoint / "transformer/config.json")
+    size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) / 1e6
+    numbers = {
+        part.name: f"{_numbers(part) / 1e6:.1f} M" for part in sorted(checkpoint.iterdir()) if any(part.glob("*.safetensors"))
+    }
+    language = about["language"]
+    counted = ", ".join(f"{name} {count} numbers" for name, count in numbers.items())
+    verbs, colours = (", ".join(language[name]) for name in ("verbs", "colours"))
+    return f"""# Model card: the table policy
+
+A Cosmos 3 transformer, {config["hidden_size"]} wide with {config["num_hidden_layers"]} layers, and a small Wan VAE, in the
+released layout ({counted}; {size:.0f} MB). It looks at the three DROID views, reads a sentence (verbs: {verbs};
+colours: {colours}), and answers 16 pose deltas at 15 Hz, with a prediction of the pictures to come. It takes action prefixes
+of up to {about.get("prefix_rows", 0)} rows.
+
+    strands-cosmos3 rollout --task pick --instruction "pick up the blue cube" --video out.mp4
+
+This card was written by `make bundled-policy` from the records of its stages."""
+
+
+def _numbers(part: Path) -> int:
+    total = 0
+    for file in part.glob("*.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                size = 1
+                for length in tensors.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
+
+
+def _abilities(report: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    settings = report["settings"]
+    return f"""## What it can do
+
+Closed loop in simulation with dynamics, in scenes that no training had. The policy is handed pictures, the sentence, the
+measured pose and the gripper's opening, and nothing else. An episode may last {settings["duration"]:g} s of simulated time
+(condition `limit=S`: S), with zero latency (`latency=S`: S). Success with its 95 % interval (Wilson), and the mean time to
+success:
+
+{_table(report)}
+
+`swapped` names another colour than the judged one: "took what it was told" is then what counts.
+
+{_command(record)}"""
+
+
+def _limits(reports: Mapping[str, Mapping[str, Any]], record: Mapping[str, Any]) -> str:
+    weak = [
+        f"{row['condition']}: {row['task']} {_rate(row['success'])}"
+        for report in reports.values()
+        for row in _rows(report)
+        if "told" not in row and row["condition"] not in _CONTROLS and row["success"]["rate"] < _ENOUGH
+    ]
+    said = "\n".join(f"- {one}" for one in weak) or "- none of the conditions that were measured"
+    return f"""## What it cannot do
+
+{_NOT_FOR}
+
+Below {_ENOUGH:.0%}, of everything in this card:
+
+{said}
+
+Harder conditions, and controls ({", ".join(f"`{name}`" for name in _CONTROLS)}), in which success would be chance:
+
+{_table(reports["conditions"])}
+
+{_command(record)}"""
+
+
+def _rows(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (row for row in report["rows"] if row["task"] is not None)
+
+
+def _table(report: Mapping[str, Any]) -> str:
+    lines = ["| condition | task | success | 95 % interval | mean time | took what it was told |", "|---|---|---|---|---|---|"]
+    for row in _rows(report):
+        success, seconds = row["success"], row["seconds_to_success"]
+        time = "" if seconds is None else f"{seconds:.1f} s"
+        interval = f"{success['low']:.1%} .. {success['high']:.1%}"
+        told = _rate(row["told"]) if "told" in row else ""
+        lines.append(f"| {row['condition']} | {row['task']} | {_rate(success)} | {interval} | {time} | {told} |")
+    return "\n".join(lines)
+
+
+def _rate(rate: Mapping[str, Any]) -> str:
+    return f"{rate['successes']} of {rate['of']} ({rate['rate']:.1%})"
+
+
+def _world(measured: Mapping[str, Any], held_out: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    columns = (("on the expert's chunks", measured), ("on held-out demonstrations", held_out))
+    rows: list[tuple[str, ...]] = [("", *(name for name, _ in columns)), ("---",) * 3]
+    rows.append(("clips", *(str(figures["clips"]) for _, figures in columns)))
+    for name, key in (
+        ("forward dynamics", "forward_db"),
+        ("repeating the frame", "copy_frame_psnr"),
+        ("the VAE alone", "vae_psnr"),
+    ):
+        both = (f"{figures[key]:.1f} dB ({figures['moving'][key]:.1f})" for _, figures in columns)
+        rows.append((f"{name}, all pixels (moving ones)", *both))
+    for control in measured["controls"]:
+        label = "with a sentence of another goal" if control == "foreign" else f"with {control} actions"
+        rows.append((f"error {label} / true", *(f"{figures['controls'][control]:.2f}" for _, figures in columns)))
+    ends = (f"{figures['inverse_mm']:.0f} mm of {figures['moved_mm']:.0f}" for _, figures in columns)
+    rows.append(("inverse dynamics, median end point", *ends))
+    table = "\n".join("|".join(("", *row, "")) for row in rows)
+    return f"""## As a model of the world
+
+{table}
+
+{_command(record)} (first column; the second is `run/joint/dynamics.json`, which training writes)"""
+
+
+def _novelty(about: Mapping[str, Any]) -> str:
+    threshold = about.get("novelty_rmse")
+    known = "It has no preview decoder, and cannot tell."
+    if threshold is not None:
+        known = f"""The error of a picture's reconstruction is divided by {threshold:.4f}, its 99.9 % quantile over
+held-out pictures; above 1 there is a warning, and `novel_pictures` counts. A low novelty is no proof that a scene is known."""
+    return f"## Novelty\n\n{known}"
+
+
+def _making(records: Mapping[str, Mapping[str, Any]], gate: Mapping[str, Any]) -> str:
+    stages = [(name, records[name]) for name in (*_MADE, "evaluation", "conditions")]
+    lines = ["| stage | finished | duration |", "|---|---|---|"]
+    lines += [f"| {name} | {record['finished']} | {duration(record['seconds'])} |" for name, record in stages]
+    total = duration(sum(record["seconds"] for _, record in stages[: len(_MADE)]))
+    commands = "\n".join(f"    {record['command']}" for _, record in stages[: len(_MADE)])
+    machines = "; ".join(dict.fromkeys(record["machine"] for _, record in stages))
+    colours = ", ".join(f"{name} {share:.0%}" for name, share in gate["by_colour"].items())
+    seeds = ", ".join(dict.fromkeys(str(record["decides"]["seed"]) for _, record in stages[: len(_MADE)]))
+    return f"""## How it was made
+
+`make bundled-policy`, from nothing; the checkpoint in {total}. Seed {seeds}. On {machines}.
+
+{commands}
+
+{chr(10).join(lines)}
+
+Pixels whose hue the VAE keeps: {colours}; {gate["psnr"]:.1f} dB. The joint stage also exports the preview decoder,
+calibrates the novelty on held-out pictures and measures its dynamics."""
+
+
+def _curves(folder: Path) -> str:
+    parts = ["## Curves\n\n![learning curves](curves.png)"]
+    for stage in ("policy", "joint"):
+        for name, title in (
+            ("held_out", "held-out windows of frame 0"),
+            ("closed_loop", "episodes in simulation during training"),
+        ):
+            path = folder / "run" / stage / f"{name}.jsonl"
+            if path.exists():
+                lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+                parts.append(f"Stage {stage}, {title}:\n\n{_points(lines)}")
+    return "\n\n".join(parts)
+
+
+def _points(lines: Sequence[Mapping[str, Any]], most: int = 12) -> str:
+    """Return a table of at most so many points, the last among them."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    every = -(-len(lines) // most)
+    shown = lines[::-1][::every][::-1]
+    rows = [[f"{line[name]:g}" if name in line else "" for name in names] for line in shown]
+    return "\n".join("|".join(("", *row, "")) for row in (names, ["---"] * len(names), *rows))
+
+
+def _command(record: Mapping[str, Any]) -> str:
+    return f"    {record['command']}"

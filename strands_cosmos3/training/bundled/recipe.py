@@ -1,0 +1,150 @@
+"""The bundled policy from nothing: the stages of its recipe, and their options."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.resources import write_folder
+from strands_cosmos3.training.bundled.card import write_card
+from strands_cosmos3.training.bundled.stages import Stage, program
+
+JOINT, CARD = "run/joint/checkpoint", "checkpoint"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options of the recipe."""
+
+    episodes: int = 1200  # of demonstrations
+    vae_steps: int = 4000
+    vae_clip_steps: int = 2500
+    policy_steps: int = 16000
+    preview_steps: int = 3000
+    joint_steps: int = 12000
+    hidden: int = 128
+    layers: int = 4
+    policy_batch: int = 64
+    joint_batch: int = 32
+    seed: int = 0
+    gate: bool = True
+    evaluate_every: int = 2000
+    tasks: str = "reach,pick,place"
+    seeds: int = 200  # episodes of each task and condition of ``evaluation``
+    evaluation: str = "plain,limit=7,replan=16,latency=0.4,swapped,paraphrased"
+    few_seeds: int = 40  # of ``conditions``
+    conditions: str = (
+        "latency=0.2,latency=0.8,light=0.5,light=1.6,table=dark,table=white,camera=2,cubes=32,close,crowded"
+        ",shuffled,blank,random"
+    )
+    clips: int = 48  # of the expert, on which dynamics are measured
+    limit_s: float = 20.0  # simulated seconds of an evaluation's episode
+
+    def stages(self, workers: int) -> tuple[Stage, ...]:
+        """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
+        vae, policy = (
+            ("seed", "vae_steps", "vae_clip_steps", "gate"),
+            ("seed", "hidden", "layers", "policy_steps", "policy_batch"),
+        )
+        joint = (*policy[:3], "joint_steps", "joint_batch")
+        found = self._evaluations(workers)
+        records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint"))
+        reports = tuple(f"{stage.name}/report.json" for stage in found)
+        return (
+            self._stage(
+                "demos",
+                ("demos", "--out", "demos", "--episodes", str(self.episodes), "--seed", str(self.seed)),
+                ("episodes", "seed"),
+                makes=("demos",),
+                more=("--workers", str(workers)),
+            ),
+            self._train("vae", vae, ("demos",), "run/vae/final.pt", ("run",)),
+            self._train("policy", policy, ("demos", "run/vae/final.pt"), "run/policy/checkpoint", ("run/settings.json",)),
+            self._train("preview", ("seed", "preview_steps"), ("demos", "run/vae/final.pt"), "run/preview/curve.jsonl"),
+            self._train(
+                "joint", joint, ("demos", "run/policy/checkpoint", "run/preview/curve.jsonl"), JOINT, ("run/settings.json",)
+            ),
+            *found,
+            Stage("card", f"the card, {CARD}/README.md", {}, (JOINT, *records, *reports), (CARD,), (CARD,), self._write_card),
+        )
+
+    def _train(
+        self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
+    ) -> Stage:
+        names = ("hidden", "layers", "policy_batch", "joint_batch", "seed")
+        names += ("vae_steps", "vae_clip_steps", "policy_steps", "preview_steps", "joint_steps")
+        options = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
+        options += [] if self.gate else ["--no-gate"]
+        command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
+        judged = ("--evaluate-every", str(self.evaluate_every), "--evaluate-tasks", *self.tasks.split(","))
+        more = judged if until in ("policy", "joint") else ()
+        return self._stage(until, command, decides, reads, (made,), (*owns, f"run/{until}"), more)
+
+    def _evaluations(self, workers: int) -> tuple[Stage, ...]:
+        """Return the stages of the figures: the tasks and dynamics, and conditions that make them harder."""
+        main = ("--seeds", str(self.seeds), "--conditions", self.evaluation, "--clips", str(self.clips))
+        few = ("--seeds", str(self.few_seeds), "--conditions", self.conditions)
+        made = []
+        for name, options in (("evaluation", main), ("conditions", few)):
+            command = ("evaluate", "--model", JOINT, "--tasks", self.tasks, "--duration", f"{self.limit_s:g}", *options)
+            more = ("--out", name, "--workers", str(workers))
+            made.append(self._stage(name, command, ("tasks", "limit_s"), (JOINT,), (f"{name}/report.json",), (name,), more))
+        return tuple(made)
+
+    def _stage(
+        self,
+        name: str,
+        command: Sequence[str],
+        decides: Sequence[str],
+        reads: tuple[str, ...] = (),
+        makes: tuple[str, ...] = (),
+        owns: tuple[str, ...] = (),
+        more: Sequence[str] = (),
+    ) -> Stage:
+        """Return a stage that runs a command; ``more`` are options that change no result."""
+        options: dict[str, Any] = {option: asdict(self)[option] for option in decides}
+        if name in ("evaluation", "conditions"):
+            options["command"] = list(command)
+        whole = [*command, *more]
+
+        def work(folder: Path) -> None:
+            again = ["--resume"] if command[0] == "evaluate" and (folder / name).exists() else []
+            program([*whole, *again])(folder)
+
+        return Stage(name, f"strands-cosmos3 {shlex.join(whole)}", options, reads, makes, owns or makes, work)
+
+    def _write_card(self, folder: Path) -> None:
+        def fill(hidden: Path) -> None:
+            shutil.copytree(folder / JOINT, hidden, dirs_exist_ok=True)
+            shutil.copy(folder / "run/curves.png", hidden / "curves.png")
+            write_card(folder, hidden)
+
+        write_folder(folder / CARD, fill)
+
+
+TINY = Recipe(
+    episodes=4,
+    vae_steps=2,
+    vae_clip_steps=1,
+    policy_steps=4,
+    preview_steps=2,
+    joint_steps=2,
+    hidden=64,
+    layers=2,
+    policy_batch=4,
+    joint_batch=2,
+    gate=False,
+    evaluate_every=0,
+    tasks="reach,pick",
+    seeds=1,
+    evaluation="plain,swapped",
+    few_seeds=1,
+    conditions="blank",
+    clips=1,
+    limit_s=0.5,
+)
+"""Runs through every stage in minutes; its policy can do nothing."""

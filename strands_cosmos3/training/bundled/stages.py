@@ -1,0 +1,162 @@
+"""Stages that follow one another in a folder: each runs once, resumes, and runs anew when something before it has changed.
+
+``records/<stage>.json`` says what a stage was begun with and, once it has finished, what it made. A stage is done while both
+are as recorded. If not, what it and the later stages made is moved to ``stale-<n>/``, never deleted, and made anew. A stage
+that was interrupted is run again as it is, because each of them resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from strands_cosmos3.errors import TrainingError
+from strands_cosmos3.resources import write_json
+
+Work = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage. Paths are relative to the folder.
+
+    Args:
+        command: Its command line, which runs in the folder, as the card shows it.
+        decides: Options that determine its result; the others may change.
+        reads: Files and folders that it depends on, whose contents count.
+        makes: Those by which others know its result.
+        owns: Everything of it that is moved away before it runs anew.
+        work: Runs it, given the folder.
+    """
+
+    name: str
+    command: str
+    decides: Mapping[str, Any]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    owns: tuple[str, ...]
+    work: Work = field(compare=False)
+
+
+def make(folder: Path, stages: Sequence[Stage], say: Callable[[str], object] = print) -> None:
+    """Run the stages of a folder that are not done.
+
+    Raises:
+        TrainingError: A stage failed; its message has the command. What it made so far is kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, stage in enumerate(stages):
+        path = record_path(folder, stage.name)
+        begun = json.loads(json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)}))
+        record = read_record(folder, stage.name)
+        same = {name: record.get(name) for name in begun} == begun
+        if same and record.get("makes") == digests(folder, stage.makes):
+            say(f"{stage.name}: done on {record['finished']}, in {duration(record['seconds'])}")
+            continue
+        if not same or "makes" in record:
+            put_aside(folder, stages[i:], say)
+            record = {**begun, "began": now(), "seconds": 0.0}
+        say(f"{stage.name}: {stage.command}")
+        record |= {"command": stage.command, "machine": machine()}
+        write_json(path, record)
+        start = time.monotonic()
+        try:
+            stage.work(folder)
+        finally:
+            record["seconds"] = round(record["seconds"] + time.monotonic() - start, 1)
+            write_json(path, record)
+        made = digests(folder, stage.makes)
+        if missing := [name for name, digest in made.items() if digest is None]:
+            raise TrainingError(f"stage {stage.name} did not write {', '.join(missing)} in {folder}: {stage.command}")
+        write_json(path, {**record, "makes": made, "finished": now()})
+
+
+def record_path(folder: Path, stage: str) -> Path:
+    """Return the path of a stage's record."""
+    return folder / "records" / f"{stage}.json"
+
+
+def read_record(folder: Path, stage: str) -> dict[str, Any]:
+    """Return the record of a stage, or an empty one."""
+    path = record_path(folder, stage)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def put_aside(folder: Path, stages: Sequence[Stage], say: Callable[[str], object]) -> None:
+    """Move what stages made, and their records, to a new folder ``stale-<n>``, if there is anything."""
+    paths = [path for stage in stages for path in (*stage.owns, f"records/{stage.name}.json") if (folder / path).exists()]
+    if not paths:
+        return
+    stale = next(place for n in range(1, 10_000) if not (place := folder / f"stale-{n}").exists())
+    for path in paths:
+        if (folder / path).exists():  # it may have lain in a folder that was moved
+            (stale / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / path, stale / path)
+    say(f"{', '.join(paths)} come from other options or inputs: moved to {stale}")
+
+
+def digests(folder: Path, paths: Sequence[str]) -> dict[str, str | None]:
+    """Return the SHA-256 of files and of folders (names and contents, apart from hidden ones); None for a missing one."""
+    return {path: digest(folder / path) for path in paths}
+
+
+def digest(path: Path) -> str | None:
+    """Return the SHA-256 of a file or folder, or None if it does not exist."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        text = "".join(f"{file.relative_to(path).as_posix()} {digest(file)}\n" for file in files)
+        return hashlib.sha256(text.encode()).hexdigest()
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def program(arguments: Sequence[str]) -> Work:
+    """Return what runs ``strands-cosmos3`` in a process of its own, which saves its state when Ctrl-C ends it."""
+
+    def work(folder: Path) -> None:
+        command = [sys.executable, "-m", "strands_cosmos3", *arguments]
+        # a session of its own, so that a terminal's Ctrl-C reaches it once, from here
+        process = subprocess.Popen(command, cwd=folder, start_new_session=True)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait()
+            raise
+        if status == 130:
+            raise KeyboardInterrupt
+        if status:
+            raise TrainingError(f"status {status} of: cd {folder} && strands-cosmos3 {' '.join(arguments)}")
+
+    return work
+
+
+def machine() -> str:
+    """Return the processor, its cores that may be used, and the GPU, if there is one."""
+    import torch
+
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; torch {torch.__version__}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as hours and minutes, or as seconds."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def now() -> str:
+    """Return the date and time."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
