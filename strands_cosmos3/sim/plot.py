@@ -86,7 +86,8 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
         steps = [point["step"] for point in points]
         names = dict.fromkeys(name for point in points for name in point if name not in ("step", "time", "windows"))
         for name in names:
-            axis.plot(steps, [point.get(name, np.nan) for point in points], lw=1.1, label=name)
+            values, marker = [point.get(name, np.nan) for point in points], "." if len(points) < 20 else None
+            axis.plot(steps, values, lw=1.1, label=name, marker=marker)
         if all(point.get(name, 1) > 0 for point in points for name in names):  # success may be 0
             axis.set_yscale("log")
         axis.set_title(stage, fontsize=10, loc="left")

@@ -93,6 +93,17 @@ def test_what_was_changed_or_lost_is_made_again(line: Line, path: str, again: li
     assert line.make() == again
 
 
+def test_an_input_that_was_put_there_with_its_record_reaches_the_later_stages(line: Line, tmp_path: Path):
+    line.make()
+    other = Line(tmp_path / "other")
+    other.options["a"] = line.options["a"] = 2
+    other.make()
+    for path in ("a.txt", "records/a.json"):
+        (line.folder / path).write_bytes((other.folder / path).read_bytes())
+    assert line.make() == ["b", "c"]
+    assert line.text() == "a2a2b1c1"
+
+
 def test_an_interrupted_stage_resumes_with_what_it_has(line: Line):
     line.broken = "b"
     with pytest.raises(KeyboardInterrupt):

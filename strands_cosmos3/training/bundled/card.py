@@ -103,7 +103,7 @@ def _limits(reports: Mapping[str, Mapping[str, Any]], record: Mapping[str, Any])
 
 {_NOT_FOR}
 
-Below {_ENOUGH:.0%}, of everything in this card:
+Below {100 * _ENOUGH:.0f} %, of everything in this card:
 
 {said}
 
@@ -123,14 +123,14 @@ def _table(report: Mapping[str, Any]) -> str:
     for row in _rows(report):
         success, seconds = row["success"], row["seconds_to_success"]
         time = "" if seconds is None else f"{seconds:.1f} s"
-        interval = f"{success['low']:.1%} .. {success['high']:.1%}"
+        interval = f"{100 * success['low']:.1f} .. {100 * success['high']:.1f} %"
         told = _rate(row["told"]) if "told" in row else ""
         lines.append(f"| {row['condition']} | {row['task']} | {_rate(success)} | {interval} | {time} | {told} |")
     return "\n".join(lines)
 
 
 def _rate(rate: Mapping[str, Any]) -> str:
-    return f"{rate['successes']} of {rate['of']} ({rate['rate']:.1%})"
+    return f"{rate['successes']} of {rate['of']} ({100 * rate['rate']:.1f} %)"
 
 
 def _world(measured: Mapping[str, Any], held_out: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -152,9 +152,15 @@ def _world(measured: Mapping[str, Any], held_out: Mapping[str, Any], record: Map
     table = "\n".join("|".join(("", *row, "")) for row in rows)
     return f"""## As a model of the world
 
+Forward dynamics predict pictures from actions, inverse dynamics actions from pictures.
+
 {table}
 
-{_command(record)} (first column; the second is `run/joint/dynamics.json`, which training writes)"""
+First column:
+
+{_command(record)}
+
+Second column: `run/joint/dynamics.json`, which training writes."""
 
 
 def _novelty(about: Mapping[str, Any]) -> str:
@@ -173,11 +179,12 @@ def _making(records: Mapping[str, Mapping[str, Any]], gate: Mapping[str, Any]) -
     total = duration(sum(record["seconds"] for _, record in stages[: len(_MADE)]))
     commands = "\n".join(f"    {record['command']}" for _, record in stages[: len(_MADE)])
     machines = "; ".join(dict.fromkeys(record["machine"] for _, record in stages))
-    colours = ", ".join(f"{name} {share:.0%}" for name, share in gate["by_colour"].items())
+    colours = ", ".join(f"{name} {100 * share:.0f} %" for name, share in gate["by_colour"].items())
     seeds = ", ".join(dict.fromkeys(str(record["decides"]["seed"]) for _, record in stages[: len(_MADE)]))
     return f"""## How it was made
 
-`make bundled-policy`, from nothing; the checkpoint in {total}. Seed {seeds}. On {machines}.
+`make bundled-policy`, from nothing: the checkpoint took {total}. Seed {seeds}. On {machines}. Every command of this
+card runs in `out/bundled-policy`.
 
 {commands}
 

@@ -153,8 +153,9 @@ def machine() -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as hours and minutes, or as seconds."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    """Return a duration as seconds, minutes, or hours and minutes."""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min" if minutes > 1 else f"{seconds:.0f} s"
 
 
 def now() -> str:
