@@ -264,7 +264,7 @@ def test_a_token_is_wanted_before_a_body_is_read(serve):
 
 
 def test_slow_bodies_are_cut_off_and_keep_nobody_out(serve):
-    server = serve(Several(), libero=True, body_s=0.6, max_clients=16)
+    server = serve(Several(), libero=True, body_s=2.0, max_clients=16)
     held = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(8)]
     for one in held:
         one.sendall(raw(*START, "Content-Length: 1000", body=b"{"))
