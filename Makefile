@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: bundled-policy docs test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: docs libero test-libero bundled-policy test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -20,6 +20,13 @@ rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, film
 view: $(VENV)/.sim  ## the same on a live page: http://127.0.0.1:8080
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[view]'
 	$(BIN)/strands-cosmos3 view
+
+libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scripted expert; installs it beside (a download of 700 MB)
+	$(VENV)-libero/bin/strands-cosmos3 evaluate --suite libero_object --backend scripted --seeds 1 --resume --out $(OUT)/libero
+
+test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
+	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'
+	$(VENV)-libero/bin/python -m pytest -m libero tests
 
 test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 	$(PYTEST)
@@ -98,6 +105,13 @@ $(VENV)/.sim: pyproject.toml constraints.txt | system
 	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]')
 	@touch $@
 
+# LIBERO's robosuite limits MuJoCo and others, so it has an environment of its own.
+$(VENV)-libero/.done: pyproject.toml constraints.txt | system
+	$(PYTHON) -m venv $(VENV)-libero
+	@echo "installing LIBERO into $(VENV)-libero: a few minutes on the first run"
+	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[libero,serve]'
+	@touch $@
+
 $(VENV)/.docs: $(VENV)/.dev
 	$(if $(LOCK),,$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,rerun]')
 	@touch $@
@@ -116,4 +130,4 @@ system:
 	  else echo "no Mesa EGL found; install the equivalents of $(GL_PACKAGES) to draw without a display"; fi; fi
 
 clean:
-	rm -rf $(VENV) $(OUT) dist build
+	rm -rf $(VENV) $(VENV)-libero $(OUT) dist build

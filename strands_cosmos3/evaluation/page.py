@@ -93,6 +93,7 @@ def _head(report: Mapping[str, Any]) -> str:
     shown = ("num_steps", "guidance_scale", "policy_frames", "replan_rows", "device", "host", "port")
     options = {name: policy[name] for name in shown}
     facts = {
+        "suite": None if settings["suite"] == "table" else settings["suite"],
         "policy": f"{policy['backend']}" + (f", {policy['model']}" if policy["model"] else ""),
         "options": ", ".join(f"{name} {value}" for name, value in options.items() if value is not None) or "presets",
         "SHA-256 of the checkpoint": report["model_sha256"],
@@ -227,11 +228,17 @@ def _table(
     body: list[str] = []
     for row, condition in labelled(rows):
         marks = {"first": condition and body, "all": row["task"] is None}
-        label = _cell(condition, "l") + _cell(row["task"] or "all tasks", "l")
+        label = _cell(condition, "l") + _cell(_task(row), "l")
         css = " ".join(name for name, yes in marks.items() if yes)
         body.append(f'<tr class="{css}">{label}{"".join(cells(row))}</tr>')
     lines = "\n".join(body)
     return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
+
+
+def _task(row: Mapping[str, Any]) -> str:
+    if row["task"] is None:
+        return "all tasks"
+    return f"{row['task']}: {row['instruction']}" if "instruction" in row else row["task"]
 
 
 def _cell(text: str, css: str = "r") -> str:

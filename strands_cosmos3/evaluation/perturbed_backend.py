@@ -21,14 +21,15 @@ class PerturbedBackend(Backend):
 
     Args:
         inner: The backend; it is not closed with this one.
+        prompt: The whole caption, instead of the model's own around the instruction.
 
     Attributes:
         answer_ms: Wall time of each answer so far [ms], including the wait for a shared replica.
         lost: Error of a lost server or replica, which is not the policy's failure; else None.
     """
 
-    def __init__(self, inner: Backend, condition: Perturbation, policy_instruction: str):
-        self._inner, self._condition, self._instruction = inner, condition, policy_instruction
+    def __init__(self, inner: Backend, condition: Perturbation, policy_instruction: str, prompt: str | None = None):
+        self._inner, self._condition, self._instruction, self._prompt = inner, condition, policy_instruction, prompt
         self.name, self.model_sha256, self.action_space = inner.name, inner.model_sha256, inner.action_space
         self.needs_privileged, self.requires_images = inner.needs_privileged, inner.requires_images
         self.takes_views, self.replan_rows = inner.takes_views, inner.replan_rows
@@ -59,7 +60,7 @@ class PerturbedBackend(Backend):
 
     def shown(self, request: Request) -> Request:
         """Return the perturbed request."""
-        request = replace(request, instruction=self._instruction)
+        request = replace(request, instruction=self._instruction, prompt=self._prompt or request.prompt)
         if self._condition.images == "seen":
             return request
         composite = None if request.composite is None else _black(request.composite)

@@ -11,13 +11,16 @@ import numpy as np
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
 
+TABLE = "table"
+"""The suite of our own tasks."""
+
 
 @dataclass(frozen=True)
 class Assignment:
     """One episode to run: number ``index``, from 0, of its task and perturbation.
 
     ``seed`` is that of the scene, the same for every perturbation. The episode is judged by
-    ``goal_instruction``; the policy receives ``policy_instruction``.
+    ``goal_instruction``; the policy receives ``policy_instruction``. ``suite`` is ``table`` or one of LIBERO's.
     """
 
     perturbation: Perturbation
@@ -26,6 +29,7 @@ class Assignment:
     seed: int
     goal_instruction: str
     policy_instruction: str
+    suite: str = TABLE
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -49,6 +53,13 @@ class Assignment:
             goal = parse_instruction(self.goal_instruction)
             return goal, goal
         return parse_instruction(self.goal_instruction), parse_instruction(self.policy_instruction)
+
+    @property
+    def goals_differ(self) -> bool:
+        """Whether the policy is asked for something else than the goal."""
+        if self.suite != TABLE:
+            return self.goal_instruction != self.policy_instruction
+        return self.goals[0] != self.goals[1]
 
     def noise_seed(self, base: int | None) -> int:
         """Return the seed of the policy's noise: the scene's, or for a base seed another one for each scene."""

@@ -95,11 +95,12 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
     text, and chooses the dtype by the device."""
     perturbation, policy, topology = assignment.perturbation, settings.policy, settings.topology
     same = (
-        perturbation.images == "seen"
+        not settings.is_libero
+        and perturbation.images == "seen"
         and not perturbation.changes_scene
         and assignment.goal_instruction == assignment.policy_instruction
     )
-    if not same or policy.dtype is not None:
+    if not same or policy.dtype is not None or policy.policy is not None:
         return None
     split = topology.ranks_per_replica > 1
     on_cpu = "cpu" if policy.backend == "native" and not topology.num_gpus and topology.replicas else None

@@ -13,15 +13,17 @@ from typing import Any
 from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
 from strands_cosmos3.checks import seed_number
 from strands_cosmos3.engine.options import EngineOptions
+from strands_cosmos3.environments.libero_config import get_protocol
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
+from strands_cosmos3.evaluation.libero_plan import LIBERO_TASKS, libero_options, libero_policy, plan_libero, require_libero
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
-from strands_cosmos3.evaluation.plan import Assignment, goal_instruction, make_plan
+from strands_cosmos3.evaluation.plan import TABLE, Assignment, goal_instruction, make_plan
 from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.sim.episode import physics_steps_per_tick
-from strands_cosmos3.sim.tasks import TASKS, get_task
+from strands_cosmos3.sim.tasks import TASKS
 
-BACKENDS = ("scripted", "native", "diffusers", "service")
+BACKENDS = ("scripted", "native", "diffusers", "service", "python")
 MODEL_BACKENDS = ("native", "diffusers")
 
 
@@ -29,8 +31,8 @@ MODEL_BACKENDS = ("native", "diffusers")
 class PolicySettings:
     """The policy that is evaluated, one of :data:`BACKENDS`; contradictory options raise a ConfigError or UnknownNameError.
 
-    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``engine`` to ``native``, ``host`` to ``token`` to ``service``.
-    None stands for the preset.
+    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``engine`` to ``native``, ``host`` to ``token`` to ``service``,
+    ``policy`` to ``python``: ``module:name`` of what makes an object with ``get_actions_sync``. None stands for the preset.
     """
 
     backend: str = "scripted"
@@ -46,6 +48,7 @@ class PolicySettings:
     action_space: str | None = None
     dialect: str | None = None
     token: str | None = field(default=None, repr=False)
+    policy: str | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,10 @@ class PolicySettings:
             raise ConfigError(
                 f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or hub repository belongs to "
                 f"{' and '.join(MODEL_BACKENDS)}, which need one."
+            )
+        if (self.backend == "python") != (self.policy is not None):
+            raise ConfigError(
+                f"backend {self.backend!r} with policy={self.policy!r}: backend python needs one, as module:name."
             )
         given = {name: value for name, value in vars(self).items() if name in OPTION_BACKENDS}
         require_backend(self.backend, given | self.engine.given)
@@ -76,6 +83,8 @@ class Settings:
         episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included; then its simulator is hung.
         films: Failures of each row that are filmed.
         clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for neither.
+        suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.environments.suites.SUITES`), whose tasks are numbers.
+        protocol: For LIBERO: one of :data:`~strands_cosmos3.environments.libero_config.PROTOCOLS`.
 
     Raises:
         ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or written.
@@ -95,12 +104,16 @@ class Settings:
     episode_timeout: float = 1800.0
     films: int = 3
     clips: int = 0
+    suite: str = TABLE
+    protocol: str = "openpi"
 
     def __post_init__(self) -> None:
+        known = LIBERO_TASKS if self.is_libero else TASKS
         if not self.tasks or "" in self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(TASKS)}, each once.")
+            raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(known)}, each once.")
         for task in self.tasks:
-            get_task(task)
+            if task not in known:
+                raise UnknownNameError("task", task, known)
         distinct(self.conditions)
         seed_number(self.seed)
         if self.noise_seed is not None:
@@ -114,8 +127,17 @@ class Settings:
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ConfigError(f"{name} is {value!r}; it must be a finite number of seconds above zero.")
         physics_steps_per_tick(self.control_frequency)
-        self._check_instruction()
+        get_protocol(self.protocol)
+        if self.is_libero:
+            require_libero(self.suite, self.seeds, self.clips, self.policy.backend, self.conditions)
+        else:
+            self._check_instruction()
         self._check_policy()
+
+    @property
+    def is_libero(self) -> bool:
+        """Whether the suite is one of LIBERO's and not our table."""
+        return self.suite != TABLE
 
     def _check_instruction(self) -> None:
         if not self.instruction:
@@ -154,6 +176,8 @@ class Settings:
 
     def plan(self) -> tuple[Assignment, ...]:
         """Return every episode, in the order of the report."""
+        if self.is_libero:
+            return plan_libero(self.suite, self.tasks, self.seeds, self.seed, self.conditions)
         return make_plan(self.tasks, self.seeds, self.seed, self.conditions, self.instruction)
 
     def identity(self, assignment: Assignment) -> dict[str, Any]:
@@ -176,7 +200,9 @@ class Settings:
             "told": assignment.policy_instruction,
             "duration": self.duration,
             "control_frequency": self.control_frequency,
-        } | ({} if self.noise_seed is None else {"noise_seed": self.noise_seed})
+            **({} if self.noise_seed is None else {"noise_seed": self.noise_seed}),
+            **({"suite": self.suite, "protocol": vars(get_protocol(self.protocol))} if self.is_libero else {}),
+        }
 
     def dynamics_identity(self) -> dict[str, Any]:
         """Return everything that determines the figures of dynamics."""
@@ -194,13 +220,17 @@ class Settings:
         return {**values, "policy": self._policy_dict() | self.policy.engine.given, "topology": topology}
 
     def _policy_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.policy, name) for name in _POLICY}
+        values = {name: getattr(self.policy, name) for name in _POLICY}
+        return values if self.policy.policy is not None else {k: v for k, v in values.items() if k != "policy"}  # as in 0.1
 
 
 _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
 _POLICY = tuple(option.name for option in fields(PolicySettings) if option.name not in ("token", "engine"))
 _ENGINE = tuple(option.name for option in fields(EngineOptions))
-_EPISODES = ("tasks", "seeds", "seed", "noise_seed", "conditions", "instruction", "duration", "control_frequency")
+_EPISODES = (
+    *("suite", "protocol", "tasks", "seeds", "seed", "noise_seed", "conditions"),
+    *("instruction", "duration", "control_frequency"),
+)
 _RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
 _PLACE = ("out", "address")
 OPTIONS = (*_RUN, *_POLICY, *_ENGINE, *_TOPOLOGY, *_PLACE)
@@ -252,6 +282,8 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
         policy["backend"] = "native"
     if "replan_rows" in policy:
         Perturbation(replan_rows=policy["replan_rows"])  # validates it
+    if run.get("suite", TABLE) != TABLE:
+        run, policy = libero_options(run), policy | libero_policy(policy)
     topology = Topology(**{name: given[name] for name in _TOPOLOGY if name in given})
     engine = EngineOptions(**{name: given[name] for name in _ENGINE if name in given})
     return Settings(PolicySettings(**policy, token=token, engine=engine), topology=topology, **run)

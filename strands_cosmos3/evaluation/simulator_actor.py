@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from strands_cosmos3 import __version__
+from strands_cosmos3.evaluation.episode_runner import EpisodeRunner
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.reply import Reply
 from strands_cosmos3.evaluation.settings import Settings
@@ -19,7 +20,7 @@ class SimulatorActor:
 
     def __init__(self, number: int):
         self._number = number
-        self._simulator: Simulator | None = None
+        self._simulator: EpisodeRunner | None = None
 
     def open(self, settings: Settings, replica: Any) -> Reply:
         """Make robot and policy; reply with version, process and checkpoint."""
@@ -30,7 +31,7 @@ class SimulatorActor:
                 from strands_cosmos3.evaluation.replica import replica_engine
 
                 engine = replica_engine(settings, replica)
-            self._simulator = Simulator(settings, engine)
+            self._simulator = _make(settings, engine)
             about = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
             return {"version": __version__, **about, "model_sha256": self._simulator.model_sha256}
 
@@ -51,6 +52,14 @@ class SimulatorActor:
         return Reply.of(lambda: self._opened.film(assignment))
 
     @property
-    def _opened(self) -> Simulator:
+    def _opened(self) -> EpisodeRunner:
         assert self._simulator is not None, "call open first"
         return self._simulator
+
+
+def _make(settings: Settings, engine: Any) -> EpisodeRunner:
+    if not settings.is_libero:
+        return Simulator(settings, engine)
+    from strands_cosmos3.evaluation.libero_simulator import LiberoSimulator
+
+    return LiberoSimulator(settings, engine)

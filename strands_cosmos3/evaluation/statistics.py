@@ -11,7 +11,7 @@ import numpy as np
 
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.perturbations import Perturbation
-from strands_cosmos3.evaluation.plan import Assignment
+from strands_cosmos3.evaluation.plan import TABLE, Assignment
 
 CONFIDENCE = 0.95
 
@@ -92,9 +92,12 @@ def row_of(
         "answer_ms": percentiles(answers),
         "cpu_s_mean": _mean([record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]),
     }
+    instructions = {a.goal_instruction for a in plan}
+    if len(instructions) == 1 and plan[0].suite != TABLE:
+        row["instruction"] = instructions.pop()
     if perturbation.text in ("swapped", "shuffled"):
         told = [bool(record["success_told"]) for record in found]
-        other = [(record["success"], record["success_told"]) for a, record in pairs if a.goals[0] != a.goals[1]]
+        other = [(record["success"], record["success_told"]) for a, record in pairs if a.goals_differ]
         row["told"] = Rate(sum(told), len(told)).to_dict()
         row["reads"] = Rate(sum(bool(t) for _, t in other), sum(bool(s or t) for s, t in other)).to_dict()
         row["chance"] = 1 - len(other) / len(pairs) if pairs else None

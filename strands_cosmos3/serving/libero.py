@@ -20,7 +20,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
+from strands_cosmos3.actions.controller_rows import METHOD, controller_rows
+from strands_cosmos3.actions.stats import normalize_chunk
 from strands_cosmos3.checks import MAX_IMAGE_SIDE, image_array
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
@@ -32,6 +33,7 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     WireFormatError,
 )
+from strands_cosmos3.observe.libero_prompts import client_prompt
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES
 from strands_cosmos3.observe.views import resize
 from strands_cosmos3.serving.wire import MAX_PROMPT_CHARACTERS, require_rows, require_sendable, short
@@ -44,10 +46,8 @@ MAX_PIXELS = 2**19
 """Of a picture. A PNG may hold a thousand times its size, so its size says little."""
 _MAX_MARKS = 2**16  # of punctuation outside text, which bounds a JSON message's values
 _IMAGE_SIZE = 256
-_METHOD = "quantile_rot"
 _VIEWS = VIEW_SENTENCES["concat"]
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
-_LAYOUT = "The left half shows the third-person view; the right half shows the wrist-mounted camera."
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -95,9 +95,7 @@ def encode_request(request: Request) -> dict[str, Any]:
         raise BackendError(f"NVIDIA's LIBERO server is for embodiment {DOMAIN!r}, not for {request.embodiment.name!r}.")
     if request.composite is None:
         raise BackendError("a LIBERO server requires a picture (third person left, wrist right), and the request has none.")
-    text = request.instruction.strip()
-    separator = " " if text.endswith(".") else ". "
-    prompt = request.prompt or f"{text}{separator}{_VIEWS} {_LAYOUT}"
+    prompt = request.prompt or client_prompt(request.instruction)
     return {"image": _to_png(request.composite), "prompt": prompt, "domain_name": DOMAIN, "image_size": _IMAGE_SIZE}
 
 
@@ -133,10 +131,7 @@ def encode_reply(chunk: ActionChunk) -> str:
     Raises:
         ActionOutOfRangeError, BackendError: The rows must not be sent.
     """
-    rows = chunk.action
-    if chunk.action_space.normalized:
-        own = chunk.quantiles
-        rows = denormalize_quantile(rows, *own) if own is not None else denormalize_chunk(rows, chunk.embodiment, None, _METHOD)
+    rows = controller_rows(chunk)
     require_sendable(rows)
     frames = [] if chunk.video is None else [_to_png(frame) for frame in chunk.video]
     return json.dumps({"action": rows.astype(np.float32).tolist(), "video": frames})
@@ -197,7 +192,7 @@ def _chunk(rows: Any, request: Request, video: NDArray[np.uint8] | None) -> Acti
         raise ServiceChunkError(f"the server's rows are not lists of numbers of one length ({short(error)}).") from None
     require_rows(array, request.action_space)
     try:
-        rows = normalize_chunk(array, request.embodiment, None, _METHOD)
+        rows = normalize_chunk(array, request.embodiment, None, METHOD)
         return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed, video=video)
     except ActionOutOfRangeError as error:
         raise ServiceChunkError(f"the server's rows are not LIBERO's actions: {error}") from None

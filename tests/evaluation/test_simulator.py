@@ -68,7 +68,7 @@ class Deaf(ScriptedBackend):
 
 
 def test_told_another_colour_but_deaf_to_it_the_asked_one_counts(simulator, plain, monkeypatch):
-    monkeypatch.setattr(simulator, "_backend", Deaf())
+    monkeypatch.setattr(simulator.source, "_backend", Deaf())
     record = simulator.run(SWAPPED)
     assert record["success"] is True
     assert record["success_told"] is False
@@ -97,7 +97,7 @@ class Answers(ScriptedBackend):
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_wild_answer_is_the_policys_failure(simulator, monkeypatch, at):
-    monkeypatch.setattr(simulator, "_backend", Answers(at, 1e3))
+    monkeypatch.setattr(simulator.source, "_backend", Answers(at, 1e3))
     record = simulator.run(PLAIN)
     assert record["success"] is False
     assert record["outcome"] == "fault"
@@ -107,7 +107,7 @@ def test_a_wild_answer_is_the_policys_failure(simulator, monkeypatch, at):
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("error", [ServiceUnavailableError("nobody listens"), BackendError("out of memory")])
 def test_a_server_that_is_gone_is_nobodys_failure(simulator, monkeypatch, at, error):
-    monkeypatch.setattr(simulator, "_backend", Answers(at, error))
+    monkeypatch.setattr(simulator.source, "_backend", Answers(at, error))
     with pytest.raises(type(error), match=str(error)):
         simulator.run(PLAIN)
 

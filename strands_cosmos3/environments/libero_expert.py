@@ -1,0 +1,137 @@
+"""A scripted expert for ``libero_object`` and its variants: it puts the object that the instruction names into the basket.
+
+It is a backend that reads the simulator's state and answers single rows of the ``libero`` domain, normalised as a checkpoint's,
+so that its success depends on the whole convention of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+import numpy as np
+
+from strands_cosmos3.actions.controller_rows import normalize_actions
+from strands_cosmos3.actions.kernels import log
+from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.checks import F64
+from strands_cosmos3.environments.libero_config import CLOSE, OPEN
+from strands_cosmos3.environments.libero_objects import TCP
+from strands_cosmos3.errors import BackendError, InstructionError
+from strands_cosmos3.types import ActionChunk, Request
+
+BASKET = "basket"
+_FINGERS_DOWN = np.diag([1.0, -1.0, -1.0])  # at yaw 0
+_UNIT_M, _UNIT_RAD = 0.05, 0.5  # of an action (robosuite's osc_pose.json)
+_GAIN = 2.0  # the controller's goal lies this far ahead, because it never arrives
+_CLEAR_M = 0.10  # height above objects
+_GRASP_DEPTH_M, _FLOOR_M = 0.035, 0.012  # below the object's top, but this far above its lowest point
+_ABOVE_WITHIN_M, _DOWN_WITHIN_M, _BASKET_WITHIN_M = 0.012, 0.006, 0.020
+_CLOSE_STEPS, _DOWN_STEPS, _OPEN_STEPS = 12, 25, 15
+_LOST_M = 0.08  # a held object is no further than this from the fingers
+
+
+class Phase(IntEnum):
+    """What the hand is doing, in order."""
+
+    ABOVE, DOWN, CLOSE, LIFT, ACROSS, OPEN = range(6)
+
+
+class LiberoExpert(Backend):
+    """Answers one row at a time from the state; it begins anew if it loses the object."""
+
+    name = "scripted"
+    needs_privileged = True
+    requires_images = False
+    replan_rows = 1
+    chunk_rows = 1
+
+    def __init__(self) -> None:
+        self.phase, self._steps = Phase.ABOVE, 0
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin a new episode."""
+        self._enter(Phase.ABOVE)
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Return the next row.
+
+        Raises:
+            BackendError: The request has no privileged state.
+            InstructionError: The instruction names no object of the scene, or there is no basket.
+        """
+        if request.privileged is None:
+            raise BackendError("the scripted LIBERO expert needs the simulator's state, and the request has none.")
+        action = self.act(request.privileged, request.instruction)
+        return ActionChunk(normalize_actions(action[None]), request.action_space, request.embodiment, seed=request.seed)
+
+    def act(self, state: Mapping[str, F64], instruction: str) -> F64:
+        """Return the next action [7] for a state as :func:`.libero_objects.privileged` returns it. Errors as :meth:`infer`."""
+        scene = {name: extent for name, extent in state.items() if name != TCP}
+        item, basket = scene[named_object(instruction, scene)], scene[_basket(scene)]
+        p, R = state[TCP][:3, 3], state[TCP][:3, :3]
+        self._advance(p, item, basket)
+        target = self._target(p, item, basket)
+        move = np.clip(_GAIN * (target - p) / _UNIT_M, -1, 1)
+        turn = np.clip(log(_FINGERS_DOWN @ R.T) / _UNIT_RAD, -1, 1)
+        self._steps += 1
+        closed = Phase.CLOSE <= self.phase < Phase.OPEN
+        return np.concatenate((move, turn, [CLOSE if closed else OPEN]))
+
+    def _target(self, p: F64, item: F64, basket: F64) -> F64:
+        """Return where the hand should go [3]."""
+        centre, top, bottom = item.mean(0), item[1, 2], item[0, 2]
+        grasp = np.array([*centre[:2], max(bottom + _FLOOR_M, top - _GRASP_DEPTH_M)])
+        carry = basket[1, 2] + (top - bottom) + _CLEAR_M
+        if self.phase is Phase.ABOVE:
+            return np.array([*centre[:2], top + _CLEAR_M])
+        if self.phase in (Phase.DOWN, Phase.CLOSE):
+            return grasp
+        if self.phase is Phase.LIFT:
+            return np.array([*p[:2], carry])
+        return np.array([*(p + basket.mean(0) - centre)[:2], carry])  # the object, not the hand, over the basket
+
+    def _advance(self, p: F64, item: F64, basket: F64) -> None:
+        """Enter the next phase if the present one is done."""
+        phase, centre = self.phase, item.mean(0)
+        target = self._target(p, item, basket)
+        if Phase.CLOSE < phase < Phase.OPEN and np.linalg.norm(centre - p) > _LOST_M + np.ptp(item[:, 2]) / 2:
+            self._enter(Phase.ABOVE)
+        elif phase is Phase.ABOVE and np.linalg.norm(target - p) < _ABOVE_WITHIN_M:
+            self._enter(Phase.DOWN)
+        elif phase is Phase.DOWN and (np.linalg.norm(target - p) < _DOWN_WITHIN_M or self._steps >= _DOWN_STEPS):
+            self._enter(Phase.CLOSE)
+        elif phase is Phase.CLOSE and self._steps >= _CLOSE_STEPS:
+            self._enter(Phase.LIFT)
+        elif phase is Phase.LIFT and item[0, 2] > basket[1, 2] + _FLOOR_M:
+            self._enter(Phase.ACROSS)
+        elif phase is Phase.ACROSS and np.linalg.norm((basket.mean(0) - centre)[:2]) < _BASKET_WITHIN_M:
+            self._enter(Phase.OPEN)
+        elif phase is Phase.OPEN and self._steps >= _OPEN_STEPS:
+            self._enter(Phase.ABOVE)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase, self._steps = phase, 0
+
+
+def named_object(instruction: str, scene: Mapping[str, F64]) -> str:
+    """Return the object of a scene that an instruction names: the one with the most words of its name's end in it.
+
+    So ``red_cream_cheese_1`` of a variant is "the cream cheese". InstructionError if nothing is named.
+    """
+    said = f" {instruction.lower()} "
+    names = {name: name.rsplit("_", 1)[0].split("_") for name in scene if BASKET not in name}
+    length = {name: max((n for n in range(1, len(end) + 1) if f" {' '.join(end[-n:])} " in said), default=0)
+              for name, end in names.items()}  # fmt: skip
+    found = max(length, key=lambda name: (length[name], -len(names[name])), default="")
+    if not length.get(found):
+        have = ", ".join(" ".join(words) for words in names.values())
+        raise InstructionError(f"the LIBERO expert puts an object into the basket; {instruction!r} names none of: {have}.")
+    return found
+
+
+def _basket(scene: Mapping[str, F64]) -> str:
+    found = [name for name in scene if BASKET in name]
+    if not found:
+        raise InstructionError(f"the scripted LIBERO expert needs a basket; the scene has {', '.join(scene)}.")
+    return found[0]

@@ -1,0 +1,176 @@
+"""The simulation behind one LIBERO task, without pictures unless they are asked for.
+
+Four things make an episode repeatable, and published evaluations have missed some of them. Fixtures stand where
+``numpy.random`` puts them at every reset, so it is seeded before. The controller's goal and the gripper's ramp outlive a state
+that is merely set, so the reset comes first. Objects fall for some steps before the first action. And what robosuite observes
+after a step, poses and pictures alike, was sampled some physics steps earlier; how many depends on how often the environment
+was reset, so here the clocks of all sensors start anew, as in a fresh environment.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
+from strands_cosmos3.environments.libero_config import CONTROL_HZ, OPEN, LiberoConfig
+from strands_cosmos3.environments.libero_views import CAMERAS, Picture
+from strands_cosmos3.environments.suites import INIT_STATES, Goal, LiberoTask, load_init_states
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import needed_by
+from strands_cosmos3.sim.render import choose_gl
+
+_MOST_STEPS = 10_000  # robosuite refuses to go on after its own horizon; ours ends episodes
+
+
+class LiberoWorld:
+    """Steps one task. Call :meth:`reset` first; :meth:`close` frees OpenGL, which otherwise leaks.
+
+    Args:
+        pictures: Whether :meth:`rendered` can be called; without it, OpenGL is not needed.
+
+    Attributes:
+        horizon: Most actions of an episode.
+        steps: Actions since the reset.
+
+    Raises:
+        MissingDependencyError, RenderError: LIBERO is not installed; OpenGL does not start.
+    """
+
+    def __init__(self, task: LiberoTask, config: LiberoConfig | None = None, pictures: bool = True):
+        self.task, self.config = instance_of(task, LiberoTask, "task"), config or LiberoConfig()
+        self.horizon, self.steps, self.can_draw = self.config.steps(task.suite.horizon), 0, pictures
+        if pictures:
+            os.environ.setdefault("MUJOCO_GL", choose_gl())  # robosuite reads it at its import
+        with needed_by("LIBERO"):
+            from libero.libero.envs.env_wrapper import ControlEnv
+        self._env: Any = ControlEnv(
+            bddl_file_name=str(task.problem),
+            control_freq=CONTROL_HZ,
+            horizon=_MOST_STEPS,
+            use_camera_obs=pictures,
+            has_offscreen_renderer=pictures,
+            camera_names=list(CAMERAS.values()),
+            camera_heights=self.config.picture_px,
+            camera_widths=self.config.picture_px,
+        )
+        self._observed: dict[str, Any] = {}
+        self._views: dict[str, Picture] = {}
+        self._look(False)
+
+    def reset(self, init_state: int, seed: int = 0) -> None:
+        """Begin the episode of an official initial state, 0 to 49, wait, and look; ``seed`` places the fixtures."""
+        self._require_open()
+        number = whole_number(init_state, "init_state", 0, INIT_STATES - 1)
+        outside = np.random.get_state()  # noqa: NPY002 - LIBERO draws from it
+        try:
+            np.random.seed(seed)  # noqa: NPY002
+            for sensor in self._sensors.values():
+                sensor.reset()
+            self._env.reset()
+        finally:
+            np.random.set_state(outside)  # noqa: NPY002
+        self._observed = self._env.set_init_state(load_init_states(self.task.suite.name, self.task.number)[number])
+        if self.can_draw and not self.config.wait_steps:
+            self._views = self.rendered()
+        for step in range(self.config.wait_steps):
+            self.step([0, 0, 0, 0, 0, 0, OPEN], look=self.can_draw and step == self.config.wait_steps - 1)
+        self.steps = 0
+
+    def step(self, action: Any, look: bool = False) -> bool:
+        """Apply an action [7] for a twentieth of a second; return whether the task's goal is fulfilled.
+
+        ``look`` also takes the pictures that :meth:`views` returns; in software they cost ten times the step.
+        """
+        self._require_reset()
+        self._look(look)
+        self._observed, _, fulfilled, _ = self._env.step(finite_array(action, "action", (7,)))
+        self._views = {view: self._observed.pop(f"{camera}_image") for view, camera in CAMERAS.items()} if look else {}
+        self._look(False)
+        self.steps += 1
+        return bool(fulfilled)
+
+    def _look(self, look: bool) -> None:
+        """Switch the cameras on or off, in step with the other sensors."""
+        if not self.can_draw:
+            if look:
+                raise ConfigError("this LIBERO world was made without pictures; make another with pictures=True.")
+            return
+        clock = self._sensors["robot0_eef_pos"]
+        for camera in CAMERAS.values():
+            sensor = self._sensors[f"{camera}_image"]
+            if sensor.is_enabled() != look:
+                sensor.set_enabled(look)
+                sensor.set_active(look)
+                sensor._time_since_last_sample, sensor._sampled = clock._time_since_last_sample, clock._sampled
+
+    @property
+    def _sensors(self) -> dict[str, Any]:
+        return self._env.env._observables
+
+    def fulfilled(self, goal: Goal) -> bool:
+        """Return whether a goal is fulfilled now, the task's or another one in this scene."""
+        return all(bool(self._env.env._eval_predicate(list(predicate))) for predicate in goal)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the horizon is reached."""
+        return self.steps >= self.horizon
+
+    @property
+    def observed(self) -> dict[str, Any]:
+        """robosuite's observation after the last step; it includes the objects' poses, which no policy may see."""
+        self._require_reset()
+        return self._observed
+
+    @property
+    def state(self) -> F64:
+        """Position [3] of the point between the fingers in the world, its rotation vector [3], and the fingers' travel [2]."""
+        seen = self.observed
+        position, xyzw = seen["robot0_eef_pos"], seen["robot0_eef_quat"]
+        return np.concatenate((position, _rotation_vector(xyzw), seen["robot0_gripper_qpos"]))
+
+    def views(self) -> dict[str, Picture]:
+        """Return the pictures of the last step, or of the reset, bottom row first: :mod:`.libero_views` turns them.
+
+        Raises:
+            ConfigError: That step did not look.
+        """
+        if not self._views:
+            raise ConfigError("the last step of this LIBERO world took no pictures; call step(action, look=True).")
+        return self._views
+
+    def rendered(self) -> dict[str, Picture]:
+        """Draw the views as they are now, e.g. for a film; :meth:`views` are robosuite's own observation."""
+        self._require_reset()
+        px = self.config.picture_px
+        return {view: self._env.sim.render(width=px, height=px, camera_name=camera) for view, camera in CAMERAS.items()}
+
+    @property
+    def simulation(self) -> Any:
+        """robosuite's environment: model, objects and state, for experts and tests."""
+        return self._env.env
+
+    def close(self) -> None:
+        """Free the simulation; closing twice is harmless."""
+        if self._env is not None:
+            self._env.close()
+        self._env = None
+
+    def _require_open(self) -> None:
+        if self._env is None:
+            raise ConfigError("this LIBERO world is closed; make another.")
+
+    def _require_reset(self) -> None:
+        self._require_open()
+        if not self._observed:
+            raise ConfigError("this LIBERO world has no episode; call reset first.")
+
+
+def _rotation_vector(xyzw: F64) -> F64:
+    """Return a quaternion's rotation vector as robosuite's ``quat2axisangle``: of length up to 2 pi, not the shorter way."""
+    w = float(np.clip(xyzw[3], -1, 1))
+    sine = np.sqrt(1 - w * w)
+    return np.zeros(3) if np.isclose(sine, 0) else xyzw[:3] * 2 * np.arccos(w) / sine

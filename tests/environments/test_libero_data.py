@@ -1,0 +1,135 @@
+"""What needs no LIBERO: suites, protocols, captions, pictures, and the settings of an evaluation."""
+
+import json
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.environments.libero_config import PROTOCOLS, LiberoConfig
+from strands_cosmos3.environments.libero_expert import named_object
+from strands_cosmos3.environments.libero_views import as_seen, as_trained, side_by_side
+from strands_cosmos3.environments.suites import SUITES, LiberoTask, get_suite
+from strands_cosmos3.errors import ConfigError, InputError, InstructionError, UnknownNameError
+from strands_cosmos3.observe.libero_prompts import caption, client_prompt
+
+
+def test_suites_and_their_horizons():
+    assert len(SUITES) == 4 + 16
+    base = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520}
+    assert {name: SUITES[name].horizon for name in base} == base
+    assert SUITES["libero_10_swap"].horizon == 520
+    asked = {name for name, suite in SUITES.items() if suite.instruction == "problem"}
+    assert asked == {name for name in SUITES if name.endswith(("_task", "_lan"))}
+    with pytest.raises(UnknownNameError, match="libero_object_swap"):
+        get_suite("libero_90x")
+
+
+def test_waiting_steps_count_for_nvidia_and_not_for_openpi():
+    assert {name: config.steps(280) for name, config in PROTOCOLS.items()} == {"openpi": 280, "nvidia": 270}
+    with pytest.raises(UnknownNameError, match="nvidia_training"):
+        LiberoConfig(caption="loud")
+
+
+def test_pictures_are_turned_and_not_flipped():
+    rendered = np.zeros((2, 4, 3), np.uint8)
+    rendered[0, 0] = 9  # the bottom left
+    assert np.argwhere(as_seen(rendered)[..., 0]).tolist() == [[1, 0]]
+    assert np.argwhere(as_trained(rendered)[..., 0]).tolist() == [[1, 3]], "upright and mirrored"
+    both = side_by_side({"wrist": rendered, "agentview": rendered + 1})
+    assert both.shape == (2, 8, 3)
+    assert both[1, 0, 0] == 1, "third person left"
+    assert both[1, 7, 0] == 0, "wrist right"
+
+
+def test_captions_differ_in_where_the_layout_stands():
+    """Golden: NVIDIA's two sentences, and its JSON of a chunk of 16 rows at 20 Hz."""
+    views = "This video contains concatenated views from multiple camera perspectives."
+    layout = "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+    assert client_prompt("lift it") == f"lift it. {views} {layout}"
+    assert client_prompt("lift it.") == f"lift it. {views} {layout}"
+    server, training = (json.loads(caption("lift it", style)) for style in ("nvidia_server", "nvidia_training"))
+    assert server["cinematography"] == {"framing": views}
+    assert server["actions"] == [
+        {"time": "0:00-0:01", "description": f"lift it. {views} {layout}", "idle_frame": "0 out of 16."}
+    ]
+    assert training["cinematography"] == {"framing": f"{views} {layout}"}
+    assert training["actions"][0]["description"] == "lift it."
+    rest = {"duration": "0s", "fps": 20.0, "resolution": {"H": 192, "W": 320}, "aspect_ratio": "16,9"}
+    assert rest == {key: server[key] for key in rest} == {key: training[key] for key in rest}
+    assert list(server) == ["cinematography", "actions", "duration", "fps", "resolution", "aspect_ratio"]
+    assert caption("lift it", "checkpoint") is None
+
+
+SCENE = dict.fromkeys(("tomato_sauce_1", "bbq_sauce_1", "red_cream_cheese_1", "milk_1", "basket_1"), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "name"),
+    [
+        ("pick up the tomato sauce and place it in the basket", "tomato_sauce_1"),
+        ("grab bbq sauce and put it into basket", "bbq_sauce_1"),
+        ("Pick the cream cheese and place it in the basket", "red_cream_cheese_1"),
+    ],
+)
+def test_the_expert_finds_the_named_object(instruction, name):
+    assert named_object(instruction, SCENE) == name
+
+
+def test_the_expert_says_what_it_could_fetch():
+    with pytest.raises(InstructionError, match="tomato sauce"):
+        named_object("qwe rty", SCENE)
+
+
+def test_a_goal_can_be_judged_where_its_things_are(tmp_path):
+    task = LiberoTask(get_suite("libero_goal"), 0, "", tmp_path, (), frozenset({"milk_1", "basket_1"}))
+    assert task.can_judge((("in", "milk_1", "basket_1_contain_region"),))
+    assert not task.can_judge((("in", "butter_1", "basket_1_contain_region"),))
+
+
+def settings(**options):
+    pytest.importorskip("ray")
+    from strands_cosmos3.evaluation.settings import make_settings
+
+    return make_settings({"suite": "libero_object", **options})
+
+
+def test_an_evaluation_takes_the_suites_defaults():
+    made = settings()
+    assert (made.tasks, made.seeds, made.duration, made.control_frequency) == (tuple("0123456789"), 50, 14.0, 20.0)
+    assert settings(backend="service").policy.dialect == "libero"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"suite": "libero_9"}, "libero_10"),
+        ({"tasks": "reach"}, "0, 1"),
+        ({"seeds": 51}, "50 initial states"),
+        ({"duration": 3.0}, "fixes that"),
+        ({"conditions": "paraphrased"}, "libero_object_lan"),
+        ({"conditions": "plain,cubes=30"}, "cubes_mm"),
+        ({"conditions": "blank"}, "uses no images"),
+        ({"suite": "libero_goal", "backend": "scripted"}, "libero_object and its variants"),
+        ({"backend": "service", "dialect": "openpi"}, "DROID"),
+        ({"backend": "python"}, "module:name"),
+        ({"protocol": "mine"}, "nvidia"),
+    ],
+)
+def test_what_a_suite_does_not_have_is_refused(options, said):
+    with pytest.raises((ConfigError, InputError), match=said):
+        settings(**options)
+
+
+def test_the_tables_identity_is_that_of_version_0_1_and_liberos_names_suite_and_protocol():
+    pytest.importorskip("ray")
+    from strands_cosmos3.evaluation.plan import Assignment
+    from strands_cosmos3.evaluation.settings import make_settings
+
+    table = make_settings({"tasks": "reach", "seeds": 1})
+    known = table.identity(table.plan()[0])
+    assert not {"suite", "protocol"} & known.keys()
+    assert "policy" not in known["policy"]
+    assignment = Assignment(table.conditions[0], "0", 0, 1, "a", "a", "libero_object")
+    found = settings(protocol="nvidia").identity(assignment)
+    assert found["suite"] == "libero_object"
+    assert found["protocol"]["wait_counts"] is True
