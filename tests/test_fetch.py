@@ -39,8 +39,9 @@ OLD, NEW = "a" * 40, "b" * 40
 def fetch(hub: Hub, home: Path, *names: str) -> list[list]:
     """huggingface_hub reads HF_ENDPOINT once, so each call has a process of its own."""
     env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}  # of a slow machine
     command = [sys.executable, "-c", FETCH, *names]
-    done = subprocess.run(command, env=env, cwd=TESTS.parent, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=env, cwd=TESTS.parent, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

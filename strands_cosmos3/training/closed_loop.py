@@ -31,7 +31,7 @@ class ClosedLoop:
     every: int = 0  # steps between two evaluations; 0 for none
     tasks: tuple[str, ...] = ("reach", "pick")
     episodes: int = 4  # of each task
-    limit_s: float = 10.0  # simulated seconds of an episode
+    limit_s: float = 15.0  # simulated seconds of an episode
     seed: int = 1_500_000  # of the scenes; `evaluate` starts at 0
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ def rank_0_first(share: DataShard) -> Iterator[None]:
     if share.ranks == 1:
         yield
         return
-    waiting = dist.new_group(backend="gloo", timeout=timedelta(days=7))  # encoding a large dataset takes hours
+    waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))  # encoding a large dataset takes hours
     if share.rank:
         dist.barrier(waiting)
     yield
