@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from helpers.environments import ROOT, strands_robots
 
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 HOSTED = [path for path in EXAMPLES if "strands_robots" in path.read_text()]
+LIBERO = [path for path in EXAMPLES if "Libero-v0" in path.read_text()]
 
 
 def run(python: str, example: Path, folder: Path) -> None:
@@ -20,8 +22,10 @@ def run(python: str, example: Path, folder: Path) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in HOSTED], ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in HOSTED + LIBERO], ids=lambda path: path.stem)
 def test_example_runs(example: Path, tmp_path: Path):
+    if "gymnasium" in example.read_text():
+        pytest.importorskip("gymnasium", reason="pip install 'strands-cosmos3[gym]'")
     run(sys.executable, example, tmp_path)
 
 
@@ -29,3 +33,29 @@ def test_example_runs(example: Path, tmp_path: Path):
 @pytest.mark.parametrize("example", HOSTED, ids=lambda path: path.stem)
 def test_example_runs_inside_strands_robots(example: Path, tmp_path: Path, pytestconfig: pytest.Config):
     run(strands_robots(pytestconfig), example, tmp_path)
+
+
+STOPS_AFTER_TWO = """
+import numpy as np
+class WebsocketClientPolicy:
+    calls = 0
+    def __init__(self, port): pass
+    def infer(self, asked):
+        assert asked["observation/image"].shape == asked["observation/wrist_image"].shape == (256, 256, 3)
+        assert asked["observation/state"].shape == (8,)
+        self.calls += 1
+        if self.calls > 2:
+            raise SystemExit(asked["prompt"])
+        return {"actions": np.zeros((10, 7))}
+"""
+
+
+@pytest.mark.libero
+def test_the_libero_example_asks_as_openpis_policies_expect(tmp_path: Path):
+    package = tmp_path / "openpi_client"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "websocket_client_policy.py").write_text(STOPS_AFTER_TWO)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, str(LIBERO[0])], capture_output=True, text=True, env=environment)
+    assert "pick up the alphabet soup and place it in the basket" in done.stderr

@@ -39,6 +39,9 @@ class Demos:
     """Folder of the dataset. It appears when all episodes are recorded."""
     push: str | None = None
     """Upload the dataset to this repository of the Hugging Face hub, e.g. me/demos; a new one is private."""
+    suite: str = "table"
+    """table, or libero_object or a variant of it: both views and rows of the libero domain, with the expert asked for several
+    objects of each layout (docs/libero.md). The options from --perturbed on belong to table."""
     episodes: int = 1200
     """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
     workers: int = 1
@@ -63,7 +66,7 @@ class Demos:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", "data")
+        return ("sim", "data") if self.suite == "table" else ("libero",)
 
     def run(self) -> int:
         """Record and merge the episodes."""
@@ -84,9 +87,11 @@ class Demos:
             raise ConfigError(f"--visual-randomization must be in 0..10, got {self.visual_randomization}.")
         if self.tier not in TIERS:
             raise ConfigError(f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}.")
+        self._check_suite()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        keep_settings(parts / "options.json", {name: getattr(self, name) for name in ("seed", *_OPTIONS)})
+        suite = {} if self.suite == "table" else {"suite": self.suite}
+        keep_settings(parts / "options.json", {**suite, **{name: getattr(self, name) for name in ("seed", *_OPTIONS)}})
         firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
         roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
         with progress_bar(console) as bar:
@@ -108,6 +113,15 @@ class Demos:
             console.print(f"pushed to {push_folder(self.out, self.push, 'dataset')}")
         return 0
 
+    def _check_suite(self) -> None:
+        if self.suite == "table":
+            return
+        from strands_cosmos3.training.libero_demos import demo_of
+
+        demo_of(self.suite, self.seed, 0)
+        if given := [name for name in _OPTIONS if getattr(self, name) != getattr(Demos, name)]:
+            raise ConfigError(f"--{given[0].replace('_', '-')} belongs to our table, not to {self.suite}; leave it out.")
+
     def episodes_of(self, first: int) -> range:
         """Return the episodes of the part that starts with ``first``."""
         return range(first, min(first + _BATCH, self.episodes))
@@ -115,14 +129,20 @@ class Demos:
 
 def record_part(options: Demos, root: Path, first: int) -> None:
     """Record one part as a dataset, unless it exists, in a worker process. Raises ConfigError if no start was reachable."""
-    from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
-    from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec
-
     if root.exists():
         return
     hidden = root.with_name(f".{root.name}.unfinished")
     shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted run
+    if options.suite != "table":
+        from strands_cosmos3.training.libero_demos import record_libero
+
+        record_libero(hidden, options.suite, options.seed, options.episodes_of(first))
+        os.replace(hidden, root)
+        return
+    from strands_cosmos3.datasets import DatasetWriter
+    from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+    from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec
+
     config = DemoConfig(**{name: getattr(options, name) for name in _OPTIONS})
     episodes = options.episodes_of(first)
     with DemoCollector(config) as collector:

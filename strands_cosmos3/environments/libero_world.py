@@ -60,10 +60,13 @@ class LiberoWorld:
         self._views: dict[str, Picture] = {}
         self._look(False)
 
-    def reset(self, init_state: int, seed: int = 0) -> None:
-        """Begin the episode of an official initial state, 0 to 49, wait, and look; ``seed`` places the fixtures."""
+    def reset(self, init_state: int | None, seed: int = 0) -> None:
+        """Begin the episode of an official initial state, 0 to 49, wait, and look; ``seed`` places the fixtures.
+
+        None is a layout that the seed draws from the regions of the problem file.
+        """
         self._require_open()
-        number = whole_number(init_state, "init_state", 0, INIT_STATES - 1)
+        number = None if init_state is None else whole_number(init_state, "init_state", 0, INIT_STATES - 1)
         outside = np.random.get_state()  # noqa: NPY002 - LIBERO draws from it
         try:
             np.random.seed(seed)  # noqa: NPY002
@@ -72,7 +75,8 @@ class LiberoWorld:
             self._env.reset()
         finally:
             np.random.set_state(outside)  # noqa: NPY002
-        self._observed = self._env.set_init_state(load_init_states(self.task.suite.name, self.task.number)[number])
+        official = None if number is None else load_init_states(self.task.suite.name, self.task.number)[number]
+        self._observed = self._env.set_init_state(self._env.get_sim_state() if official is None else official)
         if self.can_draw and not self.config.wait_steps:
             self._views = self.rendered()
         for step in range(self.config.wait_steps):
