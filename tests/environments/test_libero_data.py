@@ -1,16 +1,24 @@
 """What needs no LIBERO: suites, protocols, captions, pictures, and the settings of an evaluation."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+pytest.importorskip("mujoco")
+
+from strands_cosmos3.actions.controller_rows import normalize_actions
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.environments.libero_config import PROTOCOLS, LiberoConfig
 from strands_cosmos3.environments.libero_expert import named_object
+from strands_cosmos3.environments.libero_policy import next_actions
 from strands_cosmos3.environments.libero_views import as_seen, as_trained, side_by_side
 from strands_cosmos3.environments.suites import SUITES, LiberoTask, get_suite
-from strands_cosmos3.errors import ConfigError, InputError, InstructionError, UnknownNameError
+from strands_cosmos3.errors import BackendError, ConfigError, InputError, InstructionError, UnknownNameError
 from strands_cosmos3.observe.libero_prompts import caption, client_prompt
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.types import ActionChunk
 
 
 def test_suites_and_their_horizons():
@@ -133,3 +141,68 @@ def test_the_tables_identity_is_that_of_version_0_1_and_liberos_names_suite_and_
     found = settings(protocol="nvidia").identity(assignment)
     assert found["suite"] == "libero_object"
     assert found["protocol"]["wait_counts"] is True
+
+
+class Answers(Backend):
+    """Keeps the request and answers the same actions."""
+
+    ACTIONS = np.array([[0.1, -0.2, 0.3, 0.05, 0, 0, 1], [0, 0, 0, 0, 0, -0.1, -1], [0.5, 0, 0, 0, 0, 0, 1]])
+
+    def infer(self, request):
+        self.request = request
+        return ActionChunk(normalize_actions(self.ACTIONS), request.action_space, request.embodiment)
+
+
+def pretend_world():
+    """What a policy is shown of a world, with views of one colour at the bottom left as robosuite renders them."""
+    views = {name: np.zeros((4, 4, 3), np.uint8) for name in ("agentview", "wrist")}
+    views["agentview"][0, 0], views["wrist"][0, 0] = 50, 90
+    pose = {"robot0_joint_pos": np.zeros(7), "robot0_joint_vel": np.zeros(7), "robot0_gripper_qpos": np.array([0.02, -0.02])}
+    return SimpleNamespace(views=lambda: views, observed=pose, state=np.arange(8.0), steps=40)
+
+
+def test_a_checkpoint_is_shown_one_picture_and_its_rows_become_actions():
+    backend = Answers()
+    policy = Cosmos3Policy(embodiment="libero", backend=backend)
+    assert next_actions(policy, pretend_world(), "lift it") == pytest.approx(Answers.ACTIONS, abs=1e-9)
+    shown = backend.request
+    assert (shown.instruction, shown.n_rows, shown.privileged, shown.prompt) == ("lift it", 16, None, "")
+    assert shown.t_motion_s == 2.0
+    assert shown.composite.shape == (4, 8, 3)
+    assert np.argwhere(shown.composite[..., 0]).tolist() == [[3, 3], [3, 7]]
+    assert (shown.composite[3, 3, 0], shown.composite[3, 7, 0]) == (50, 90)
+    short = Cosmos3Policy(embodiment="libero", backend=backend, actions_per_step=2)
+    assert len(next_actions(short, pretend_world(), "lift it")) == 2
+
+
+def test_a_condition_reaches_the_request_and_a_caption_replaces_the_models_own():
+    from strands_cosmos3.evaluation.perturbations import Perturbation
+    from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
+
+    inner = Answers()
+    said = caption("lift that", "nvidia_server")
+    policy = Cosmos3Policy(embodiment="libero", backend=PerturbedBackend(inner, Perturbation.parse("blank"), "lift that", said))
+    next_actions(policy, pretend_world(), "lift it")
+    assert (inner.request.instruction, inner.request.prompt) == ("lift that", said)
+    assert not inner.request.composite.any()
+
+
+def test_a_policy_of_another_embodiment_or_with_other_steps_is_refused():
+    class Odd:
+        requires_images, actions_per_step = True, None
+
+        def get_actions_sync(self, observation, instruction):
+            return [{"dx": 1.0}]
+
+    with pytest.raises(BackendError, match="gripper"):
+        next_actions(Odd(), pretend_world(), "lift it")
+    droid = Cosmos3Policy(embodiment="droid", backend=Droid())
+    with pytest.raises((ConfigError, InputError)):
+        next_actions(droid, pretend_world(), "lift it")
+
+
+class Droid(Backend):
+    requires_images = False
+
+    def infer(self, request):
+        return ActionChunk(np.zeros((16, 10)), request.action_space, request.embodiment)
