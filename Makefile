@@ -35,7 +35,7 @@ test-peers: $(VENV)/.dev  ## strands-robots 0.5.3, openpi 0.1 and franky 2.0, ea
 	$(PYTEST) -m "peers and not slow" tests/policy/test_strands_robots.py tests/serving/test_peers.py tests/test_examples.py tests/test_real_franka.py
 
 test-peer-sources: $(VENV)/.dev  ## RoboLab's, Arena's and NVIDIA's: ROBOLAB=, COSMOS_FRAMEWORK=, ISAACLAB_ARENA=CHECKOUT; RECORD=1 writes transcripts
-	$(BIN)/python -m pytest -m peers -rs tests/serving/test_peer_sources.py
+	$(BIN)/python -m pytest -m peers -rs tests/serving/test_peer_sources.py tests/engine/test_framework_sources.py
 
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
@@ -57,7 +57,8 @@ test-browser: $(VENV)/.dev chromium  ## the live page in a real browser; install
 	$(BIN)/python -m pytest -m slow tests/view
 
 test-lerobot: $(VENV)/.dev  ## datasets and the plugin in lerobot 0.6.1, in an environment of its own (a download of 3 GB; Python 3.12)
-	$(BIN)/python -m pytest -m slow tests/datasets/test_lerobot.py tests/policy/test_lerobot_plugin.py
+	$(BIN)/python -m pytest -m slow tests/datasets/test_lerobot.py tests/policy/test_lerobot_plugin.py \
+	  tests/engine/test_lerobot_processors.py
 
 chromium:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then \

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -149,35 +151,17 @@ def test_a_run_of_two_ranks_without_averaged_weights(checkpoints, tmp_path):
         assert torch.equal(part, original[key])
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from helpers.memory import peak_growth
-from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.formats.convert import convert
-
-small, contract, dtype, out = sys.argv[1:]
-load = lambda path: Cosmos3Engine.from_pretrained(path, dtype=getattr(torch, dtype), domains=(8,))
-load(small)  # imports and allocators are the baseline
-engine, growth = peak_growth(lambda: load(contract))
-kept = engine.kept_bytes
-engine.close()
-_, converting = peak_growth(lambda: convert(Checkpoint.open(Path(contract)), Path(out)))
-print(growth / kept, kept, converting)
-"""
+FORMATS = ("released", "export", "lerobot", "dcp", "fp8", "framework", "peft")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["export", "lerobot", "dcp", "fp8", "framework"])
-def test_peak_of_reading_and_converting(tmp_path, name, dtype):
+def mid_size(tmp_path, name):
+    """A checkpoint of 180 MB in float32 in a format, and what is passed as the checkpoint."""
     sizes = FactorySizes(hidden=640, layers=4, heads=10, kv_heads=5, head_dim=64, intermediate=1920)
     released, folder = write_checkpoint(tmp_path / "mid", sizes=sizes), tmp_path / "c"
     changes = {}
-    if name == "export":
+    if name == "released":
+        shutil.copytree(released, folder)
+    elif name == "export":
         formats.framework_export(released, folder, edge=False)
     elif name == "lerobot":
         formats.lerobot_policy(released, folder)
@@ -188,11 +172,98 @@ def test_peak_of_reading_and_converting(tmp_path, name, dtype):
         formats.modelopt_fp8(released, folder)
     else:
         formats.adapter(released, folder, name)
-    base = None if name == "fp8" else released
-    contract = formats.contract_file(tmp_path / "my.toml", folder, base, **changes)
+    base = None if name in ("released", "fp8") else released
+    return released, formats.contract_file(tmp_path / "my.toml", folder, base, **changes)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from helpers.memory import peak_growth, peak_rss_growth
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.convert import convert
+
+small, contract, dtype, out = sys.argv[1:]
+load = lambda path: Cosmos3Engine.from_pretrained(path, dtype=getattr(torch, dtype), domains=(8,))
+load(small)  # imports and allocators are the baseline
+resident = peak_rss_growth()
+engine, growth = peak_growth(lambda: load(contract))
+reading, kept = resident(), engine.kept_bytes
+engine.close()
+for to in ("released", "lerobot"):
+    resident = peak_rss_growth()
+    _, converting = peak_growth(lambda: convert(Checkpoint.open(Path(contract)), Path(f"{out}-{to}"), to))
+    print(growth / kept, kept, converting, reading / kept, resident())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_peak_of_reading_and_converting(tmp_path, name, dtype):
+    """Of memory that no file backs. Resident memory (VmHWM), of which mapped files are a part, is printed beside it."""
+    released, contract = mid_size(tmp_path, name)
     arguments = [sys.executable, "-c", SCRIPT, *map(str, (released, contract, dtype, tmp_path / "out"))]
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
-    ratio, kept, converting = map(float, ran.stdout.split())
-    assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
-    assert ratio <= 1.15
-    assert converting < 30e6  # the largest tensor has 5 MB, twice that in float32
+    for line in ran.stdout.splitlines():
+        ratio, kept, converting, resident, converting_resident = map(float, line.split())
+        figures = (
+            f"reading {ratio:.2f}, VmHWM {resident:.2f}; converting {converting:.3g}, VmHWM {converting_resident:.3g} bytes"
+        )
+        print(f"{name} {dtype}: kept {kept:.4g} bytes, {figures}")
+        assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
+        assert ratio <= 1.15
+        assert converting < 30e6  # the largest tensor has 5 MB, twice that in float32
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.formats.convert import convert
+
+contract, out, to, limit = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+
+def written():
+    try:
+        return sum(file.stat().st_size for file in out.with_name(f".{out.name}.converting").rglob("*"))
+    except FileNotFoundError:  # a file got its name meanwhile
+        return 0
+
+def watch():
+    while written() < limit:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=watch, daemon=True).start()
+convert(Checkpoint.open(contract), out, to, shard_bytes=16 << 20)
+"""
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "to"), [*((name, "released") for name in FORMATS), ("dcp", "lerobot")])
+def test_a_killed_conversion_goes_on(tmp_path, name, to):
+    """Killed (SIGKILL) again and again, in the middle of files and after the last one: the folder is the same in the end."""
+    _, contract = mid_size(tmp_path, name)
+    whole = convert(Checkpoint.open(contract), tmp_path / "whole", to, shard_bytes=16 << 20)
+    total = sum(file.stat().st_size for file in whole.rglob("*.safetensors"))
+    out, kills = tmp_path / "out", 0
+    for part in (0.03, 0.3, 0.62, 0.9, 1.0, 9.0):
+        command = [sys.executable, "-c", KILLED, *map(str, (contract, out, to, int(part * total)))]
+        ended = subprocess.run(command, capture_output=True, env=environment(), timeout=600)
+        kills += ended.returncode == -signal.SIGKILL
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        if ended.returncode == 0:
+            break
+        assert not out.exists()
+    assert kills >= 4
+    assert contents(out) == contents(whole)
+    assert not [*tmp_path.glob(".out*")]
+    Checkpoint.open(out).verify()
