@@ -21,7 +21,7 @@ from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.weight_files import STEM, inside, sha256
 from strands_cosmos3.engine.weight_source import WeightSource
 from strands_cosmos3.errors import ConfigError, ContractError
-from strands_cosmos3.resources import read_json, storing, write_json, write_whole
+from strands_cosmos3.resources import UNFINISHED, read_json, storing, write_json, write_whole
 
 Target = Literal["released", "lerobot"]
 StoredDtype = Literal["stored", "bfloat16", "float32"]
@@ -87,6 +87,8 @@ class _Progress:
             if found.get("what") != json.loads(json.dumps(self._what)):
                 raise ConfigError(f"{folder} holds an unfinished conversion of something else; remove it to start anew.")
             self.digests = found["files"]
+            for left in folder.rglob(UNFINISHED):  # by a process that was killed
+                left.unlink()
         else:
             self._keep()
 
