@@ -40,7 +40,7 @@ class ClosedLoop:
     def settings(self, checkpoint: Path) -> Settings:
         """Return the same as an evaluation's settings."""
         policy = PolicySettings("native", str(checkpoint))
-        return Settings(policy, self.tasks, self.episodes, self.seed, duration=self.limit_s, workers=1, films=0)
+        return Settings(policy, self.tasks, seeds=self.episodes, seed=self.seed, duration=self.limit_s)
 
     def due(self, step: int, steps: int) -> bool:
         """Whether to evaluate after a step of so many."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Recipe:
             self._stage(
                 "demos",
                 ("demos", "--out", "demos", "--episodes", str(self.episodes), "--seed", str(self.seed)),
-                ("episodes", "seed"),
+                {"episodes": self.episodes, "seed": self.seed},
                 makes=("demos",),
                 more=("--workers", str(workers)),
             ),
@@ -82,7 +82,8 @@ class Recipe:
         command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
         judged = ("--evaluate-every", str(self.evaluate_every), "--evaluate-tasks", *self.tasks.split(","))
         more = judged if until in ("policy", "joint") else ()
-        return self._stage(until, command, decides, reads, (made,), (*owns, f"run/{until}"), more)
+        decided = {name: getattr(self, name) for name in decides}
+        return self._stage(until, command, decided, reads, (made,), (*owns, f"run/{until}"), more)
 
     def _evaluations(self, workers: int) -> tuple[Stage, ...]:
         """Return the stages of the figures: the tasks and dynamics, and conditions that make them harder."""
@@ -92,30 +93,29 @@ class Recipe:
         for name, options in (("evaluation", main), ("conditions", few)):
             command = ("evaluate", "--model", JOINT, "--tasks", self.tasks, "--duration", f"{self.limit_s:g}", *options)
             more = ("--out", name, "--workers", str(workers))
-            made.append(self._stage(name, command, ("tasks", "limit_s"), (JOINT,), (f"{name}/report.json",), (name,), more))
+            made.append(
+                self._stage(name, command, {"command": list(command)}, (JOINT,), (f"{name}/report.json",), (name,), more)
+            )
         return tuple(made)
 
     def _stage(
         self,
         name: str,
         command: Sequence[str],
-        decides: Sequence[str],
+        decides: Mapping[str, Any],
         reads: tuple[str, ...] = (),
         makes: tuple[str, ...] = (),
         owns: tuple[str, ...] = (),
         more: Sequence[str] = (),
     ) -> Stage:
         """Return a stage that runs a command; ``more`` are options that change no result."""
-        options: dict[str, Any] = {option: asdict(self)[option] for option in decides}
-        if name in ("evaluation", "conditions"):
-            options["command"] = list(command)
         whole = [*command, *more]
 
         def work(folder: Path) -> None:
             again = ["--resume"] if command[0] == "evaluate" and (folder / name).exists() else []
             program([*whole, *again])(folder)
 
-        return Stage(name, f"strands-cosmos3 {shlex.join(whole)}", options, reads, makes, owns or makes, work)
+        return Stage(name, f"strands-cosmos3 {shlex.join(whole)}", decides, reads, makes, owns or makes, work)
 
     def _write_card(self, folder: Path) -> None:
         def fill(hidden: Path) -> None:
