@@ -34,6 +34,7 @@ from strands_cosmos3.errors import (
     WireFormatError,
 )
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
+from strands_cosmos3.serving.connection import CountedFrames
 from strands_cosmos3.serving.wire import short
 
 _T = TypeVar("_T")
@@ -281,13 +282,17 @@ class PolicyClient:
 
     async def _pass(self, connection: _Connection, frame: bytes, fresh: bool) -> bytes | str | None:
         """Send a frame and return the reply; None, with nothing answered, if the old connection is no longer usable."""
-        if connection.receiving.done() and not fresh:  # what nobody asked for, or the end of the connection
+        if connection.surplus and not fresh:
             return None
         idle_s = 0.0 if fresh else time.monotonic() - self._idle_since
         try:
             async with asyncio.timeout(self.config.read_s):
-                await connection.send(frame)
+                unasked = connection.surplus
+                if not unasked:
+                    await connection.send(frame)
                 reply = await connection.receiving
+                if unasked and isinstance(reply, bytes):
+                    raise ServiceUnreadableError(f"{self._uri} sent more than its metadata before it was asked.")
         except (OSError, ConnectionClosed) as error:
             done = isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1000
             if done and idle_s >= self.config.idle_s:
@@ -364,20 +369,27 @@ class PolicyClient:
         self._connection = None
 
 
-class _Connection(ClientConnection):
+class _Connection(CountedFrames, ClientConnection):
     """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does.
 
     Attributes:
-        receiving: The next frame. Done before it was asked for, the connection is of no more use.
+        receiving: The next message.
     """
 
     receiving: asyncio.Task[bytes | str]
+    _received = 0
     _closing = False
 
     def receive_ahead(self) -> None:
-        """Receive the next frame in the background."""
+        """Receive the next message in the background."""
+        self._received += 1  # the previous one
         self.receiving = asyncio.ensure_future(self.recv())
         self.receiving.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
+
+    @property
+    def surplus(self) -> bool:
+        """Whether the connection ended, or the peer has sent a message, or a part of one, that nobody asked for yet."""
+        return self.receiving.done() or self.begun > self._received or not self.between_frames
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

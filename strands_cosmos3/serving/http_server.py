@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import cast
@@ -19,7 +20,6 @@ from typing import cast
 from websockets.datastructures import Headers
 
 _GET, _END = b"GET ", b"\r\n\r\n"
-_UPGRADE = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*\r\n", re.IGNORECASE)
 _HEAD_BYTES, _HEADERS = 16 * 2**10, 64
 _LINGER_S = 1.0
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
@@ -50,6 +50,13 @@ class Head:
     path: str
     headers: Headers
 
+    @property
+    def wants_websocket(self) -> bool:
+        """Whether it asks for a WebSocket, and has no body."""
+        asked = ",".join(self.headers.get_all("Upgrade")).strip().lower()
+        empty = "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
+        return (self.method, asked, empty) == ("GET", "websocket", True)
+
     def body_length(self, most: int) -> int | Reply:
         """Return the length of the body, or the reply that refuses it. ``most`` bytes are read."""
         lengths = self.headers.get_all("Content-Length")
@@ -70,21 +77,23 @@ Respond = Callable[[Head, bytes, "asyncio.Future[None]", str], Awaitable[Reply |
 
 
 class Door(asyncio.Protocol):
-    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one, else to ``http``.
+    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one and may, else to ``http``.
 
     Args:
         websocket: Makes the other protocol.
-        http: Reads and answers any other request.
+        screen: Refuses a WebSocket, before anything that follows the request is read.
+        http: Reads and answers any other request; it gets the refusal, if there is one.
         wait_s: Time for the head of a GET request; then the connection is closed.
     """
 
     def __init__(
         self,
         websocket: Callable[[], asyncio.Protocol],
-        http: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        screen: Screen,
+        http: Callable[[Reply | None, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         wait_s: float,
     ):
-        self._websocket, self._http, self._wait_s = websocket, http, wait_s
+        self._websocket, self._screen, self._http, self._wait_s = websocket, screen, http, wait_s
         self._first = b""
         self.transport: asyncio.Transport | None = None  # none until TLS' handshake
 
@@ -94,16 +103,19 @@ class Door(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._first += data
-        head, end, _ = self._first.partition(_END)
+        size = self._first.find(_END) + len(_END)
         is_get = self._first[: len(_GET)] == _GET[: len(self._first)]
-        if is_get and not end and len(head) < _HEAD_BYTES:
+        if is_get and size < len(_END) and len(self._first) < _HEAD_BYTES:
             return
         self._timer.cancel()
         assert self.transport is not None
-        if is_get and end and _UPGRADE.search(head + end):
+        head = _parsed(self._first[:size]) if is_get and len(_END) <= size <= _HEAD_BYTES else None
+        wanted = head is not None and head.wants_websocket
+        refusal = self._screen(head) if head is not None and wanted else None
+        if wanted and refusal is None:
             protocol = self._websocket()
         else:
-            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(_HEAD_BYTES), self._http)
+            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(_HEAD_BYTES), partial(self._http, refusal))
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         protocol.data_received(self._first)
@@ -151,13 +163,12 @@ async def serve_http(
             async with asyncio.timeout(wait_s):
                 writer.write(reply.encoded(head.method))
                 await writer.drain()
-            if body is None:
+            if body is None and head.method not in ("GET", "HEAD"):
                 await _linger(reader, writer)
     except (OSError, EOFError):  # TimeoutError is an OSError: the client left, or does not read
         writer.transport.abort()
-    except asyncio.CancelledError:  # the server stops
-        writer.transport.abort()
-        raise
+    except asyncio.CancelledError:  # the server stops; a task that ends as cancelled is logged by asyncio
+        writer.write(Reply(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n").encoded())
     finally:
         if left is not None:
             left.cancel()

@@ -22,12 +22,11 @@ from typing import Any, cast
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request as HttpRequest
-from websockets.http11 import Response
 
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, WireFormatError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import encode
+from strands_cosmos3.serving.connection import CountedFrames
 from strands_cosmos3.serving.http_server import JSON, Door, Head, Reply, serve_http
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
@@ -36,11 +35,17 @@ from strands_cosmos3.serving.wire import VLLM_PATH
 from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
+_websockets_logger = logging.getLogger(f"{__name__}.websockets")
+_websockets_logger.addFilter(lambda record: record.msg != "opening handshake failed")  # a client's fault, with a traceback
 
 _INTERNAL_ERROR, _GOING_AWAY, _TRY_LATER = 1011, 1001, 1013
 _FRAMES_WAITING = 2
 _OPEN_S = 10.0  # for the first bytes of a connection, and again for the handshake
 _PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
+
+
+class _Connection(CountedFrames, ServerConnection):
+    pass
 
 
 class PolicyServer:
@@ -164,7 +169,6 @@ class PolicyServer:
                 self._handle,
                 self.config.host,
                 self.config.port,
-                process_request=self._screen,
                 ssl=self._tls,
                 create_connection=cast("type[ServerConnection]", self._door),
                 open_timeout=_OPEN_S,
@@ -175,7 +179,7 @@ class PolicyServer:
                 ping_interval=_PING_S,
                 ping_timeout=_PONG_S,
                 close_timeout=_CLOSE_S,
-                logger=logging.getLogger(f"{__name__}.websockets"),
+                logger=_websockets_logger,
             )
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
@@ -198,21 +202,13 @@ class PolicyServer:
         await server.wait_closed()
 
     def _door(self, *arguments: Any, **options: Any) -> Door:
-        door = Door(partial(ServerConnection, *arguments, **options), self._http, _OPEN_S)
+        door = Door(partial(_Connection, *arguments, **options), self._screen, self._http, _OPEN_S)
         self._doors.add(door)
         return door
 
-    def _screen(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
-        """Refuse WebSockets of clients that may not connect."""
-        reply = self._get(request.path.partition("?")[0], request.headers) or self._full()
-        if reply is None:
-            return None
-        response = connection.respond(reply.status, reply.text)
-        for name, value in reply.headers.items():
-            if name in response.headers:
-                del response.headers[name]
-            response.headers[name] = value
-        return response
+    def _screen(self, head: Head) -> Reply | None:
+        """Refuse a WebSocket of a client that may not connect."""
+        return self._get(head.path, head.headers) or self._full()
 
     def _get(self, path: str, headers: Headers) -> Reply | None:
         """The reply to a GET request for the server's state, or from a stranger."""
@@ -285,8 +281,8 @@ class PolicyServer:
             return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
         return self._full()
 
-    async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle a connection that is no WebSocket; a LIBERO request that is not refused counts as a client."""
+    async def _http(self, refusal: Reply | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle a connection that is no WebSocket, or a refused one. A LIBERO request counts as a client."""
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
@@ -294,7 +290,7 @@ class PolicyServer:
 
         def screen(head: Head) -> Reply | None:
             nonlocal counted
-            if (reply := self._screen_http(head)) is None:
+            if (reply := refusal or self._screen_http(head)) is None:
                 counted = 1
                 self.metrics.clients += 1
                 self.metrics.connections += 1

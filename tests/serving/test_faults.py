@@ -97,7 +97,7 @@ def test_a_late_reply_cannot_answer_the_next_request(serve):
 
     gate = threading.Event()
     late = serve(Echo(lambda asked: asked.seed == 1 and gate.wait(10)))
-    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", late.port, read_s=0.3)))
+    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", late.port, read_s=1.5)))
     with pytest.raises(ServiceTimeoutError):
         service.infer(request(q_rad=np.full(7, 0.1), seed=1))
     threading.Timer(0.1, gate.set).start()
