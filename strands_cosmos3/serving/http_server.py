@@ -20,7 +20,7 @@ from typing import cast
 from websockets.datastructures import Headers
 
 _GET, _END = b"GET ", b"\r\n\r\n"
-_HEAD_BYTES, _HEADERS = 16 * 2**10, 64
+_HEAD_BYTES, _LINE_BYTES, _HEADERS = 16 * 2**10, 8 * 2**10, 64
 _LINGER_S = 1.0
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
 JSON: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json", "Cache-Control": "no-store"})
@@ -201,6 +201,8 @@ def _parsed(raw: bytes) -> Head | None:
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words, fields = first.split(" "), [_HEADER.fullmatch(line) for line in lines]
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or None in fields or len(fields) > _HEADERS:
+        return None
+    if max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n"):  # websockets reads no longer ones
         return None
     headers = Headers([(found[1], found[2].rstrip()) for found in fields if found is not None])
     return Head(words[0], words[1].partition("?")[0], headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -122,6 +123,7 @@ BAD_HEADS: dict[str, Callable[[], str]] = {
     "a name of escape codes": lambda: HANDSHAKE + "\x1b[2J\x1b[31mEVIL\x07: x\r\n\r\n",
     "a name with a space": lambda: HANDSHAKE + " a: b\r\n\r\n",
     "a hundred headers": lambda: HANDSHAKE + "a: b\r\n" * 100 + "\r\n",
+    "a line of 8,193 bytes": lambda: HANDSHAKE + f"a: {'b' * (8193 - 5)}\r\n\r\n",
     "20 kB": lambda: HANDSHAKE + f"a: {'b' * 20_000}\r\n\r\n",
     "a body": lambda: HANDSHAKE + "Content-Length: 5\r\n\r\nhello",
     "no key": lambda: HANDSHAKE.replace("Sec-WebSocket-Key", "X") + "\r\n",
@@ -137,6 +139,19 @@ def test_a_bad_handshake_gets_a_status_and_no_line_in_the_log(serve, caplog, nam
         connection.sendall(BAD_HEADS[name]().encode())
         said = read_all(connection)
     assert said[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 426", b"HTTP/1.1 431"), said[:60]
+    assert not caplog.records
+
+
+def test_a_client_that_is_gone_before_its_handshake_is_answered_leaves_no_line_in_the_log(serve, caplog):
+    server = serve()
+    for _ in range(20):
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        connection.sendall((HANDSHAKE + "\r\n").encode())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+        connection.close()
+    own = service(server.port)
+    assert own.infer(request()).action.shape == (4, 8)
+    own.close()
     assert not caplog.records
 
 
