@@ -66,7 +66,7 @@ def read_sampling(metadata: Mapping[str, Any]) -> Sampling | None:
     found = metadata.get("sampling")
     if found is None:
         return None
-    figures = [found.get(name) for name in SAMPLING] if isinstance(found, dict) else []
+    figures: list[Any] = [found.get(name) for name in SAMPLING] if isinstance(found, dict) else []
     if not FIELDS["sampling"][0](dict(zip(SAMPLING, figures, strict=False))):
         raise _invalid("sampling", found, FIELDS["sampling"][1])
     steps, guidance, shift = figures

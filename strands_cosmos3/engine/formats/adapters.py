@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from strands_cosmos3.engine.formats.layout import Implemented, OnBase, require_implemented
 from strands_cosmos3.engine.formats.names import is_vision, renamed
@@ -86,8 +86,8 @@ class Adapter(OnBase):
         return config
 
     def _scale(self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]) -> float:
-        stated = [[config[name] for name in names if name in config] for names in (_RANK, _ALPHA)]
-        rank, alpha = (values[0] if values else None for values in stated)
+        stated: list[list[Any]] = [[config[name] for name in names if name in config] for names in (_RANK, _ALPHA)]
+        rank, alpha = cast("tuple[Any, Any]", tuple(values[0] if values else None for values in stated))
         if any(value != values[0] for values in stated for value in values):
             said = ", ".join(f"{name} = {shown(config[name])}" for name in (*_RANK, *_ALPHA) if name in config)
             raise LayoutError(f"{self.root}: its config contradicts itself: {said}.")

@@ -192,16 +192,16 @@ def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, An
 
 
 def _agree(name: str, one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(_agree(key, one[key], other[key]) for key in one.keys() & other.keys())
     if name == "domain" and _domain(one) and _domain(other):
         return get_embodiment(one) is get_embodiment(other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_agree(key, one[key], other[key]) for key in one.keys() & other.keys())
     return one == other
 
 
 def _implied(known: Mapping[str, Any]) -> Iterator[Stated]:
     """What follows from the fields: a source like any other, except that it fills in none."""
-    statistics = known.get(_STATISTICS)
+    statistics: Any = known.get(_STATISTICS)
     for block in (statistics, statistics.get("raw", {})) if isinstance(statistics, Mapping) else ():
         yield from ((f"the list {name} of the statistics", {"width": len(block[name])}) for name in FIGURES if name in block)
     if "views" in known:

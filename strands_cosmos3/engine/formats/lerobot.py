@@ -119,7 +119,7 @@ class LeRobotPolicy(OnBase):
             return {}
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise LayoutError(f"{self.root}/config.json: image_keys must be a list of names, got {shown(keys)}.")
-        domain = self._config.get("domain_name")
+        domain: Any = self._config.get("domain_name")
         rig = get_embodiment(domain).rig if FIELDS["domain"][0](domain) else None
         if rig is None:
             return {"num_views": len(keys), "views": keys}
