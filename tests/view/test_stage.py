@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_the_novelty_of_the_latest_chunk_is_shown_with_its_limit(robot: Robot, s
     usual, unusual, unknown = shown
     assert "0.40 (limit 1)" in usual
     assert "1.25 (limit 1)" in unusual
-    assert MEANINGS["novelty"] in usual
+    assert escape(MEANINGS["novelty"]) in usual
     red = _STATE_RGB["FAULT"]
     assert (red in usual, red in unusual) == (False, True)
     assert "novelty" not in unknown
