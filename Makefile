@@ -26,7 +26,7 @@ libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scr
 
 test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'
-	$(VENV)-libero/bin/python -m pytest -m libero tests
+	$(VENV)-libero/bin/python -m pytest -m libero tests/environments tests/evaluation/test_libero_evaluation.py tests/test_examples.py
 
 test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 	$(PYTEST)

@@ -15,7 +15,8 @@ from strands_cosmos3.environments.libero_world import LiberoWorld
 from strands_cosmos3.environments.suites import INIT_STATES, load_tasks
 from strands_cosmos3.errors import ConfigError
 
-Observation = dict[str, NDArray[Any]]
+Observation = dict[str, Any]
+"""Arrays by name."""
 
 
 class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):

@@ -130,7 +130,7 @@ def load_init_states(suite: str, number: int) -> F64:
 
 def _libero() -> tuple[Any, Any]:
     with needed_by("LIBERO"), contextlib.redirect_stdout(io.StringIO()):
-        from libero.libero import benchmark, get_libero_path
+        from libero.libero import benchmark, get_libero_path  # pyright: ignore[reportMissingImports]
     return benchmark, get_libero_path
 
 

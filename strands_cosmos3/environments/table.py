@@ -18,7 +18,8 @@ from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.tasks import Judge, get_task
 from strands_cosmos3.types import JointTrajectory
 
-Observation = dict[str, NDArray[Any]]
+Observation = dict[str, Any]
+"""Arrays by name."""
 
 
 class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
@@ -64,7 +65,7 @@ class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self._begin(instruction)
         limits, scene = self.robot.limits, self.robot.scene
         low, high = np.append(limits.q_min, 0.0), np.append(limits.q_max, 1.0)
-        self.action_space = Box(low.astype(np.float32), high.astype(np.float32))
+        self.action_space = self._box = Box(low.astype(np.float32), high.astype(np.float32))
         views = {name: Box(0, 255, (*VIEW_HW, 3), np.uint8) for name in scene.view_names} if pictures else {}
         numbers = {name: Box(-np.inf, np.inf, (size,), np.float64) for name, size in _STATE.items()}
         self.observation_space = Dict({**numbers, **views})
@@ -81,7 +82,7 @@ class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         """Drive towards joint targets [7] and an opening for one step. A fault of the arm ends the episode without success."""
         robot, fault = self.robot, None
         before = robot.executor.reference
-        target = np.clip(np.asarray(action, np.float64), self.action_space.low, self.action_space.high)
+        target = np.clip(np.asarray(action, np.float64), self._box.low, self._box.high)
         target[:7] = np.clip(target[:7], robot.limits.q_min, robot.limits.q_max)  # float32's bounds may round outwards
         try:
             robot.executor.accept(JointTrajectory(target[None, :7], np.array([1 / self.hz]), target[7:]))
