@@ -12,7 +12,7 @@ from strands_cosmos3.actions.controller_rows import normalize_actions
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.environments.libero_config import PROTOCOLS, LiberoConfig
 from strands_cosmos3.environments.libero_expert import named_object
-from strands_cosmos3.environments.libero_policy import next_actions
+from strands_cosmos3.environments.libero_policy import ACTION_KEYS, next_actions
 from strands_cosmos3.environments.libero_views import as_seen, as_trained, side_by_side
 from strands_cosmos3.environments.suites import SUITES, LiberoTask, get_suite
 from strands_cosmos3.errors import BackendError, ConfigError, InputError, InstructionError, UnknownNameError
@@ -206,3 +206,25 @@ class Droid(Backend):
 
     def infer(self, request):
         return ActionChunk(np.zeros((16, 10)), request.action_space, request.embodiment)
+
+
+def test_another_projects_policy_is_shown_black_pictures_and_told_the_conditions_instruction():
+    from strands_cosmos3.evaluation.perturbations import Perturbation
+    from strands_cosmos3.evaluation.perturbed_policy import PerturbedPolicy, load_policy
+
+    class Looks:
+        def get_actions_sync(self, observation, instruction):
+            self.seen, self.said = observation, instruction
+            return [dict.fromkeys(ACTION_KEYS, 0.5)] * 3
+
+    for name, bright in (("plain", True), ("blank", False)):
+        inner = Looks()
+        policy = PerturbedPolicy(inner, Perturbation.parse(name), "lift that", 2)
+        assert next_actions(policy, pretend_world(), "lift it").tolist() == [[0.5] * 7] * 2
+        assert [bool(inner.seen[key].any()) for key in ("agentview", "wrist", "image")] == [bright] * 3
+        assert (inner.said, inner.seen["state"].tolist()) == ("lift that", list(range(8)))
+        assert len(policy.answer_ms) == 1
+    with pytest.raises(ConfigError, match="get_actions_sync"):
+        load_policy("builtins:dict")
+    with pytest.raises(ConfigError, match="module:name"):
+        load_policy("no_such_module:Policy")
