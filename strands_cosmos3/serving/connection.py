@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import GeneratorType
 from typing import Any
 
 from websockets.asyncio.connection import Connection
@@ -36,10 +35,10 @@ class CountedFrames(Connection):
     @property
     def between_frames(self) -> bool:
         """Whether all that was read is whole frames: websockets' parser, a generator, then waits for more or the end."""
-        inner = self.protocol.parser
-        while isinstance(inner, GeneratorType) and isinstance(inner.gi_yieldfrom, GeneratorType):
+        inner: Any = self.protocol.parser
+        while inner.gi_yieldfrom is not None:
             inner = inner.gi_yieldfrom
-        return isinstance(inner, GeneratorType) and inner.__name__ == "at_eof"
+        return inner.__name__ == "at_eof"
 
     def _counted(self, frame: Frame) -> None:
         self._frames += 1

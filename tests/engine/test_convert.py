@@ -221,7 +221,7 @@ def test_peak_of_reading_and_converting(tmp_path, name, dtype):
         print(f"{name} {dtype}: kept {kept:.4g} bytes, {figures}")
         assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
         assert ratio <= 1.15
-        assert converting < 30e6  # the largest tensor has 5 MB, twice that in float32
+        assert converting < 40e6  # the largest tensor has 10 MB in float32; FP8 holds three of it
 
 
 KILLED = """
