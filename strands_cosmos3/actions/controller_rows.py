@@ -17,7 +17,7 @@ import numpy as np
 
 from strands_cosmos3.actions.kernels import exp, log, nearest_rotation, to_rot6d
 from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, instance_of
 from strands_cosmos3.types import ActionChunk
 
 METHOD = "quantile_rot"
@@ -49,8 +49,10 @@ def controller_rows(chunk: ActionChunk) -> F64:
     """Return a chunk's rows de-normalised, by the checkpoint's own figures where it has some.
 
     Raises:
+        InputError: This is no chunk.
         ActionOutOfRangeError: A value lies beyond |z| = 10.
     """
+    instance_of(chunk, ActionChunk, "chunk")
     if not chunk.action_space.normalized:
         return np.asarray(chunk.action, np.float64)
     if chunk.quantiles is not None:
