@@ -368,6 +368,7 @@ class PolicyServer:
                     break
                 self._idle_since[client] = time.monotonic()
                 session.previous_total_ms = (time.monotonic() - arrived) * 1e3
+                frame = b""  # its memory is for the next one
         except ConnectionClosed:
             pass
         finally:

@@ -109,11 +109,17 @@ class Workers(Generic[Tool, Job, Result]):
 
     def _run(self, number: int, tool: Tool) -> None:
         self._do(number, [self.started[number]], lambda: [self._first(tool)])
-        while taken := self._queue.take(self._most):
-            wanted = [(future, job) for future, job in taken if future.set_running_or_notify_cancel()]
-            if wanted:
-                jobs = [job for _, job in wanted]
-                self._do(number, [future for future, _ in wanted], lambda jobs=jobs: self._work(tool, jobs))
+        while self._do_next(number, tool):
+            pass  # nothing of a job is held while the thread waits for the next one
+
+    def _do_next(self, number: int, tool: Tool) -> bool:
+        """Wait for jobs and do them; False once the queue is closed and empty."""
+        taken = self._queue.take(self._most)
+        wanted = [(future, job) for future, job in taken if future.set_running_or_notify_cancel()]
+        if wanted:
+            jobs = [job for _, job in wanted]
+            self._do(number, [future for future, _ in wanted], lambda: self._work(tool, jobs))
+        return bool(taken)
 
     def _do(self, number: int, futures: Sequence[Future[Any]], work: Callable[[], Sequence[Any]]) -> None:
         self.busy_since[number] = time.monotonic()
