@@ -298,7 +298,8 @@ class PolicyClient:
             if done and idle_s >= self.config.idle_s:
                 return None
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
-        connection.receive_ahead()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, connection.receive_ahead)  # twice: once the caller has been told
         return reply
 
     def _decoded(self, frame: bytes | str) -> Any:
