@@ -3,7 +3,7 @@
     python examples/07_your_own_arm.py
 
 An arm is four things to the loop: the time between two references, a clock, its joints now, and a way to follow references.
-Here it is a stand-in that follows perfectly on the wall's clock. The comments say what a real one does in its place. The
+Here it is a stand-in that follows perfectly in wall-clock time. The comments say what a real one does in its place. The
 policy replays a short circle; with `backend="service"` or `"native"` nothing else changes.
 """
 
