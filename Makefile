@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: docs libero test-libero bundled-policy test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -27,6 +27,9 @@ libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scr
 test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'
 	$(VENV)-libero/bin/python -m pytest -m libero tests/environments tests/evaluation/test_libero_evaluation.py tests/test_examples.py
+
+libero-policy: $(VENV)-libero/.train  ## a small policy for LIBERO from nothing, in out/libero-policy; again, to go on. TINY=1: a trial run in minutes
+	$(VENV)-libero/bin/python -m strands_cosmos3.training.libero_policy --out $(OUT)/libero-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
 
 test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 	$(PYTEST)
@@ -111,6 +114,11 @@ $(VENV)-libero/.done: pyproject.toml constraints.txt | system
 	$(PYTHON) -m venv $(VENV)-libero
 	@echo "installing LIBERO into $(VENV)-libero: a few minutes on the first run"
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[libero,serve]'
+	@touch $@
+
+$(VENV)-libero/.train: $(VENV)-libero/.done
+	@echo "installing PyTorch (CPU) into $(VENV)-libero"
+	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[libero,serve,train]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

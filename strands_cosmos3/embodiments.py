@@ -259,6 +259,11 @@ class Embodiment:
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
 
+    @property
+    def in_controller_units(self) -> bool:
+        """Whether rows are what a controller was told, so that they follow from no measured pose."""
+        return self.translation_scale is None
+
     @typed()
     def action_space(self, name: str | None = None) -> ActionSpace:
         """Return an action space by name; None returns the default.

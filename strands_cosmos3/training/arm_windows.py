@@ -1,4 +1,7 @@
-"""Windows of any arm's LeRobot v3 episodes, for post-training, made by the checkpoint's own processor as in inference."""
+"""Windows of any arm's LeRobot v3 episodes, for post-training, made by the checkpoint's own processor as in inference.
+
+``midtrain`` rows follow from measured poses, except those in a controller's units (``libero``), which are the recorded actions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.normalization import ActionStats
+from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
+from strands_cosmos3.actions.normalization import ActionStats, Method
 from strands_cosmos3.actions.stats import stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
@@ -29,12 +33,12 @@ _HELD_OUT_BATCHES = 16
 
 @dataclass(frozen=True)
 class ArmKeys:
-    """Names of the features that are read."""
+    """Names of the features that are read. For rows in a controller's units, only actions and cameras are."""
 
     pose: str = EE_POSE  # [7] position [m] and quaternion xyzw of the Cosmos frame in the base
     state: str = STATE  # joint angles [rad] and, last, the measured open fraction
     gripper_command: str = ACTION  # its last column is the commanded open fraction
-    cameras: tuple[str, ...] = ()  # the embodiment's three, in the rig's order, or one; empty means what the dataset has
+    cameras: tuple[str, ...] = ()  # the rig's three in its order, else from left to right; empty means what the dataset has
 
     def resolved(self, dataset: Dataset, embodiment: Embodiment) -> ArmKeys:
         """Return the names with the dataset's cameras; raise ConfigError if a feature is missing or has another shape."""
@@ -42,13 +46,20 @@ class ArmKeys:
         rig = () if embodiment.rig is None else tuple(camera_key(view) for view in embodiment.rig.views)
         found = tuple(dataset.spec.cameras)
         cameras = self.cameras or (rig if rig and all(key in found for key in rig) else found)
-        missing = [key for key in (self.pose, self.state, self.gripper_command, *cameras) if key not in features]
-        if missing or len(cameras) not in (1, 3):
+        told = embodiment.in_controller_units
+        missing = [key for key in (*((ACTION,) if told else (self.pose, self.state, self.gripper_command)), *cameras)
+                   if key not in features]  # fmt: skip
+        if missing or len(cameras) not in ((1, 2) if told else (1, 3)):
             raise ConfigError(
-                f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} cannot be used. Name the pose, "
-                "the state, the gripper's commands, and one camera or the rig's three."
+                f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} cannot be used. Name "
+                + ("one or two cameras." if told else
+                   "the pose, the state, the gripper's commands, and one camera or the rig's three.")
+            )  # fmt: skip
+        if told and (recorded := features[ACTION].info.get("embodiment")) != embodiment.name:
+            raise ConfigError(
+                f"the dataset's actions are of {recorded!r}, not of {embodiment.name!r}; its info must name the embodiment."
             )
-        if features[self.pose].shape != (7,):
+        if not told and features[self.pose].shape != (7,):
             raise ConfigError(
                 f"{self.pose!r} must hold 7 numbers (position, quaternion xyzw), not {features[self.pose].shape}."
             )
@@ -101,9 +112,11 @@ class ArmWindows:
     ):
         self._dataset, self._keys, self._config = dataset, keys.resolved(dataset, embodiment), config
         self._processor, self._embodiment = processor, embodiment
-        self._affine = None if config.space == "joint_pos" else stats_for(embodiment, stats).normalizer("quantile")
+        self._affine = None if config.space == "joint_pos" else stats_for(embodiment, stats).normalizer(method_of(embodiment))
         lengths, rows = dataset.lengths, config.rows
-        starts = [(e, t) for e in range(len(dataset)) for t in range(0, int(lengths[e]) - rows, config.every)]
+        # recorded actions go on after the end as the last one, and the end of an episode is where a gripper opens
+        beyond = rows - 1 if embodiment.in_controller_units and config.frames == 1 else 0
+        starts = [(e, t) for e in range(len(dataset)) for t in range(0, int(lengths[e]) - rows + beyond, config.every)]
         if not starts:
             raise ConfigError(f"no episode is longer than a chunk of {rows} rows; the longest has {int(lengths.max())} frames.")
         windows = [self._processed(episode, t) for episode, t in starts]
@@ -132,9 +145,13 @@ class ArmWindows:
         recorded, config = self._dataset[episode], self._config
         span = slice(t, t + config.rows + 1)
         views = [recorded.frames(key, range(t, t + config.frames)) for key in self._keys.cameras]
-        frames = views[0] if len(views) == 1 else self._composed(views)
         mode = "policy" if config.frames == 1 else "inverse_dynamics"
-        raw: dict[str, Any] = {"images": frames, "task": recorded.task, "mode": mode}
+        raw: dict[str, Any] = {"images": self._composed(views), "task": recorded.task, "mode": mode}
+        if self._embodiment.in_controller_units:
+            assert self._affine is not None
+            rows = np.asarray(recorded[ACTION][span], np.float64)[: config.rows]
+            rows = np.concatenate([rows, np.repeat(rows[-1:], config.rows - len(rows), axis=0)])
+            return self._processor.preprocess(raw), self._affine(rows)
         measured = np.asarray(recorded[self._keys.state][span], np.float64)
         if config.space == "joint_pos":
             raw["state"] = measured[0].tolist()
@@ -148,7 +165,10 @@ class ArmWindows:
 
     def _composed(self, views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
         rig = self._embodiment.rig
-        assert rig is not None  # three cameras are those of a rig
+        if len(views) == 1:
+            return views[0]
+        if rig is None:
+            return np.concatenate(views, axis=2)
         moments = zip(*views, strict=True)
         return np.stack([self._processor.compose(dict(zip(rig.views, moment, strict=True)), rig) for moment in moments])
 
@@ -174,11 +194,19 @@ class ArmWindows:
         return Batch(latents, state, torch.from_numpy(self._chunks[chosen]), (*prompts, self.empty), prompt, fps=self._fps)
 
 
+def method_of(embodiment: Embodiment) -> Method:
+    """Return how an embodiment's ``midtrain`` rows are normalised."""
+    return CONTROLLER_METHOD if embodiment.in_controller_units else "quantile"
+
+
 def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
     """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of ``midtrain`` rows, by column."""
     keys = keys.resolved(dataset, embodiment)
-    rows = []
+    rows: list[F64] = []
     for episode in dataset:
+        if embodiment.in_controller_units:
+            rows.append(np.asarray(episode[ACTION], np.float64))
+            continue
         command = np.asarray(episode[keys.gripper_command], np.float64)[:, -1]
         rows.append(raw_rows(poses_of(episode[keys.pose]), command)[:-1])
     joined = np.concatenate(rows)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.normalization import ActionStats
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.datasets import Dataset
+from strands_cosmos3.datasets import ACTION, Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
 from strands_cosmos3.engine.metadata import METADATA
@@ -155,7 +155,8 @@ class PostTraining:
         processor = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name=self.embodiment.name, action_chunk_size=rows)
         policy_frames, how = next(iter(found.policy_frames), None), self.config
         more = {"held_out": how.held_out, "seed": how.seed}
-        config = WindowConfig(space, found.state_row is not None, policy_frames, rows, how.every, how.batch, **more)
+        every = data.spec.features[ACTION].info.get("pictures_every", how.every) if ACTION in data.spec.features else how.every
+        config = WindowConfig(space, found.state_row is not None, policy_frames, rows, every, how.batch, **more)
         report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
         return ArmWindows(data, processor, vae.encode, self.embodiment, keys, config, self.stats, self.folder, report)
 

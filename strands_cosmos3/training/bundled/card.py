@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ measured pose and the gripper's opening, and nothing else. An episode may last {
 (condition `limit=S`: S), with zero latency (`latency=S`: S). Success with its 95 % interval (Wilson), and the mean time to
 success:
 
-{_table(report)}
+{success_table(_rows(report))}
 
 `swapped` names another colour than the judged one: "took what it was told" is then what counts.
 
@@ -109,7 +109,7 @@ Below {100 * _ENOUGH:.0f} %, of everything in this card:
 
 Harder conditions, and controls ({", ".join(f"`{name}`" for name in _CONTROLS)}), in which success would be chance:
 
-{_table(reports["conditions"])}
+{success_table(_rows(reports["conditions"]))}
 
 {_command(record)}"""
 
@@ -118,9 +118,10 @@ def _rows(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (row for row in report["rows"] if row["task"] is not None)
 
 
-def _table(report: Mapping[str, Any]) -> str:
+def success_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows of a report as a table."""
     lines = ["| condition | task | success | 95 % interval | mean time | took what it was told |", "|---|---|---|---|---|---|"]
-    for row in _rows(report):
+    for row in rows:
         success, seconds = row["success"], row["seconds_to_success"]
         time = "" if seconds is None else f"{seconds:.1f} s"
         interval = f"{100 * success['low']:.1f} .. {100 * success['high']:.1f} %"
