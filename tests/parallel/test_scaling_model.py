@@ -82,7 +82,7 @@ def test_weights_of_a_rank(harness, checkpoints, kind, tp):
 @pytest.mark.parametrize("tp", [2, 4])
 def test_peak_of_loading(harness, checkpoints, tmp_path_factory, tp):
     """A rank's peak is its share of what is split, all of what is not, and five per cent."""
-    sizes = FactorySizes(hidden=640, layers=3, heads=8, kv_heads=2, head_dim=64, intermediate=2560)
+    sizes = FactorySizes(hidden=640, layers=5, heads=8, kv_heads=2, head_dim=64, intermediate=2560)
     folder = str(write_checkpoint(tmp_path_factory.mktemp("mid") / "c", sizes=sizes))
     config, _ = configs(folder)
     held, kept_alone = cases.weights(folder=folder, decode=False)
