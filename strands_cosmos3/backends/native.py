@@ -124,15 +124,17 @@ class EngineBackend(Backend):
         )
 
     def _noticed(self, novelty: float | None) -> float | None:
-        """Count and warn of a picture that is more unlike training than 999 of 1,000 validation pictures."""
+        """Count pictures that are more unlike training than 999 of 1,000 validation pictures; warn of the first one."""
         if novelty is not None and novelty > 1:
             self._counters["novel_pictures"] += 1
-            warnings.warn(
-                f"the camera picture is unlike any that this checkpoint was trained on (novelty {novelty:.2f}; 1 is the 99.9 % "
-                "quantile of its validation pictures): do not trust its actions. Compare the scene with the checkpoint's card.",
-                NovelPictureWarning,
-                stacklevel=2,
-            )
+            if self._counters["novel_pictures"] == 1:  # a server would warn with every request
+                warnings.warn(
+                    f"the camera picture is unlike any that this checkpoint was trained on (novelty {novelty:.2f}; 1 is the "
+                    "99.9 % quantile of its validation pictures): do not trust its actions. Compare the scene with the "
+                    "checkpoint's card. Further such pictures are counted (novel_pictures).",
+                    NovelPictureWarning,
+                    stacklevel=2,
+                )
         return novelty
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,10 +122,11 @@ class Cosmos3ActionRequest:
         pixels = self.cond_video_pixels
         if pixels.ndim != 5 or pixels.shape[:2] != (1, 3) or 0 in pixels.shape:
             raise ShapeError(f"cond_video_pixels must be [1, 3, frames, height, width], got {list(pixels.shape)}.")
-        if not torch.isfinite(pixels).all():
+        largest = float(pixels.abs().max())  # NaN if one is
+        if not math.isfinite(largest):
             raise NonFiniteError("cond_video_pixels hold NaN or infinity.")
-        if pixels.abs().max() > 1.5:  # bicubic resampling overshoots 1 a little
-            raise InputError(f"cond_video_pixels reach {pixels.abs().max():.4g}; they must lie in [-1, 1].")
+        if largest > 1.5:  # bicubic resampling overshoots 1 a little
+            raise InputError(f"cond_video_pixels reach {largest:.4g}; they must lie in [-1, 1].")
         if len(self.video_shape) != 3 or min(self.video_shape) < 1:
             raise ShapeError(f"video_shape must be three latent sizes (frames, height, width), got {self.video_shape}.")
         frames = self.video_shape[0]

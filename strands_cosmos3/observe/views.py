@@ -1,4 +1,4 @@
-"""Pictures for the model: letterboxed views, DROID's composite, resolution tiers, and the padded canvas. numpy only.
+"""Pictures for the model: letterboxed views, DROID's composite, resolution tiers, and the padded canvas. numpy and scipy only.
 
 Shape suffixes: H W height and width in pixels, C = 3. Pictures are uint8 [H, W, 3]; canvases are float32 in [-1, 1].
 
@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.embodiments import CameraRig
@@ -74,16 +75,19 @@ def resize(picture: NDArray[np.generic], hw: tuple[int, int], kernel: Kernel, an
     """
     if min(hw) < 1 or min(picture.shape[-3:-1]) < 1:
         raise ShapeError(f"cannot resize {list(picture.shape)} to {list(hw)}: every size must be at least 1.")
-    rows = _weights(picture.shape[-3], hw[0], kernel, antialias)
-    columns = _weights(picture.shape[-2], hw[1], kernel, antialias)
-    wide = np.tensordot(picture.astype(np.float32), columns, axes=(-2, 1))  # [..., H, C, w]
-    tall = np.tensordot(wide, rows, axes=(-3, 1))  # [..., C, w, h]
-    return np.ascontiguousarray(np.moveaxis(tall, (-3, -2, -1), (-1, -2, -3)))
+    height, width, channels = picture.shape[-3:]
+    rows, columns = _weights(height, hw[0], kernel, antialias), _weights(width, hw[1], kernel, antialias)
+    out = np.empty((*picture.shape[:-3], *hw, channels), np.float32)
+    for one in np.ndindex(picture.shape[:-3]):
+        tall = rows @ picture[one].astype(np.float32).reshape(height, width * channels)
+        columns_first = tall.reshape(hw[0], width, channels).swapaxes(0, 1).reshape(width, hw[0] * channels)
+        out[one] = (columns @ columns_first).reshape(hw[1], hw[0], channels).swapaxes(0, 1)
+    return out
 
 
 @lru_cache(maxsize=8)
-def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> F32:
-    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges renormalised. Read-only."""
+def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> csr_array:
+    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges renormalised."""
     scale = size / wanted
     stretch = max(scale, 1.0) if antialias else 1.0
     centre = (np.arange(wanted) + 0.5) * scale
@@ -96,9 +100,7 @@ def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> F32:
         share = _profile(around + 0.5 - centre[:, None], kernel)
         weights = np.zeros((wanted, size))
         np.add.at(weights, (np.arange(wanted)[:, None], around.clip(0, size - 1)), share)
-    found = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    found.setflags(write=False)
-    return found
+    return csr_array((weights / weights.sum(axis=1, keepdims=True)).astype(np.float32))
 
 
 def _profile(x: NDArray[np.float64], kernel: Kernel) -> NDArray[np.float64]:
@@ -214,12 +216,10 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
         raise ShapeError(f"frames must be [F, H, W, 3] and not be empty, got {list(frames.shape)}.")
     if hw[0] % 16 or hw[1] % 16 or min(hw) < 16:
         raise ShapeError(f"a canvas is a multiple of 16 on both sides, got {hw[0]} x {hw[1]} (height x width).")
-    unit: F32 = frames.astype(np.float32)
-    signed: F32 = (unit / np.float32(255) if frames.dtype == np.uint8 else unit) * np.float32(2) - np.float32(1)
     height, width = frames.shape[1:3]
     content = content_hw(height, width, hw)
-    if content != (height, width):
-        signed = resize(signed, content, "bicubic")
+    shrunk = frames.astype(np.float32) if content == (height, width) else resize(frames, content, "bicubic")
+    signed: F32 = (shrunk / np.float32(255) if frames.dtype == np.uint8 else shrunk) * np.float32(2) - np.float32(1)
     bottom, right = hw[0] - content[0], hw[1] - content[1]
     mode = "edge" if right >= content[1] or bottom >= content[0] else "reflect"
     padded = np.pad(signed, ((0, 0), (0, bottom), (0, right), (0, 0)), mode=mode)
