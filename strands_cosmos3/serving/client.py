@@ -13,8 +13,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -149,7 +149,7 @@ class PolicyClient:
         self._thread: threading.Thread | None = None
         self._connection: _Connection | None = None
         self._idle_since = 0.0
-        self._waiting: Future[Any] | None = None
+        self._cancel_wait: Callable[[], object] | None = None
         self._cancelled = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
@@ -178,8 +178,8 @@ class PolicyClient:
         """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`. No-op if there is none."""
         if self._lock.locked():
             self._cancelled = True
-            if (waiting := self._waiting) is not None:
-                waiting.cancel()
+            if (cancel := self._cancel_wait) is not None:
+                cancel()
 
     def close(self) -> None:
         """Close the connection and end the thread. Idempotent; the next exchange connects again."""
@@ -244,12 +244,11 @@ class PolicyClient:
         try:
             async with asyncio.timeout(self.config.handshake_s):
                 connection = await self._shake_hands(tcp, cast("type[_Connection]", remember))
-                metadata = self._decoded(await connection.recv())
+                metadata = self._decoded(await connection.receive())
             if isinstance(metadata, str):
                 raise ServiceRefusedError(f"the server at {self._uri} refused the connection: {short(metadata)}")
             if not isinstance(metadata, dict):
                 raise ServiceUnreadableError(f"the first frame from {self._uri} is not a map of metadata.")
-            connection.receive_ahead()
             self.metadata, self._connection = metadata, connection
             return connection
         except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError, asyncio.CancelledError) as error:
@@ -290,7 +289,7 @@ class PolicyClient:
                 unasked = connection.surplus
                 if not unasked:
                     await connection.send(frame)
-                reply = await connection.receiving
+                reply = await connection.receive()
                 if unasked and isinstance(reply, bytes):
                     raise ServiceUnreadableError(f"{self._uri} sent more than its metadata before it was asked.")
         except (OSError, ConnectionClosed) as error:
@@ -298,8 +297,6 @@ class PolicyClient:
             if done and idle_s >= self.config.idle_s:
                 return None
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, connection.receive_ahead)  # twice: once the caller has been told
         return reply
 
     def _decoded(self, frame: bytes | str) -> Any:
@@ -350,18 +347,29 @@ class PolicyClient:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="policy-client", daemon=True)
             self._thread.start()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        loop, ended, task = self._loop, SimpleQueue[asyncio.Task[_T]](), list[asyncio.Task[_T]]()
+
+        def start() -> None:
+            task.append(loop.create_task(work))
+            task[0].add_done_callback(ended.put)
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(lambda: task[0].cancel())  # the loop has run start() by then
+
+        loop.call_soon_threadsafe(start)
         if may_cancel:
-            self._waiting = future
-            if self._cancelled:  # cancel() came before there was a future to cancel
-                future.cancel()
+            self._cancel_wait = cancel
+            if self._cancelled:  # cancel() came before there was anything to cancel
+                cancel()
         try:
-            return future.result()
-        except CancelledError:
+            return ended.get().result()
+        except asyncio.CancelledError:
             raise self._cancelled_error() from None
+        except KeyboardInterrupt:
+            cancel()
+            raise
         finally:
-            self._waiting = None
-            future.cancel()  # KeyboardInterrupt in the caller's thread
+            self._cancel_wait = None
 
     def _abort(self) -> None:
         """Abort the connection without a closing handshake."""
@@ -371,26 +379,20 @@ class PolicyClient:
 
 
 class _Connection(CountedFrames, ClientConnection):
-    """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does.
+    """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does."""
 
-    Attributes:
-        receiving: The next message.
-    """
-
-    receiving: asyncio.Task[bytes | str]
     _received = 0
     _closing = False
 
-    def receive_ahead(self) -> None:
-        """Receive the next message in the background."""
-        self._received += 1  # the previous one
-        self.receiving = asyncio.ensure_future(self.recv())
-        self.receiving.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
+    async def receive(self) -> bytes | str:
+        """Return the next message."""
+        self._received += 1
+        return await self.recv()
 
     @property
     def surplus(self) -> bool:
         """Whether the connection ended, or the peer has sent a message, or a part of one, that nobody asked for yet."""
-        return self.receiving.done() or self.begun > self._received or not self.between_frames
+        return self.state is not State.OPEN or self.begun > self._received or not self.between_frames
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
