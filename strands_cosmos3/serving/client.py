@@ -33,7 +33,7 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     WireFormatError,
 )
-from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
+from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode_view
 from strands_cosmos3.serving.connection import CountedFrames
 from strands_cosmos3.serving.wire import short
 
@@ -162,7 +162,7 @@ class PolicyClient:
             ServiceError: The exchange failed; the subclass says how. The connection is closed.
         """
         if not callable(message):
-            encode(message, self.limits)  # raises before anything is dialled
+            encode_view(message, self.limits)  # raises before anything is dialled
         with self._lock:
             complete = self._cancelled = False
             try:
@@ -193,8 +193,8 @@ class PolicyClient:
             self._loop.close()
             self._loop = self._thread = None
 
-    def _frame(self, message: Any) -> bytes:
-        return encode(message(self.metadata) if callable(message) else message, self.limits)
+    def _frame(self, message: Any) -> memoryview:
+        return encode_view(message(self.metadata) if callable(message) else message, self.limits)
 
     def _ask(self, message: Any) -> bytes | str:
         """Return the reply; reconnect if there is no connection or it ended since the last exchange."""
@@ -279,7 +279,7 @@ class PolicyClient:
         )
         return cast("_Connection", connection)
 
-    async def _pass(self, connection: _Connection, frame: bytes, fresh: bool) -> bytes | str | None:
+    async def _pass(self, connection: _Connection, frame: memoryview, fresh: bool) -> bytes | str | None:
         """Send a frame and return the reply; None, with nothing answered, if the old connection is no longer usable."""
         if connection.surplus and not fresh:
             return None

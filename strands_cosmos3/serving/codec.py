@@ -73,12 +73,19 @@ def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
     Raises:
         WireFormatError: A value cannot be encoded, or the message is too large.
     """
+    return bytes(encode_view(message, limits))
+
+
+def encode_view(message: Any, limits: Limits = DEFAULT_LIMITS) -> memoryview:
+    """As :func:`encode`, without copying the frame out of the packer's memory, which lives as long as the view."""
+    packer = msgpack.Packer(default=_to_wire, autoreset=False)
     try:
-        frame = msgpack.packb(message, default=_to_wire)
+        packer.pack(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, WireFormatError):
             raise
         raise WireFormatError(f"this message cannot be encoded: {error}. Use maps, lists, numbers, text and arrays.") from None
+    frame = packer.getbuffer()
     if len(frame) > limits.max_bytes:
         raise WireFormatError(
             f"the message has {len(frame)} bytes; at most {limits.max_bytes} are allowed. Send smaller images."
