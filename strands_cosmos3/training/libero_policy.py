@@ -56,7 +56,7 @@ class LiberoRecipe:
 
     episodes: int = 60  # of demonstrations
     vae_steps: int = 400
-    steps: int = 1500
+    steps: int = 1000
     batch: int = 64
     lr: float = 1e-3
     seed: int = 0
@@ -68,7 +68,7 @@ class LiberoRecipe:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
         demos = ("demos", "--suite", SUITE, "--out", "demos", "--episodes", str(self.episodes), "--seed", str(self.seed))
         train = ("train", "--out", "run", "--checkpoint", START, "--dataset", "demos", "--embodiment", _DOMAIN, "--train", "*")
-        train += ("--stats", "packaged", "--validate-every", "250", "--seed", str(self.seed))
+        train += ("--stats", "packaged", "--held-out", "0.05", "--validate-every", "250", "--seed", str(self.seed))
         train += ("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}")
         made = ("demos", "policy", *_EVALUATIONS)
         reads = (TRAINED, *(f"records/{name}.json" for name in made), *(f"{name}/report.json" for name in _EVALUATIONS))
@@ -89,9 +89,10 @@ class LiberoRecipe:
         )
 
     def _evaluation(self, name: str, workers: int) -> Stage:
-        suite, seeds = f"{SUITE}_{name}" if name in ("swap", "task") else SUITE, self.few_seeds
-        command = ("evaluate", "--suite", suite, "--model", TRAINED, "--tasks", self.tasks)
-        command += ("--seeds", str(self.seeds if name == "evaluation" else seeds), "--conditions", _EVALUATIONS[name])
+        suite = f"{SUITE}_{name}" if name in ("swap", "task") else SUITE
+        seeds = self.seeds if name == "evaluation" else self.few_seeds
+        command = ("evaluate", "--suite", suite, "--model", TRAINED, "--tasks", self.tasks, "--seeds", str(seeds))
+        command += ("--conditions", _EVALUATIONS[name], "--films", "0")
         return _stage(name, command, (TRAINED,), f"{name}/report.json", name, ("--out", name, "--workers", str(workers)))
 
 

@@ -7,10 +7,13 @@ import shlex
 
 import numpy as np
 import pytest
-import torch
 import tyro
 
-from strands_cosmos3.actions.controller_rows import encode_actions, normalize_actions
+pytest.importorskip("torch", reason="LIBERO's environment has PyTorch after `make libero-policy`")
+
+import torch
+
+from strands_cosmos3.actions.controller_rows import decode_rows, encode_actions, normalize_actions
 from strands_cosmos3.cli import COMMANDS, _union
 from strands_cosmos3.datasets import ACTION, Dataset, DatasetSpec, DatasetWriter, Feature
 from strands_cosmos3.embedded import embedded_checkpoint
@@ -18,13 +21,12 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.environments.libero_views import CAMERAS, side_by_side
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training import libero_policy
+from strands_cosmos3.training import libero_demos, libero_policy
 from strands_cosmos3.training.bundled.stages import digest
 from strands_cosmos3.training.libero_policy import TINY, LiberoRecipe, card, pictures_of, write_start
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.release import load_vae
 
-libero_demos = pytest.importorskip("strands_cosmos3.training.libero_demos")
 SENTENCES = ("pick up the milk and place it in the basket", "pick up the butter and place it in the basket")
 LENGTH = 24
 
@@ -64,8 +66,6 @@ def test_windows_are_the_recorded_actions_normalised_as_nvidias(post, demos):
     windows = post.windows
     assert len(windows) == 2 * (LENGTH // libero_demos.LOOK_EVERY)
     rows = windows._pick(np.array([1, 3]), np.zeros(2, bool)).rows
-    from strands_cosmos3.actions.controller_rows import decode_rows
-
     actions = decode_rows(recorded)
     at = libero_demos.LOOK_EVERY
     np.testing.assert_allclose(rows[0], normalize_actions(actions[at : at + 16]), atol=1e-4)
