@@ -392,7 +392,7 @@ class _Connection(CountedFrames, ClientConnection):
     @property
     def surplus(self) -> bool:
         """Whether the connection ended, or the peer has sent a message, or a part of one, that nobody asked for yet."""
-        return self.state is not State.OPEN or self.begun > self._received or not self.between_frames
+        return self.begun > self._received or not self.between_frames
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -34,7 +34,8 @@ class CountedFrames(Connection):
 
     @property
     def between_frames(self) -> bool:
-        """Whether all that was read is whole frames: websockets' parser, a generator, then waits for more or the end."""
+        """Whether all that was read is whole frames, and the peer has not ended the connection: websockets' parser, a
+        generator, then waits for more."""
         inner: Any = self.protocol.parser
         while inner.gi_yieldfrom is not None:
             inner = inner.gi_yieldfrom

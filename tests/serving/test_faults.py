@@ -150,6 +150,29 @@ def test_an_exchange_that_is_broken_off_harms_no_other(serve, monkeypatch: pytes
         assert not [record for record in caplog.records if record.name == "asyncio"]  # it complains of what was left behind
 
 
+def test_a_cancellation_before_the_request_leaves_counts(serve):
+    client = PolicyClient(ClientConfig("127.0.0.1", serve(Echo()).port))
+    with pytest.raises(ServiceClosedError, match="on this side"):
+        client.exchange(lambda metadata: client.cancel(), lambda reply: reply)
+    client.close()
+
+
+def test_ctrl_c_during_a_handshake_gives_up_its_socket():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        client = PolicyClient(ClientConfig("127.0.0.1", mute.getsockname()[1], handshake_s=60.0))
+        main = threading.main_thread().ident
+        assert main == threading.get_ident(), "signals reach the main thread only"
+        threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            client.exchange({}, lambda reply: reply)
+        reader, _ = mute.accept()
+        with reader:
+            reader.settimeout(20)
+            while reader.recv(4096):
+                pass  # the handshake's request
+        client.close()
+
+
 @pytest.mark.parametrize("when", ["idle", "inference"])
 def test_a_server_that_restarts_serves_again(when: str):
     process, port = start()
