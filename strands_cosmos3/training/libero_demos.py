@@ -4,8 +4,8 @@ Frames are 20 a second: both views as policies are trained on them, and the row 
 controller's units and not normalised. There is no state, because the ``libero`` domain has none. Pictures cost ten times the
 step, so only every :data:`LOOK_EVERY`-th frame has its own; the others repeat it. Scenes are drawn from the suite's problem
 files and never its official initial states, on which policies are tested; and each layout is asked for several of its objects
-in turn, so that only the sentence tells which. Episodes begin where a random motion ends, and noise is added to what is
-executed but not to what is recorded (DART, arXiv 1703.09327), so that the expert is seen to correct itself.
+in turn from the same start, so that only the sentence tells which. They begin where a random motion ends, and noise is added to
+what is executed but not to what is recorded (DART, arXiv 1703.09327), so that the expert is seen to correct itself.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def record_libero(root: Path, suite: str, seed: int, episodes: Iterable[int], co
 def _record(writer: DatasetWriter, world: LiberoWorld, asked: LiberoTask, layout: int, note: dict[str, int]) -> None:
     expert, rng = LiberoExpert(), np.random.default_rng([note["seed"], note["episode"]])
     world.reset(None, layout)
-    _wander(world, rng)
+    _wander(world, np.random.default_rng(layout))  # of the layout's, or the first picture would tell what is asked
     noise = np.zeros(3)
     with writer.episode(asked.instruction) as episode:
         for step in range(world.horizon):

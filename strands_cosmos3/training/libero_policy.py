@@ -46,6 +46,7 @@ _DOMAIN = "libero"
 _TIER = 128  # on which each view is 80 x 80 pixels; NVIDIA's is 256
 _VAE_BATCH = 8
 _REPLAN_ROWS = 8
+_MADE = ("demos", START, "policy")
 _EVALUATIONS = {"evaluation": "plain", "controls": "blank,swapped", "swap": "plain", "task": "plain"}
 """Stage -> conditions; the last two are of the suite's variants."""
 
@@ -70,13 +71,13 @@ class LiberoRecipe:
         train = ("train", "--out", "run", "--checkpoint", START, "--dataset", "demos", "--embodiment", _DOMAIN, "--train", "*")
         train += ("--stats", "packaged", "--held-out", "0.05", "--validate-every", "250", "--seed", str(self.seed))
         train += ("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}")
-        made = ("demos", "policy", *_EVALUATIONS)
+        made = (*_MADE, *_EVALUATIONS)
         reads = (TRAINED, *(f"records/{name}.json" for name in made), *(f"{name}/report.json" for name in _EVALUATIONS))
         return (
             _stage("demos", demos, (), "demos", more=("--workers", str(workers))),
             Stage(
                 START,
-                "its VAE on pictures of the demonstrations, and its contract",
+                f"start, with the VAE trained for {self.vae_steps} steps on pictures of the demonstrations",
                 {"vae_steps": self.vae_steps},
                 ("demos",),
                 (START,),
@@ -206,16 +207,16 @@ def write_card(folder: Path) -> None:
 
 def card(folder: Path) -> str:
     """Return the model card: every figure from the records and reports of the stages, with the command that measured it."""
-    records = {name: read_record(folder, name) for name in ("demos", "policy", *_EVALUATIONS)}
+    records = {name: read_record(folder, name) for name in (*_MADE, *_EVALUATIONS)}
     reports = {name: json.loads((folder / name / "report.json").read_text(encoding="utf-8")) for name in _EVALUATIONS}
     found = "\n\n".join(_found(reports[name], records[name]) for name in _EVALUATIONS)
     lines = "\n".join(f"| {name} | {one['finished']} | {duration(one['seconds'])} |" for name, one in records.items())
     machines = "; ".join(dict.fromkeys(one["machine"] for one in records.values()))
-    commands = "\n".join(f"    {records[name]['command']}" for name in ("demos", "policy"))
+    commands = "\n".join(f"    {records[name]['command']}" for name in _MADE)
     return f"""# A small policy for LIBERO
 
-It puts one of ten things into a basket in LIBERO's `libero_object`, in simulation. It was made from nothing on a small machine
-to test a pipeline, not to compete: docs/libero.md has published figures. It sees both views, 80 x 80 pixels each, and the
+It was trained to put one of ten things into a basket in LIBERO's `libero_object`, in simulation, on a small machine: to test a
+pipeline, not to compete. docs/libero.md has published figures. It sees both views, 80 x 80 pixels each, and the
 sentence; it has no state. It knows ten sentences, one arm and one table, and is not for a real arm.
 
 Its contract is that of the `libero` domain: 16 rows at 20 Hz in the controller's units, normalised with the packaged

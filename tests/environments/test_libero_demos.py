@@ -25,9 +25,15 @@ def test_a_layout_is_asked_for_several_objects():
 
 
 def test_an_episode_holds_both_views_and_the_rows_that_follow(tmp_path):
-    record_libero(tmp_path / "demos", "libero_object", 0, [0], LiberoConfig(picture_px=64))
+    record_libero(tmp_path / "demos", "libero_object", 0, [0, 1], LiberoConfig(picture_px=64))
     with Dataset(tmp_path / "demos") as dataset:
-        (episode,) = dataset
+        episode, other = dataset
+        assert other.task != episode.task
+        for view in dataset.spec.cameras:
+            first, last = (other.frames(view, [t])[0].astype(int) for t in (0, len(other) - 1))
+            apart = np.abs(first - episode.frames(view, [0])[0]).mean()  # the video is lossy
+            assert apart < 2, "only the sentence tells what is asked"
+            assert np.abs(first - last).mean() > 2 * apart
         assert dataset.fps == 20
         assert not [key for key in dataset.spec.features if "state" in key]
         assert episode.task == demo_of("libero_object", 0, 0)[1].instruction

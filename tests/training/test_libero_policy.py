@@ -132,7 +132,7 @@ def test_every_command_can_be_parsed_and_reads_what_was_made(recipe):
 
 
 def test_the_card_has_every_figure_and_its_command(tmp_path):
-    for name in ("demos", "policy", "evaluation", "controls", "swap", "task"):
+    for name in ("demos", "start", "policy", "evaluation", "controls", "swap", "task"):
         record = {"command": f"do {name}", "finished": "today", "seconds": 90, "machine": "one"}
         (tmp_path / "records").mkdir(exist_ok=True)
         (tmp_path / f"records/{name}.json").write_text(json.dumps(record))
@@ -152,7 +152,7 @@ def test_all_stages_of_the_tiny_recipe(tmp_path, capsys):
     out = tmp_path / "made"
     assert libero_policy.main(["--out", str(out), "--tiny", "--workers", "1"]) == 0
     Checkpoint.open(out / "checkpoint").verify()
-    assert "| plain | all | 0 of 1" in (out / "checkpoint/README.md").read_text()
+    assert "| plain | 0 | 0 of 1" in (out / "checkpoint/README.md").read_text()
     before = digest(out / "checkpoint")
     assert libero_policy.main(["--out", str(out), "--tiny"]) == 0
     assert capsys.readouterr().out.count(": done on") == 8
