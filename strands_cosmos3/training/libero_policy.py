@@ -130,7 +130,7 @@ def pictures_of(dataset: Dataset) -> NDArray[np.uint8]:
     for episode in dataset:
         views = [episode.frames(key, range(0, len(episode), every)) for key in dataset.spec.cameras]
         both = np.concatenate(views, axis=2)
-        canvas = to_canvas(both, canvas_hw(*both.shape[1:3], _TIER))
+        canvas = to_canvas(both, canvas_hw(both.shape[1], both.shape[2], _TIER))
         height, width = canvas.content_hw
         found.append(((canvas.frames[:, :height, :width].clip(-1, 1) + 1) * 127.5).astype(np.uint8))
     return np.concatenate(found)

@@ -107,7 +107,9 @@ def test_other_actions_are_refused(demos, start, tmp_path):
 def test_the_start_has_liberos_contract(start):
     made, source = Checkpoint.open(start), Checkpoint.open(embedded_checkpoint())
     assert (made.metadata["domain"], made.state_row, made.policy_frames, made.replan_rows) == ("libero", None, (1,), 8)
-    assert made.action_stats().raw is not None
+    stats = made.action_stats()
+    assert stats is not None
+    assert stats.raw is not None
     device = torch.device("cpu")
     head, before = (one.load_action_head(domain, device, torch.float32) for one, domain in ((made, 5), (source, 8)))
     assert torch.equal(head.w_out, before.w_out)
