@@ -18,60 +18,23 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import finite_array, instance_of, positive, typed, typed_fields, whole_number
+from strands_cosmos3.action_columns import MODEL_GRIPPER as MODEL_GRIPPER
+from strands_cosmos3.action_columns import PANDA_FINGER as PANDA_FINGER
+from strands_cosmos3.action_columns import PANDA_TENDON as PANDA_TENDON
+from strands_cosmos3.action_columns import POSE9 as POSE9
+from strands_cosmos3.action_columns import UMI_WIDTH as UMI_WIDTH
+from strands_cosmos3.action_columns import WIRE_GRIPPER as WIRE_GRIPPER
+from strands_cosmos3.action_columns import GripperConvention as GripperConvention
+from strands_cosmos3.action_columns import LimbColumns as LimbColumns
+from strands_cosmos3.action_columns import ToolFrame as ToolFrame
+from strands_cosmos3.action_columns import tool_frame as _tool
+from strands_cosmos3.checks import instance_of, positive, typed, typed_fields, whole_number
 from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
 _MAX_ROWS = 100_000
-POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
-"""Columns of a pose delta: translation [m], then the first two columns of the rotation matrix (rot6d)."""
-
-
-@dataclass(frozen=True)
-class GripperConvention:
-    """Linear map between a gripper value and the open fraction in [0, 1] (1 = open) that the package uses internally.
-
-    Args:
-        open_value: Value of the open gripper.
-        closed_value: Value of the closed gripper.
-        unit: Unit of the value, e.g. ``"fraction"``, ``"m"``, ``"ctrl"``.
-
-    Raises:
-        InputError: The two values are equal, or not finite numbers.
-    """
-
-    open_value: float
-    closed_value: float
-    unit: str = "fraction"
-
-    def __post_init__(self) -> None:
-        typed_fields(self)
-        if not np.isfinite(self.open_value - self.closed_value) or self.open_value == self.closed_value:
-            raise InputError(
-                f"open_value {self.open_value!r} and closed_value {self.closed_value!r} must be finite and differ."
-            )
-
-    def to_fraction(self, value: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the open fraction of a gripper value, clipped to [0, 1], with the shape of ``value``.
-
-        Raises:
-            InputError, NonFiniteError: The value is not numeric, or holds NaN or infinity.
-        """
-        fraction = (finite_array(value, "a gripper value", None) - self.closed_value) / (self.open_value - self.closed_value)
-        return np.minimum(np.maximum(fraction, 0.0), 1.0)
-
-    def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the gripper value of an open fraction, with the shape of ``fraction``. Errors as :meth:`to_fraction`."""
-        return self.closed_value + finite_array(fraction, "an open fraction", None) * (self.open_value - self.closed_value)
-
-
-MODEL_GRIPPER = GripperConvention(open_value=1.0, closed_value=0.0)
-WIRE_GRIPPER = GripperConvention(open_value=0.0, closed_value=1.0)
-PANDA_FINGER = GripperConvention(open_value=0.04, closed_value=0.0, unit="m")
-PANDA_TENDON = GripperConvention(open_value=255.0, closed_value=0.0, unit="ctrl")
-UMI_WIDTH = GripperConvention(open_value=0.0967, closed_value=0.0, unit="m")
 
 
 @dataclass(frozen=True)
@@ -117,44 +80,6 @@ POSE_ABS = ActionSpace(
 
 def _midtrain(columns: tuple[str, ...], meaning: Meaning, normalized: bool) -> ActionSpace:
     return ActionSpace("midtrain", meaning, columns, normalized, False, 1, row_lead=1)
-
-
-@dataclass(frozen=True, eq=False)
-class ToolFrame:
-    """Pose of the Cosmos frame, the frame whose motion the model predicts, on the robot.
-
-    Args:
-        parent: Body or link of the robot to which the frame is fixed.
-        T_parent_cosmos: [4, 4] pose of the Cosmos frame in the parent's frame (right-multiplied onto the parent's pose).
-        checked: Whether the transform was verified on recorded data.
-        source: Origin of the transform.
-    """
-
-    parent: str
-    T_parent_cosmos: NDArray[np.float64]
-    checked: bool
-    source: str
-
-
-def _tool(
-    parent: str,
-    yaw_deg: float = 0.0,
-    xyz_m: tuple[float, float, float] = (0.0, 0.0, 0.0),
-    rotation: NDArray[np.float64] | None = None,
-    *,
-    checked: bool,
-    source: str,
-) -> ToolFrame:
-    c, s = np.cos(np.deg2rad(yaw_deg)), np.sin(np.deg2rad(yaw_deg))
-    T = np.eye(4)
-    if rotation is None:
-        T[:3, :3] = np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
-    else:
-        U, _, Vt = np.linalg.svd(rotation)  # published digits are rounded: take the nearest rotation
-        T[:3, :3] = U @ Vt
-    T[:3, 3] = xyz_m
-    T.setflags(write=False)
-    return ToolFrame(parent, T, checked, source)
 
 
 _IDENTITY = _tool("ee", checked=False, source="cosmos-framework pose_utils: no correction")
@@ -244,6 +169,7 @@ class Embodiment:
         stats: Name of its normalisation statistics, or None if there are none.
         rig: Cameras to compose into one picture, or None if views are not composed.
         translation_scale: Metres per unit of translation. None means that the unit is unknown: decoding raises an error.
+        limbs: The columns of each limb, by name, in the columns' order; empty if the source does not state them.
     """
 
     name: str
@@ -258,6 +184,7 @@ class Embodiment:
     stats: str | None = None
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
+    limbs: tuple[LimbColumns, ...] = ()
 
     @property
     def in_controller_units(self) -> bool:
@@ -310,7 +237,34 @@ _HAND = (
     *_prefix("left_wrist", POSE9),
     *_numbered("left_hand", 15),
 )
-_UR_TOOL = replace(_IDENTITY, parent="tool0")
+_AS_DROID = replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID")
+_AGIBOT_SOURCE = "cosmos-framework agibot_fk, agibot_spec; poses include the base's motion"
+_WRIST = _tool("wrist", -90.0, checked=False, source="cosmos-framework human_hand_pose_lerobot_dataset: wrist Rz(-90)")
+
+
+def _limb(
+    name: str, columns: tuple[str, ...], tool: ToolFrame, gripper: GripperConvention | None = None, prefix: str | None = None
+) -> LimbColumns:
+    """The columns that begin at ``<prefix>_tx`` (``tx`` if the prefix is empty); finger tips follow a human wrist."""
+    prefix = name if prefix is None else prefix
+    first = columns.index(f"{prefix}_tx" if prefix else "tx")
+    after, fingers = first + len(POSE9), f"{name}_hand_0"
+    tips = slice(columns.index(fingers), columns.index(fingers) + 15) if fingers in columns else None
+    return LimbColumns(name, slice(first, after), tool, None if gripper is None else after, gripper, tips)
+
+
+_DUAL_LIMBS = tuple(_limb(side, _DUAL, _AS_DROID, MODEL_GRIPPER) for side in ("left", "right"))
+_AGIBOT_LIMBS = (
+    _limb("head", _AGIBOT, _tool("head_camera_link", checked=False, source=_AGIBOT_SOURCE)),
+    _limb("right", _AGIBOT, _tool("gripper_r_base_link", 90.0, checked=False, source=_AGIBOT_SOURCE), MODEL_GRIPPER),
+    _limb("left", _AGIBOT, _tool("gripper_l_base_link", -90.0, checked=False, source=_AGIBOT_SOURCE), MODEL_GRIPPER),
+)
+_HAND_LIMBS = (
+    _limb("camera", _HAND, _IDENTITY),
+    _limb("right", _HAND, _WRIST, prefix="right_wrist"),
+    _limb("left", _HAND, _WRIST, prefix="left_wrist"),
+)
+_UR_TOOL = replace(_IDENTITY, parent="tool0")  # UR's frame 6; attachment_site of cosmos-framework's model
 _UMI_TOOL = _tool("camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF")
 _FRACTAL_TOOL = _tool(
     "link_gripper_tcp",
@@ -341,8 +295,11 @@ def _domain(
     stats: str | None = None,
     normalized: bool = True,
     translation_scale: float | None = 1.0,
+    limbs: tuple[LimbColumns, ...] = (),
 ) -> Embodiment:
     normalized = normalized and meaning != "raw"
+    if columns[: len(POSE9)] == POSE9:
+        limbs = (_limb("camera" if gripper is None else "arm", columns, tool, gripper, prefix=""),)
     return Embodiment(
         name,
         domain_id,
@@ -354,6 +311,7 @@ def _domain(
         tool,
         stats=stats,
         translation_scale=translation_scale,
+        limbs=limbs,
     )
 
 
@@ -369,7 +327,7 @@ _DOMAINS = (
     _domain("no_action", 0, (), meaning="raw"),
     _domain("av", 1, POSE9, fps=10, chunk=60, view="ego", normalized=False, translation_scale=1.35),
     _domain("camera_pose", 2, POSE9, fps=30, chunk=60, view="ego", normalized=False),
-    _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose"),
+    _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose", limbs=_HAND_LIMBS),
     _domain("pusht", 4, ("x", "y"), meaning="raw"),
     _domain(  # translations reach 0.94 per row at 20 Hz, so they are in controller units, not metres
         "libero", 5, _ARM, fps=20, view="concat", gripper=MODEL_GRIPPER, stats="libero", translation_scale=None
@@ -386,7 +344,7 @@ _DOMAINS = (
         fps=10,
         view="concat",
         gripper=MODEL_GRIPPER,
-        tool=replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID"),
+        tool=_AS_DROID,
         stats="robomind-franka",
     ),
     _domain("galbot", 9, _numbered("joint", 30), meaning="raw"),
@@ -397,13 +355,15 @@ _DOMAINS = (
         fps=10,
         view="concat",
         gripper=MODEL_GRIPPER,
-        tool=replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID"),
+        tool=_AS_DROID,
         stats="robomind-franka-dual",
+        limbs=_DUAL_LIMBS,
     ),
     _domain("robomind-ur", 13, _ARM, fps=10, view="third_person", gripper=MODEL_GRIPPER, tool=_UR_TOOL, stats="robomind-ur"),
-    _domain("agibotworld", 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld"),
-    _domain("agibot_gear_gripper", 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld"),
-    _domain("agibot_gear_gripper_ext", 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld"),
+    *(
+        _domain(name, 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld", limbs=_AGIBOT_LIMBS)
+        for name in ("agibotworld", "agibot_gear_gripper", "agibot_gear_gripper_ext")
+    ),
     _domain("xdof_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
     _domain("molmoact2_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
     _domain("abc_yam", 16, _DUAL, gripper=MODEL_GRIPPER),

@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
-BASE = {"errors", "extras", "checks", "collision", "resources", "embodiments", "types", "instruction", "language", "embedded"}
+BASE = {
+    "errors",
+    "extras",
+    "action_columns",
+    "checks",
+    "collision",
+    "resources",
+    "embodiments",
+    "types",
+    "instruction",
+    "language",
+    "embedded",
+}
 BASE |= {"__init__", "episode_summary"}
 SIMULATED = BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy", "sim"}
 MAY_IMPORT = {
@@ -22,7 +34,8 @@ MAY_IMPORT = {
     "embedded": {"errors", "resources"},
     "instruction": {"errors"},
     "language": {"errors", "instruction", "resources"},
-    "embodiments": {"checks", "errors"},
+    "action_columns": {"checks", "errors"},
+    "embodiments": {"action_columns", "checks", "errors"},
     "collision": {"checks", "errors"},
     "episode_summary": set(),
     "types": {"checks", "collision", "embodiments", "episode_summary", "errors"},

@@ -10,6 +10,8 @@ the body itself bend the path, and no IK residual shows it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +23,7 @@ from strands_cosmos3.actions.normalization import ActionStats, Method, require_i
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
 from strands_cosmos3.checks import F64, finite_array, instance_of, typed
-from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, get_embodiment
+from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, LimbColumns, get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 
@@ -92,13 +94,7 @@ def decode_chunk(
     if space.meaning == "pose_delta":
         convention = _gripper_of(chunk.embodiment, space)
         units = _units(chunk.embodiment, space)
-        if not space.normalized:
-            rows = chunk.action * units
-        elif stats is None and chunk.quantiles is not None:
-            rows = denormalize_quantile(chunk.action, *chunk.quantiles)
-        else:
-            rows = denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
-        rows = trailing(rows, "action in metres", (space.width,))
+        rows = _in_metres(chunk, units, stats, method)
         poses = _integrate(anchor, _poses_of(rows[:, :_POSE]))
         gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])
     elif space.meaning == "pose_absolute":
@@ -110,6 +106,107 @@ def decode_chunk(
     else:
         raise _wrong_decoder(chunk, "decode_chunk", "'midtrain' deltas and 'pose_abs' poses")
     return PoseTrajectory(poses, chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
+
+
+@dataclass(frozen=True, eq=False)
+class LimbPoses:
+    """Commanded poses of several limbs, by name.
+
+    Args:
+        by_limb: Poses of each limb's Cosmos frame in that limb's own base, with its gripper, all at the same times.
+        finger_tips_m: [T, 5, 3] positions of a hand's finger tips in its Cosmos frame, of limbs that have them.
+    """
+
+    by_limb: Mapping[str, PoseTrajectory]
+    finger_tips_m: Mapping[str, F64]
+
+    @property
+    def gripper_limbs(self) -> tuple[str, ...]:
+        """Names of the limbs with a gripper, in the order of the columns of :attr:`grippers`."""
+        return tuple(name for name, poses in self.by_limb.items() if poses.gripper is not None)
+
+    @property
+    def grippers(self) -> F64:
+        """[T, G] open fractions of the limbs that have a gripper; G may be zero."""
+        n = len(next(iter(self.by_limb.values())).t_s)
+        columns = [poses.gripper for poses in self.by_limb.values() if poses.gripper is not None]
+        return np.stack(columns, axis=1) if columns else np.empty((n, 0))
+
+
+@typed()
+def decode_limbs(
+    chunk: ActionChunk,
+    T_base_anchor_cosmos: Mapping[str, Any],
+    stats: ActionStats | str | Path | None = None,
+    method: Method = "quantile",
+) -> LimbPoses:
+    """Decode a chunk of pose deltas into the poses of each limb; a single arm's limb is ``"arm"``.
+
+    Args:
+        chunk: ``midtrain`` rows in the model's own scale.
+        T_base_anchor_cosmos: By the limb's name, [4, 4] pose of its Cosmos frame in its own base, which row 0 departs from. A
+            limb that carries only a camera may be left out; it is not decoded then.
+        stats, method: As in :func:`decode_chunk`.
+
+    Raises:
+        ActionSpaceError: The rows are not deltas, or the source does not state which columns belong to which limb.
+        UnknownNameError, InputError: An anchor is of no limb of the embodiment, or that of an arm is missing.
+        StatisticsError: As in :func:`decode_chunk`.
+    """
+    space, embodiment = chunk.action_space, chunk.embodiment
+    if space.meaning != "pose_delta":
+        raise _wrong_decoder(chunk, "decode_limbs", "'midtrain' deltas")
+    limbs = _limbs_of(embodiment, T_base_anchor_cosmos)
+    rows = _in_metres(chunk, _limb_units(embodiment, space), stats, method)
+    poses: dict[str, PoseTrajectory] = {}
+    for limb in limbs:
+        anchor = rigid(T_base_anchor_cosmos[limb.name], f"the anchor of {limb.name!r}", leading=0)
+        steps = _poses_of(rows[:, limb.pose])
+        gripper = None if limb.gripper is None else limb.gripper.to_fraction(rows[:, limb.gripper_column])
+        poses[limb.name] = PoseTrajectory(_integrate(anchor, steps), chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
+    tips = {limb.name: rows[:, limb.finger_tips].reshape(-1, 5, 3) for limb in limbs if limb.finger_tips is not None}
+    return LimbPoses(poses, tips)
+
+
+@typed()
+def encode_limbs(
+    T_base_cosmos: Mapping[str, Any],
+    grippers: Mapping[str, Any],
+    embodiment: Embodiment | str,
+    stats: ActionStats | str | Path | None = None,
+    method: Method = "quantile",
+) -> F64:
+    """Encode poses of several limbs as [T, D] ``midtrain`` rows; the inverse of :func:`decode_limbs`.
+
+    Args:
+        T_base_cosmos: By the limb's name, [T + 1, 4, 4] poses of its Cosmos frame, the anchor first. A camera that is left out
+            stays where it is.
+        grippers: By the limb's name, [T] open fractions of each limb with a gripper.
+        embodiment, stats, method: As in :func:`encode_chunk`.
+
+    Raises:
+        ActionSpaceError: As in :func:`decode_limbs`, or the rows hold finger tips.
+        UnknownNameError, InputError, ShapeError, StatisticsError, ActionOutOfRangeError: As in :func:`encode_chunk`.
+    """
+    embodiment = get_embodiment(embodiment)
+    space = embodiment.action_space("midtrain")
+    limbs = _limbs_of(embodiment, T_base_cosmos)
+    if any(limb.finger_tips is not None for limb in limbs):
+        raise ActionSpaceError(f"rows of {embodiment.name!r} hold finger tips, which poses and grippers do not give.")
+    deltas = {limb.name: encode_pose_trajectory(T_base_cosmos[limb.name]) for limb in limbs}
+    n = len(next(iter(deltas.values())))
+    rows = np.zeros((n, space.width))
+    for limb in embodiment.limbs:
+        still = encode_pose_delta(np.tile(np.eye(4), (n, 1, 1)))
+        rows[:, limb.pose] = finite_array(deltas.get(limb.name, still), f"deltas of {limb.name!r}", (n, _POSE))
+        if limb.gripper is not None:
+            column = _gripper_column(grippers.get(limb.name), n, embodiment, limb.gripper)
+            rows[:, limb.gripper_column] = column[:, 0]
+    if not space.normalized:
+        return rows / _limb_units(embodiment, space)
+    normalised = normalize_chunk(rows, embodiment, stats, method)
+    require_in_range(normalised, space.columns)
+    return normalised
 
 
 def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
@@ -184,6 +281,41 @@ def encode_chunk(
     return normalised
 
 
+def _in_metres(chunk: ActionChunk, units: F64, stats: ActionStats | str | Path | None, method: Method) -> F64:
+    """[T, D] rows of deltas, de-normalised."""
+    if not chunk.action_space.normalized:
+        rows = chunk.action * units
+    elif stats is None and chunk.quantiles is not None:
+        rows = denormalize_quantile(chunk.action, *chunk.quantiles)
+    else:
+        rows = denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
+    return trailing(rows, "action in metres", (chunk.action_space.width,))
+
+
+def _limbs_of(embodiment: Embodiment, given: Mapping[str, Any]) -> list[LimbColumns]:
+    """The limbs that something is given for, in the columns' order; arms must not be missing."""
+    if not embodiment.limbs:
+        raise ActionSpaceError(
+            f"which columns of {embodiment.name!r} belong to which limb is not stated by its source; use the raw columns."
+        )
+    names = [limb.name for limb in embodiment.limbs]
+    if unknown := [name for name in given if name not in names]:
+        raise UnknownNameError(f"limb of embodiment {embodiment.name!r}", unknown[0], names)
+    missing = [limb.name for limb in embodiment.limbs if limb.name not in given and not limb.is_camera]
+    if missing or not given:
+        wanted = ", ".join(missing or names)
+        raise InputError(f"embodiment {embodiment.name!r} moves the limbs {', '.join(names)}; nothing is given for {wanted}.")
+    return [limb for limb in embodiment.limbs if limb.name in given]
+
+
+def _limb_units(embodiment: Embodiment, space: ActionSpace) -> F64:
+    """[D] as :func:`_units`, for every limb's translation."""
+    scale, units = _units(embodiment, space)[0], np.ones(space.width)
+    for limb in embodiment.limbs:
+        units[limb.pose.start : limb.pose.start + 3] = scale
+    return units
+
+
 def _poses_of(rows: F64) -> F64:
     return assemble(nearest_rotation(rows[..., 3:]), rows[..., :3])
 
@@ -231,7 +363,7 @@ def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention
             return embodiment.gripper
     raise ActionSpaceError(
         f"{space.name!r} rows of {embodiment.name!r} have {space.width} columns ({', '.join(space.columns[:10])}...): "
-        "not one arm's pose delta and gripper. Slice one arm's columns and use decode_pose_trajectory."
+        "not one arm's pose delta and gripper. Use decode_limbs, which decodes every limb's columns."
     )
 
 

@@ -40,7 +40,7 @@ class CollisionCheck:
 
     Args:
         model: The model.
-        joints: Ids of the chain's joints, from the base on.
+        joints: Ids of the chain's joints, from the base on; of several chains, one after the other.
 
     Attributes:
         pairs: [P, 2] ids of the geometries that are checked; empty if the model has none.
@@ -187,7 +187,7 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
         first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
         places = [order[joint] for joint in range(first, first + count) if joint in order]
         joints_below[body] = max([*places, joints_below[model.body_parentid[body]]])
-    arm = model.body_rootid[model.jnt_bodyid[joints[0]]]
+    arms = set(model.body_rootid[model.jnt_bodyid[joints]].tolist())
     excluded = {(signature >> 16, signature & 0xFFFF) for signature in model.exclude_signature.tolist()}
     explicit = {tuple(sorted(p)) for p in zip(model.pair_geom1.tolist(), model.pair_geom2.tolist(), strict=True)}
 
@@ -195,7 +195,7 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
         one, two = int(model.geom_bodyid[a]), int(model.geom_bodyid[b])
         gap = abs(int(joints_below[one] - joints_below[two]))
         movable = any(joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (one, two))
-        if gap == 0 or movable or (gap == 1 and model.body_rootid[one] == model.body_rootid[two] == arm):
+        if gap == 0 or movable or (gap == 1 and model.body_rootid[one] == model.body_rootid[two] in arms):
             return False
         masks = model.geom_contype[a] & model.geom_conaffinity[b] or model.geom_contype[b] & model.geom_conaffinity[a]
         return (a, b) in explicit or bool(masks and (one, two) not in excluded and (two, one) not in excluded)

@@ -345,8 +345,9 @@ class Executor:
             )
             if not good.all()  # every comparison is false for NaN
         ]
-        if not exceeded and limits.hand is not None and self.state is not ExecutorState.FAULT:
-            exceeded = self._hand_exceeds(limits.hand, path, np.abs(speed[1:]), np.abs(change[1:]))
+        if not exceeded and self.state is not ExecutorState.FAULT:
+            for hand in limits.hands:
+                exceeded += self._hand_exceeds(hand, *(hand.own(x) for x in (path, np.abs(speed[1:]), np.abs(change[1:]))))
         if exceeded:
             raise ActuatorGuardError(
                 f"the reference exceeds its limit of {', '.join(dict.fromkeys(exceeded))}, or is not finite (q "

@@ -255,11 +255,15 @@ class MinkIKBridge:
 
     def tracking_error(self, poses: F64, qpos_traj: F64) -> dict[str, float]:
         """Return ``mean_mm``, ``max_mm``, ``mean_deg``, ``max_deg`` between poses [T, 4, 4] and those of angles [T, nq]."""
+        return dict(vars(ErrorSummary.of(*self.residuals(poses, qpos_traj))))
+
+    def residuals(self, poses: F64, qpos_traj: F64) -> tuple[F64, F64]:
+        """Return distances [T] in m and angles [T] in rad between poses [T, 4, 4] and those of angles [T, nq]."""
         targets, rows = rigid(poses, "poses", leading=1), trailing(qpos_traj, "qpos_traj", (self.model.nq,), leading=1)
         if len(targets) != len(rows):
             raise ShapeError(f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}.")
-        residuals = np.array([self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)])
-        return dict(vars(ErrorSummary.of(residuals[:, 0], residuals[:, 1])))
+        found = np.array([self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)])
+        return found[:, 0], found[:, 1]
 
     def _row_by_row(
         self, targets: F64, q: F64, bounds: StepBounds, how: Method, limits: list[mink.Limit], accepted: F64 | None = None

@@ -88,7 +88,7 @@ def checked_state(start: JointState, limits: JointLimits) -> JointState:
 def quickest_stop(start: JointState, limits: JointLimits) -> StopProfile:
     """As :func:`plan_stop`, for a state that has been checked: a stop must not fail on the way."""
     state = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
-    candidates_s = _STOP_S if limits.hand is not None else (0.0,)
+    candidates_s = _STOP_S if limits.hands else (0.0,)
     strain, phase_s, jerk = _strain(state, np.array(candidates_s), limits)
     good = strain[0] <= _STOP_SHARE
     chosen = int(np.argmax(good) if good.any() else np.argmin(strain[0]))
@@ -97,7 +97,7 @@ def quickest_stop(start: JointState, limits: JointLimits) -> StopProfile:
 
 def stop_strain(q: F64, v: F64, a: F64, limits: JointLimits, enough: float) -> F64:
     """[M] share of the hand's limits that a stop from each state [M, n] uses; the first that uses ``enough`` or less."""
-    if limits.hand is None:
+    if not limits.hands:
         return np.zeros(len(q))
     least = _strain_bound(q, v, a, limits, _FEW_STOPS_S[0])
     for stop_s in _FEW_STOPS_S:
@@ -133,13 +133,16 @@ def _strain_bound(q: F64, v: F64, a: F64, limits: JointLimits, stop_s: float) ->
     With r_i the length of the arm beyond joint i, the hand's speed is at most ``sum r_i |v_i|``, and its acceleration at most
     ``sum r_i |a_i| + 2 (sum |v_i|) (sum r_i |v_i|)``. Where a joint may leave its range it is inf as well.
     """
-    assert limits.hand is not None
-    reach, speed = limits.hand.chain.reach_m, fastest(v, a, limits)
+    speed = fastest(v, a, limits)
     deceleration = _decelerations(q, v, a, np.array(stop_s), limits)
     travel = speed * (np.abs(a) + deceleration) / limits.jerk + speed * speed / (2 * deceleration)
     slowing = np.maximum(deceleration, np.abs(a))
-    hand = speed @ reach
-    strain = np.maximum(hand / limits.hand.velocity, (slowing @ reach + 2 * speed.sum(1) * hand) / limits.hand.acceleration)
+    strain = np.zeros(len(q))
+    for hand in limits.hands:
+        reach, own = hand.chain.reach_m, hand.own(speed)
+        fast = own @ reach
+        hard = hand.own(slowing) @ reach + 2 * own.sum(1) * fast
+        strain = np.maximum(strain, np.maximum(fast / hand.velocity, hard / hand.acceleration))
     leaves = (slowing >= limits.acceleration) | (q + travel > limits.q_max) | (q - travel < limits.q_min)
     return np.where((strain > 0.95) | leaves.any(axis=1), np.inf, strain)
 
@@ -157,15 +160,17 @@ def _strain(state: tuple[F64, F64, F64], stop_s: F64, limits: JointLimits) -> tu
     q, v, a = (x[:, None] for x in state)
     decelerations = _decelerations(q, v, a, stop_s[:, None], limits)
     phase_s, jerk = _phases(v, a, decelerations, limits.jerk)
-    hand = limits.hand
-    if hand is None:
+    if not limits.hands:
         return np.zeros(decelerations.shape[:2]), phase_s, jerk
     ends = np.moveaxis(np.cumsum(phase_s, axis=0), 0, -2)  # [M, C, 3, n]; between them accelerations are linear in time
     at_s = np.concatenate((ends.reshape(*ends.shape[:2], -1), ends[..., 2, :].max(-1)[..., None] * _BETWEEN), -1)  # [M, C, S]
     along = _braked((q[:, :, None], v[:, :, None], a[:, :, None]), phase_s[..., None, :], jerk[..., None, :], at_s[..., None])
-    _, speed, acceleration = hand.chain.motion(*(x.reshape(-1, x.shape[-1]) for x in along))
-    strain = np.maximum(_length(speed) / hand.velocity, _length(acceleration) / hand.acceleration)
-    strain = strain.reshape(at_s.shape).max(axis=-1)
+    flat = [x.reshape(-1, x.shape[-1]) for x in along]
+    strain = np.zeros(at_s.shape[:2])
+    for hand in limits.hands:
+        _, speed, acceleration = hand.chain.motion(*(np.ascontiguousarray(hand.own(x)) for x in flat))
+        share = np.maximum(_length(speed) / hand.velocity, _length(acceleration) / hand.acceleration)
+        strain = np.maximum(strain, share.reshape(at_s.shape).max(axis=-1))
     return np.where(_leaves(q, v, a, phase_s, jerk, limits) & (stop_s > 0), np.inf, strain), phase_s, jerk
 
 

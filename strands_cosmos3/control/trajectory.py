@@ -33,7 +33,7 @@ from strands_cosmos3.control.stops import (
     stop_strain,
 )
 from strands_cosmos3.errors import ControlError, InputError, MotionBoundsError
-from strands_cosmos3.robots.panda import HandLimits, JointLimits
+from strands_cosmos3.robots.panda import JointLimits
 
 __all__ = ["JointSpline", "JointState", "PlannedMotion", "StopProfile", "braking_position", "plan_motion", "plan_stop"]
 
@@ -341,8 +341,8 @@ class _Allowed:
         q, v, a = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
         low, high = braking_range(q, v, a, limits)
         speed = hand = stop = 0.0
-        if limits.hand is not None and not start.rests:
-            speed, hand = (float(x[0]) for x in _hand_strain(q, v, a, limits.hand))
+        if limits.hands and not start.rests:
+            speed, hand = (float(x[0]) for x in _hand_strain(q, v, a, limits))
             stop = float(stop_strain(q, v, a, limits, _STOP_SHARE)[0])
         return cls(
             _TOLERANCE * np.maximum(limits.velocity, fastest(v, a, limits)[0]),
@@ -355,10 +355,14 @@ class _Allowed:
         )
 
 
-def _hand_strain(q: F64, v: F64, a: F64, hand: HandLimits) -> tuple[F64, F64]:
-    """[M] speed and acceleration of the hand in joint states [M, n], as shares of their limits."""
-    _, speed, acceleration = hand.chain.motion(q, v, a)
-    return np.linalg.norm(speed, axis=1) / hand.velocity, np.linalg.norm(acceleration, axis=1) / hand.acceleration
+def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
+    """[M] greatest speed and acceleration of a hand in joint states [M, n], as shares of their limits."""
+    speeds, accelerations = [], []
+    for hand in limits.hands:
+        _, speed, acceleration = hand.chain.motion(hand.own(q), hand.own(v), hand.own(a))
+        speeds.append(np.linalg.norm(speed, axis=1) / hand.velocity)
+        accelerations.append(np.linalg.norm(acceleration, axis=1) / hand.acceleration)
+    return np.max(speeds, axis=0), np.max(accelerations, axis=0)
 
 
 def _excess(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool) -> F64:
@@ -395,8 +399,8 @@ def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: fl
     q, v, a = spline.sample(at_s)
     if not in_range:
         slow_down(at_s, _overrun(q, v, a, allowed, limits))
-    if limits.hand is not None:
-        speed, acceleration = _hand_strain(q, v, a, limits.hand)
+    if limits.hands:
+        speed, acceleration = _hand_strain(q, v, a, limits)
         slow_down(at_s, np.maximum(speed / allowed.hand, np.sqrt(acceleration / allowed.hand_squared)))
     if slower.max() > 1.0:
         return slower

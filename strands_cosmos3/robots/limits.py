@@ -7,16 +7,17 @@ Franka's, an xArm7's and an iiwa14's. An arm is taken for a Franka only if its j
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.robots.model import chain_to_body, joint_ids
-from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS, JointLimits
+from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS, HandLimits, JointLimits
+from strands_cosmos3.robots.spec import RATES, Limb, RobotSpec
 
 ASSUMED_VELOCITY = 1.3, 0.1
 """Rates assumed where none are known, of a hinge [rad/s, rad/s^2] and of a slide [m/s, m/s^2]."""
@@ -68,6 +69,96 @@ def limits_of(model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits 
     if (hand := limits.hand) is not None and named and not is_franka(model, joints):
         hand = replace(hand, chain=chain_to_body(model, body, joints))
     return replace(limits, q_min=low, q_max=high, hand=hand)
+
+
+@typed()
+def robot_limits(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, JointLimits]:
+    """Return the limits of each of a robot's limbs, by name.
+
+    Ranges are the model's, narrowed to the robot's. A rate that the robot does not state is assumed (``ASSUMED_``), with one
+    :class:`LimitsAssumedWarning` that lists joints and figures; a torque limit is then the model's, if that has one.
+
+    Raises:
+        ConfigError, UnknownNameError: The limits exclude all of a joint's range, or the model lacks a joint or frame.
+    """
+    assumed: list[str] = []
+    found = {limb.name: _limb_limits(model, limb, assumed) for limb in robot.limbs}
+    if assumed:
+        warnings.warn(
+            f"robot {robot.name!r} does not state every limit, and these are assumed: {'; '.join(assumed)}. State them in the "
+            "robot's limits, with their source.",
+            LimitsAssumedWarning,
+            stacklevel=3,
+        )
+    return found
+
+
+def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> JointLimits:
+    ids = [_joint(model, name) for name in limb.joints]
+    low, high, unlimited = _ranges(model, ids)
+    given = limb.limits
+    if given.q_min is not None and given.q_max is not None:
+        low, high = np.maximum(low, given.q_min.values), np.minimum(high, given.q_max.values)
+    elif unlimited:
+        assumed.append(f"{limb.name}: range +-{ASSUMED_RANGE_RAD:.2f} of {', '.join(unlimited)}")
+    if (low >= high).any():
+        raise ConfigError(f"the limits of limb {limb.name!r} leave nothing of a joint's range: {low} to {high}.")
+    rates: dict[str, F64] = {}
+    for name in RATES:
+        figures = getattr(given, name)
+        rates[name] = _assumed_rate(model, ids, name, rates) if figures is None else np.array(figures.values)
+        if figures is None and (name != "torque" or (rates[name] == ASSUMED_TORQUE).any()):
+            assumed.append(f"{limb.name}: {name} {rates[name].tolist()}")
+    hand = None
+    if given.hand is not None:
+        body = model.site_bodyid[model.site(limb.frame).id] if limb.frame_type == "site" else model.body(limb.frame).id
+        hand = HandLimits(chain_to_body(model, int(body), ids), given.hand.velocity, given.hand.acceleration)
+    return JointLimits(low, high, **rates, hand=hand)
+
+
+def _joint(model: mujoco.MjModel, name: str) -> int:
+    found = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name)
+    if found < 0:
+        raise UnknownNameError("joint", name, (model.joint(i).name for i in range(model.njnt)))
+    return found
+
+
+def _assumed_rate(model: mujoco.MjModel, ids: list[int], name: str, known: Mapping[str, F64]) -> F64:
+    slide = (model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)).astype(int)
+    if name == "torque":
+        return np.array([_torque(model, joint) for joint in ids])
+    if name == "jerk":
+        return known["acceleration"] * ASSUMED_JERK_RATIO
+    return np.array(ASSUMED_VELOCITY if name == "velocity" else ASSUMED_ACCELERATION)[slide]
+
+
+def _torque(model: mujoco.MjModel, joint: int) -> float:
+    """The torque or force limit of a joint in its model: of the joint, or of the actuator that drives it alone."""
+    if model.jnt_actfrclimited[joint]:
+        return float(model.jnt_actfrcrange[joint, 1])
+    drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (model.actuator_trnid[:, 0] == joint)
+    limited = np.flatnonzero(drives & (model.actuator_forcelimited != 0))
+    return float(model.actuator_forcerange[limited[0], 1]) if len(limited) else ASSUMED_TORQUE
+
+
+def joined_limits(limits: Sequence[JointLimits]) -> JointLimits:
+    """Return the limits of several limbs as those of all their joints, limb by limb; every limb's hand stays limited."""
+    try:
+        parts = [instance_of(one, JointLimits, "limits") for one in limits]
+    except TypeError:
+        raise InputError(f"limits must be a list of JointLimits, got {type(limits).__name__}.") from None
+    if not parts:
+        raise InputError("limits must be those of at least one limb, got none.")
+    hands: list[HandLimits] = []
+    first = 0
+    for part in parts:
+        n = len(part.q_min)
+        for hand in part.hands:
+            own = range(n) if hand.joints is None else hand.joints
+            hands.append(replace(hand, joints=tuple(first + joint for joint in own)))
+        first += n
+    names = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+    return JointLimits(*(np.concatenate([getattr(part, name) for part in parts]) for name in names), other_hands=tuple(hands))
 
 
 def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, mask_array, positive
+from strands_cosmos3.checks import F64, finite_array, instance_of, mask_array, positive, require_type
 from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.robots.chain import SerialChain
 
@@ -81,16 +81,30 @@ CARTESIAN_LIMITS = CartesianLimits()
 
 @dataclass(frozen=True, eq=False)
 class HandLimits:
-    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of joints that moves it."""
+    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of joints that moves it.
+
+    ``joints`` are the indices of the chain's joints among those of the limits, e.g. of the second of two arms; None is all.
+    """
 
     chain: SerialChain
     velocity: float = CARTESIAN_LIMITS.velocity
     acceleration: float = CARTESIAN_LIMITS.acceleration
+    joints: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        instance_of(self.chain, SerialChain, "the hand's chain")
+        n = len(instance_of(self.chain, SerialChain, "the hand's chain").slides)
         for name in ("velocity", "acceleration"):
             positive(getattr(self, name), f"the hand's {name}")
+        if self.joints is not None:
+            require_type(self.joints, tuple[int, ...], "the hand's joints")
+            if len(set(self.joints)) != n or min(self.joints) < 0:
+                raise InputError(
+                    f"the hand's joints must be {n} different indices, one for each of its chain, got {self.joints}."
+                )
+
+    def own(self, values: F64) -> F64:
+        """Return the columns of the chain's joints from values [..., n] of all the limits' joints."""
+        return values if self.joints is None else values[..., list(self.joints)]
 
 
 def _franka_chain() -> SerialChain:
@@ -113,7 +127,8 @@ _BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
 class JointLimits:
     """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in rad/s^3, torque in N m.
 
-    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given.
+    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given, and ``other_hands`` those of
+    further arms.
 
     Raises:
         ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
@@ -127,6 +142,7 @@ class JointLimits:
     jerk: F64
     torque: F64
     hand: HandLimits | None = None
+    other_hands: tuple[HandLimits, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _BY_JOINT:
@@ -137,8 +153,17 @@ class JointLimits:
         for name in ("velocity", "acceleration", "jerk", "torque"):
             if not (getattr(self, name) > 0).all():
                 raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
-        if self.hand is not None and len(instance_of(self.hand, HandLimits, "hand").chain.slides) != len(self.q_min):
-            raise InputError(f"the hand's chain has {len(self.hand.chain.slides)} joints, but the limits {len(self.q_min)}.")
+        require_type(self.other_hands, tuple[HandLimits, ...], "other_hands")
+        for hand in self.hands:
+            chained = len(instance_of(hand, HandLimits, "hand").chain.slides)
+            fits = chained == len(self.q_min) if hand.joints is None else max(hand.joints) < len(self.q_min)
+            if not fits:
+                raise InputError(f"the hand's chain has {chained} joints, but the limits {len(self.q_min)}.")
+
+    @property
+    def hands(self) -> tuple[HandLimits, ...]:
+        """Every limited point."""
+        return self.other_hands if self.hand is None else (self.hand, *self.other_hands)
 
     def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
         """Say which joint of a configuration [n] lies outside its range by more than a tolerance; None if all are inside."""
@@ -163,10 +188,12 @@ class JointLimits:
         """
         if not positive(factor, "a derating factor") <= 1.0:
             raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
-        hand = self.hand and replace(
-            self.hand, velocity=self.hand.velocity * factor, acceleration=self.hand.acceleration * factor
-        )
-        return replace(self, hand=hand, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
+        slower = [
+            replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor) for hand in self.hands
+        ]
+        hand = slower.pop(0) if self.hand is not None else None
+        hands = {"hand": hand, "other_hands": tuple(slower)}
+        return replace(self, **hands, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
 
 
 FER = JointLimits(

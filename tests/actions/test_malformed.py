@@ -61,6 +61,17 @@ class Rigid(Numbers):
         return bad
 
 
+class ByLimb(Rigid):
+    """Arrays by the limb's name; the only one, its name or the mapping is malformed."""
+
+    def __init__(self, array):
+        self.array, self.good = array, {"arm": array.good}
+
+    def spoil(self, rng):
+        kind = rng.integers(6)
+        return (None, {}, {"left": self.array.good}, [self.array.good])[kind] if kind < 4 else {"arm": self.array.spoil(rng)}
+
+
 class OneOf:
     """An argument of a closed set, or of one type."""
 
@@ -121,6 +132,19 @@ CALLS = {
     decode.decode_chunk: [
         OneOf(CHUNK, None, JOINTS, "chunk", CHUNK.action, MOTION),
         Rigid(EYE),
+        stats_argument(),
+        method_argument(),
+    ],
+    decode.decode_limbs: [
+        OneOf(CHUNK, None, JOINTS, "chunk", CHUNK.action, MOTION),
+        ByLimb(Rigid(EYE)),
+        stats_argument(),
+        method_argument(),
+    ],
+    decode.encode_limbs: [
+        ByLimb(Rigid(EYES)),
+        ByLimb(Numbers([0.2, 0.3])),
+        embodiment_argument(),
         stats_argument(),
         method_argument(),
     ],

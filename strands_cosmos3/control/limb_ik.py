@@ -1,0 +1,226 @@
+"""Inverse kinematics of a robot's limbs: poses of every limb in, the angles of all joints out.
+
+Limbs are independent chains, so each is solved alone, exactly as a single arm is. What they have in common is the time: all
+joints form one trajectory, and one factor stretches it for all of them, so that two hands keep their relative pose. Limbs are
+joined with an embodiment's columns by name.
+
+Legend: L limbs in the robot's order, T rows, n joints of all limbs, nq the model's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.arrays import rigid, trailing
+from strands_cosmos3.actions.decode import LimbPoses, decode_limbs, to_frame
+from strands_cosmos3.actions.normalization import ActionStats
+from strands_cosmos3.checks import F64, positive, typed
+from strands_cosmos3.collision import CollisionReport
+from strands_cosmos3.control.collision_check import CollisionCheck
+from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
+from strands_cosmos3.control.targets import MAX_STRETCH
+from strands_cosmos3.embodiments import LimbColumns
+from strands_cosmos3.errors import InputError
+from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.limits import joined_limits, robot_limits
+from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
+from strands_cosmos3.types import ActionChunk, JointTrajectory
+
+__all__ = ["LimbIK", "LimbPlan", "LimbSolution"]
+
+
+@dataclass(frozen=True, eq=False)
+class LimbSolution:
+    """Configurations [T, nq], each limb's own solution by name, and what the check for collisions found.
+
+    A limb's own ``q_rad`` moves its joints only.
+    """
+
+    q_rad: F64
+    by_limb: Mapping[str, IKSolution]
+    collision: CollisionReport
+
+    @property
+    def residual_m(self) -> F64:
+        """[L, T] distances from the poses."""
+        return np.stack([one.residual_m for one in self.by_limb.values()])
+
+    @property
+    def residual_rad(self) -> F64:
+        """[L, T] angles from the poses."""
+        return np.stack([one.residual_rad for one in self.by_limb.values()])
+
+    @property
+    def converged(self) -> NDArray[np.bool_]:
+        """[L, T] whether both residuals are within tolerance."""
+        return np.stack([one.converged for one in self.by_limb.values()])
+
+    @property
+    def clamped(self) -> NDArray[np.bool_]:
+        """[L, T] whether a joint or velocity bound is active."""
+        return np.stack([one.clamped for one in self.by_limb.values()])
+
+
+@dataclass(frozen=True, eq=False)
+class LimbPlan:
+    """A chunk as motion of all limbs.
+
+    Args:
+        trajectory: Angles [T, n] of all joints, limb by limb; residuals are the worst limb's. Its ``gripper`` is that of the
+            only limb, else None.
+        poses: The commanded poses of each limb's Cosmos frame in its base; ``poses.grippers`` [T, G].
+        solution: The solution of the inverse kinematics.
+    """
+
+    trajectory: JointTrajectory
+    poses: LimbPoses
+    solution: LimbSolution
+
+
+class LimbIK:
+    """Forward and inverse kinematics of a robot's limbs. Poses of a limb are in its own base.
+
+    Args:
+        robot: A robot, its name, or the path of its TOML file.
+        check_collisions: Whether rows are checked for collisions, of limbs with each other as well. A single arm looks for a
+            way around; several limbs are stopped together.
+        model: The robot's model, if it is compiled already.
+
+    Attributes:
+        limits: Limits of all joints, limb by limb, for :func:`control.trajectory.plan_motion`.
+        bridges: The solver of each limb, by name.
+        q_address: [n] addresses of the joints in ``qpos``.
+        home: [nq] configuration at home, grippers open; T_world_base: [4, 4] pose of each limb's base, by name.
+        between: The check of several limbs; None for one, or if it is off.
+
+    Raises:
+        ConfigError, UnknownNameError, InputError, FrameError: The robot or its model cannot be used.
+    """
+
+    @typed()
+    def __init__(
+        self, robot: RobotSpec | str | Path = "panda", check_collisions: bool = True, model: mujoco.MjModel | None = None
+    ):
+        self.robot = get_robot(robot)
+        self.model = load_robot(self.robot) if model is None else model
+        alone = len(self.robot.limbs) == 1
+        limits = robot_limits(self.model, self.robot)
+        self.limits: JointLimits = next(iter(limits.values())) if alone else joined_limits(list(limits.values()))
+        self.home: F64 = home_configuration(self.model, self.robot)
+        self.T_world_base: Mapping[str, F64] = {limb.name: base_pose(self.model, limb) for limb in self.robot.limbs}
+        self.bridges = {
+            limb.name: MinkIKBridge(
+                self.model,
+                limb.frame,
+                limb.frame_type,
+                limits=limits[limb.name],
+                posture_rad=limb.home_rad,
+                check_collisions=check_collisions and alone,
+            )
+            for limb in self.robot.limbs
+        }
+        self.q_address: NDArray[np.intp] = np.concatenate([bridge.q_address for bridge in self.bridges.values()])
+        joints = [self.model.joint(name).id for name in self.robot.joints]
+        self.between = CollisionCheck(self.model, joints) if check_collisions and not alone else None
+
+    def forward(self, qpos: F64) -> dict[str, F64]:
+        """Return the pose [4, 4] of each limb's frame in its base, at a configuration [nq]."""
+        return {name: np.linalg.inv(self.T_world_base[name]) @ bridge.ee_pose(qpos) for name, bridge in self.bridges.items()}
+
+    def tool_frame(self, limb: Limb, columns: LimbColumns, qpos: F64) -> F64:
+        """Return ``T_frame_cosmos`` [4, 4] of a limb's columns; FrameError if the robot lacks the frame they are fixed to."""
+        tool = columns.tool_frame
+        bridge = self.bridges[self.robot.limb(limb.name).name]
+        return bridge.frame_in_ee(limb.frame_called(tool.parent), qpos) @ tool.T_parent_cosmos
+
+    def solve(self, T_base_frame: Mapping[str, F64], q_init: F64, dt_s: float | None = None) -> LimbSolution:
+        """Solve for the angles that take every limb's frame through its poses.
+
+        Args:
+            T_base_frame: By the limb's name, [T, 4, 4] poses of its frame in its base, for every limb.
+            q_init: [nq] configuration before the first row.
+            dt_s: Duration of a row, as in :meth:`MinkIKBridge.solve`.
+
+        Raises:
+            InputError, ShapeError, NonFiniteError: A limb's poses are missing or malformed, or a limb has other rows.
+        """
+        targets = self._in_world(T_base_frame)
+        q = next(iter(self.bridges.values())).configuration(q_init, "q_init")
+        dt_s = None if dt_s is None else positive(dt_s, "dt_s")
+        found = {name: bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()}
+        rows = np.repeat(q[None], len(next(iter(targets.values()))), axis=0)
+        for name, bridge in self.bridges.items():
+            rows[:, bridge.q_address] = found[name].q_rad[:, bridge.q_address]
+        if self.between is None:
+            return LimbSolution(rows, found, next(iter(found.values())).collision)
+        return self._stopped_together(targets, q, LimbSolution(rows, found, self.between.examine(q, rows)))
+
+    def _in_world(self, T_base_frame: Mapping[str, F64]) -> dict[str, F64]:
+        names = list(self.bridges)
+        if not isinstance(T_base_frame, Mapping) or set(T_base_frame) != set(names):
+            raise InputError(f"poses must be given by limb, for {', '.join(names)}; got {T_base_frame!r:.80}.")
+        poses = {name: rigid(T_base_frame[name], f"poses of {name!r}", leading=1) for name in names}
+        if len({len(T) for T in poses.values()}) > 1:
+            raise InputError(f"limbs need as many poses each, got {', '.join(f'{len(T)} of {k}' for k, T in poses.items())}.")
+        return {name: self.T_world_base[name] @ T for name, T in poses.items()}
+
+    def _stopped_together(self, targets: dict[str, F64], q: F64, solution: LimbSolution) -> LimbSolution:
+        """Hold all limbs ahead of the first row in collision."""
+        report, check = solution.collision, self.between
+        if check is None or report.row is None:
+            return solution
+        rows, held_from = check.hold(q, solution.q_rad[: report.row], len(solution.q_rad))
+        by_limb: dict[str, IKSolution] = {}
+        for name, one in solution.by_limb.items():
+            residual_m, residual_rad = self.bridges[name].residuals(targets[name], rows)
+            by_limb[name] = replace(one, q_rad=rows, residual_m=residual_m, residual_rad=residual_rad)
+        return LimbSolution(rows, by_limb, replace(report, held_from=held_from))
+
+    @typed()
+    def plan(
+        self,
+        chunk: ActionChunk,
+        q_anchor: F64,
+        stats: ActionStats | str | Path | None = None,
+        t_capture_s: float = 0.0,
+    ) -> LimbPlan:
+        """Return the motion of all limbs that follows a chunk of pose deltas from a configuration [nq].
+
+        Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for all limbs at once.
+
+        Raises:
+            ConfigError: The robot and the chunk's embodiment have different limbs.
+            FrameError: A limb lacks the frame that its columns are fixed to.
+            ActionSpaceError, StatisticsError, InputError: As :func:`decode_limbs` and :meth:`solve`.
+        """
+        q = trailing(q_anchor, "q_anchor", (self.model.nq,), leading=0)
+        joined, here = join_limbs(self.robot, chunk.embodiment), self.forward(q)
+        tools = {limb.name: self.tool_frame(limb, columns, q) for limb, columns in joined}
+        poses = decode_limbs(chunk, {name: here[name] @ T for name, T in tools.items()}, stats)
+        driven = {
+            limb.name: to_frame(poses.by_limb[limb.name], np.linalg.inv(tools[limb.name]), limb.frame) for limb, _ in joined
+        }
+        assert chunk.fps is not None  # ActionChunk resolved it
+        solution = self.solve({name: one.T_base_frame for name, one in driven.items()}, q, MAX_STRETCH / chunk.fps)
+        only = driven[joined[0][0].name] if len(joined) == 1 else None
+        trajectory = JointTrajectory(
+            solution.q_rad[:, self.q_address],
+            chunk.row_times_s,
+            None if only is None else only.gripper,
+            only,
+            solution.residual_m.max(axis=0),
+            solution.residual_rad.max(axis=0),
+            solution.converged.all(axis=0),
+            solution.clamped.any(axis=0),
+            t_capture_s,
+            solution.collision,
+        )
+        return LimbPlan(trajectory, poses, solution)

@@ -1,0 +1,176 @@
+"""The robots of the default installation, as data, and robots from TOML files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from strands_cosmos3.action_columns import PANDA_FINGER, PANDA_TENDON, GripperConvention
+from strands_cosmos3.checks import instance_of
+from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.robots.panda import (
+    ARM_ACTUATORS,
+    ARM_JOINTS,
+    FER,
+    FINGER_JOINTS,
+    FR3,
+    GRIPPER_ACTUATOR,
+    HAND_BODY,
+    HOME_Q,
+    TCP_SITE,
+    JointLimits,
+)
+from strands_cosmos3.robots.spec import (
+    Figures,
+    GripperSpec,
+    HandRates,
+    Limb,
+    LimbLimits,
+    ModelPart,
+    RobotCamera,
+    RobotSpec,
+)
+from strands_cosmos3.robots.spec_file import read_robot
+
+_FCI = "Franka's FCI documentation and libfranka 0.9.2"
+_FR3 = "Franka's FCI documentation; the hand's acceleration: libfranka 0.15.0"
+_UR = "UniversalRobots/Universal_Robots_ROS2_Description config/ur5e/joint_limits.yaml"
+
+
+def _published(table: JointLimits, source: str) -> LimbLimits:
+    """A table of limits that are all published."""
+    names = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+    figures = {name: Figures(tuple(getattr(table, name).tolist()), source) for name in names}
+    assert table.hand is not None
+    return LimbLimits(**figures, hand=HandRates(table.hand.velocity, table.hand.acceleration, source))
+
+
+PANDA = RobotSpec(
+    "panda",
+    "Franka Panda (FER) with the Franka hand",
+    (ModelPart("panda.xml"),),
+    (
+        Limb(
+            "arm",
+            ARM_JOINTS,
+            ARM_ACTUATORS,
+            frame=HAND_BODY,
+            base="link0",
+            home=tuple(HOME_Q.tolist()),
+            limits=_published(FER, _FCI),
+            tool=TCP_SITE,
+            gripper=GripperSpec(FINGER_JOINTS, GRIPPER_ACTUATOR, PANDA_FINGER, PANDA_TENDON),
+        ),
+    ),
+    (RobotCamera("wrist", HAND_BODY, (0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, (1.0, 0.0, 0.0)),),
+    "Denavit-Hartenberg parameters of Franka's FCI documentation; link inertials of franka_description",
+)
+FR3_ROBOT = replace(
+    PANDA,
+    name="fr3",
+    title="Franka Research 3 with the Franka hand: the Panda's kinematics and masses, its own limits",
+    limbs=(replace(PANDA.limbs[0], limits=_published(FR3, _FR3)),),
+)
+
+
+def _prefixed(limb: Limb, name: str, prefix: str) -> Limb:
+    """A limb of a part whose names have a prefix; embodiments keep calling its frames by the names without it."""
+    gripper = limb.gripper
+    if gripper is not None:
+        fingers = tuple(prefix + joint for joint in gripper.joints)
+        gripper = replace(gripper, joints=fingers, actuator=prefix + gripper.actuator)
+    return replace(
+        limb,
+        name=name,
+        joints=tuple(prefix + joint for joint in limb.joints),
+        actuators=tuple(prefix + actuator for actuator in limb.actuators),
+        frame=prefix + limb.frame,
+        base=prefix + limb.base,
+        tool=None if limb.tool is None else prefix + limb.tool,
+        gripper=gripper,
+        frames={limb.frame: prefix + limb.frame},
+    )
+
+
+_APART_M = 0.30
+DUAL_PANDA = RobotSpec(
+    "dual_panda",
+    "Two Pandas side by side, 0.6 m apart, both facing x",
+    (
+        ModelPart("panda.xml", "left_", (0.0, _APART_M, 0.0)),
+        ModelPart("panda.xml", "right_", (0.0, -_APART_M, 0.0)),
+    ),
+    (_prefixed(PANDA.limbs[0], "left", "left_"), _prefixed(PANDA.limbs[0], "right", "right_")),
+    tuple(
+        replace(camera, name=f"{side}_{camera.name}", body=f"{side}_{camera.body}")
+        for side in ("left", "right")
+        for camera in PANDA.cameras
+    ),
+    PANDA.source,
+)
+_PI = float(np.pi)
+UR5E = RobotSpec(
+    "ur5e",
+    "Universal Robots UR5e with a two-finger gripper",
+    (ModelPart("ur5e.xml"),),
+    (
+        Limb(
+            "arm",
+            ("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint"),
+            ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3"),
+            frame="tool0",
+            base="base",
+            home=(_PI, -_PI / 2, _PI / 2, -_PI / 2, -_PI / 2, 0.0),
+            limits=LimbLimits(
+                q_min=Figures((-2 * _PI, -2 * _PI, -_PI, -2 * _PI, -2 * _PI, -2 * _PI), _UR),
+                q_max=Figures((2 * _PI, 2 * _PI, _PI, 2 * _PI, 2 * _PI, 2 * _PI), _UR),
+                velocity=Figures((_PI,) * 6, _UR),
+                torque=Figures((150.0, 150.0, 150.0, 28.0, 28.0, 28.0), _UR),
+            ),
+            tool="tcp",
+            gripper=GripperSpec(
+                ("finger_joint1", "finger_joint2"),
+                "gripper",
+                GripperConvention(0.0425, 0.0, "m"),
+                GripperConvention(0.0425, 0.0, "ctrl"),
+            ),
+        ),
+    ),
+    source="UR's article 'DH parameters': kinematics, masses and centres of mass; inertias estimated from the links' shapes",
+)
+
+ROBOTS: Mapping[str, RobotSpec] = MappingProxyType({robot.name: robot for robot in (PANDA, FR3_ROBOT, DUAL_PANDA, UR5E)})
+"""The robots of the default installation."""
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {"franka": "panda", "franka_fr3": "fr3", "bi_panda": "dual_panda", "universal_robots_ur5e": "ur5e"}
+)
+
+
+def list_robots() -> tuple[str, ...]:
+    """Return the names of the robots of the default installation."""
+    return tuple(ROBOTS)
+
+
+def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
+    """Return a robot by name or alias (``"franka"``), or read its TOML file.
+
+    Raises:
+        UnknownNameError: No such robot; the message lists the names.
+        InputError, ConfigError, ResourceNotFoundError: The file is missing, or does not describe a robot.
+    """
+    if isinstance(robot, RobotSpec):
+        return robot
+    if isinstance(robot, Path) or (isinstance(robot, str) and robot.lower().endswith(".toml")):
+        return read_robot(Path(robot))
+    name = instance_of(robot, str, "the name of a robot").strip().lower()
+    name = _ALIASES.get(name, name)
+    if name not in ROBOTS:
+        raise UnknownNameError("robot", robot, (*ROBOTS, *_ALIASES, "a path ending in .toml"))
+    return ROBOTS[name]
+
+
+__all__ = ["DUAL_PANDA", "FR3_ROBOT", "PANDA", "ROBOTS", "UR5E", "get_robot", "list_robots"]
