@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Evaluate"),
     "demos": ("demos", "Demos"),
     "train": ("train", "Train"),
+    "robot": ("robot", "RobotModels"),
     "checkpoint": ("checkpoint", "Checkpoint"),
     "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),

@@ -262,3 +262,29 @@ def test_the_engine_takes_only_the_vae_and_scheduler_from_diffusers():
     """Its pipeline and transformer are the oracle of the tests, and one backend; an engine made of them proves nothing."""
     taken = {name for path in (PACKAGE / "engine").glob("*.py") for name in imported(path) if name.startswith("diffusers")}
     assert taken <= {"diffusers.AutoencoderKLWan", "diffusers.UniPCMultistepScheduler"}
+
+
+def branches_on_names(source: str, names: set[str]) -> list[int]:
+    """Lines that compare something with the name of a robot or limb: what differs between robots is data."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        compared = node if isinstance(node, ast.Compare) else node.pattern if isinstance(node, ast.match_case) else None
+        if compared is None:
+            continue
+        texts = {leaf.value for leaf in ast.walk(compared) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
+        found += [compared.lineno] if texts & names else []
+    return found
+
+
+def test_no_code_branches_on_a_robot_s_name():
+    """A robot's or limb's name is looked up in a table and never compared. ``model_path`` names the packaged file."""
+    from strands_cosmos3.robots.catalogue import ROBOTS
+
+    names = {*ROBOTS, "franka", *(limb.name for robot in ROBOTS.values() for limb in robot.limbs)}
+    for path in FILES:
+        found = branches_on_names(path.read_text(), names)
+        allowed = 1 if path.relative_to(PACKAGE) == Path("robots/model.py") else 0
+        assert len(found) <= allowed, f"{path} compares with the name of a robot or limb: lines {found}"
+    assert branches_on_names("if robot == 'ur5e': ...\nx = robot.name in ('panda', 'b')", names) == [1, 2]
+    assert branches_on_names("match robot:\n    case 'ur5e': ...", names) == [2]
+    assert branches_on_names("robot = ROBOTS['ur5e']", names) == []

@@ -23,6 +23,7 @@ from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk, tool_frame_in_ee
 from strands_cosmos3.control.trajectory import JointState, braking_position, plan_motion, plan_stop
@@ -32,7 +33,7 @@ from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.resample import resample, resample_rows
-from strands_cosmos3.robots import chain, hosted, limits, model, panda, servo
+from strands_cosmos3.robots import assembly, catalogue, chain, hosted, inspection, limits, model, panda, servo, spec, spec_file
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
@@ -70,6 +71,8 @@ class Stays(Backend):
         return ActionChunk(np.tile(STAY, (request.n_rows, 1)), request.action_space, request.embodiment)
 
 
+LIMBS = LimbIK("panda")
+ARM = catalogue.PANDA.limbs[0]
 STATS = stats.load_action_stats("droid")
 CHUNK = ActionChunk(ROWS, DROID.action_space(), DROID)
 JOINTS = ActionChunk(np.tile(np.r_[HOME_Q, 1.0], (4, 1)), DROID.action_space("joint_pos"), DROID)
@@ -202,6 +205,27 @@ ROBOTS = [
     Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
+    Call(panda.HandLimits(panda.HAND_LIMITS.chain, joints=tuple(range(7))).own, {"values": STATES}),
+    Call(panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "joints": tuple(range(7))}),
+    Call(limits.robot_limits, {"model": MODEL, "robot": catalogue.PANDA}),
+    Call(limits.joined_limits, {"limits": [FER, FER]}),
+    Call(limits.joint_torque, {"model": MODEL, "joint": 0}),
+    Call(spec.Figures, {"values": (1.0, 2.0), "source": "a page"}),
+    Call(spec.Limb, {name: getattr(ARM, name) for name in ("name", "joints", "actuators", "frame", "base", "home", "limits")}),
+    Call(spec.Limb, vars(ARM)),
+    Call(spec.GripperSpec, vars(ARM.gripper)),
+    Call(spec.ModelPart, {"file": "panda.xml", "prefix": "", "position_m": (0.0, 0.0, 0.0), "yaw_deg": 0.0}),
+    Call(spec.RobotCamera, vars(catalogue.PANDA.cameras[0])),
+    Call(spec.RobotSpec, vars(catalogue.PANDA)),
+    Call(spec.join_limbs, {"robot": catalogue.PANDA, "embodiment": DROID}),
+    Call(catalogue.PANDA.limb, {"name": "arm"}),
+    Call(ARM.frame_called, {"name": "hand"}),
+    Call(catalogue.get_robot, {"robot": "panda"}),
+    Call(assembly.load_robot, {"robot": catalogue.PANDA}),
+    Call(assembly.home_configuration, {"model": MODEL, "robot": catalogue.PANDA}),
+    Call(assembly.base_pose, {"model": MODEL, "limb": ARM}),
+    Call(inspection.inspect_model, {"path": model.panda_path()}),
+    Call(spec_file.write_robot, {"robot": catalogue.PANDA}),
 ]
 CONTROL = [
     Call(
@@ -221,6 +245,11 @@ CONTROL = [
     Call(BRIDGE.frame_in_ee, {"body_name": "hand", "qpos": FULL}),
     Call(BRIDGE.solve, {"T_world_ee": POSES, "q_init": FULL, "dt_s": 0.1, "method": "auto"}),
     Call(BRIDGE.solve_trajectory, {"poses": POSES, "q_init": FULL}),
+    Call(BRIDGE.residuals, {"poses": POSES, "qpos_traj": np.tile(FULL, (len(POSES), 1))}),
+    Call(LimbIK, {"robot": "panda", "check_collisions": True, "model": None}),
+    Call(LIMBS.forward, {"qpos": FULL}),
+    Call(LIMBS.solve, {"T_base_frame": {"arm": POSES}, "q_init": FULL, "dt_s": 0.1}),
+    Call(LIMBS.plan, {"chunk": CHUNK, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0}),
     Call(BRIDGE.tracking_error, {"poses": POSES, "qpos_traj": np.tile(FULL, (len(POSES), 1))}),
     Call(tool_frame_in_ee, {"embodiment": DROID, "bridge": BRIDGE, "qpos": FULL}),
     Call(solve_chunk, {"chunk": CHUNK, "bridge": BRIDGE, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0}),

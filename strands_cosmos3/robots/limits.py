@@ -126,19 +126,21 @@ def _joint(model: mujoco.MjModel, name: str) -> int:
 def _assumed_rate(model: mujoco.MjModel, ids: list[int], name: str, known: Mapping[str, F64]) -> F64:
     slide = (model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)).astype(int)
     if name == "torque":
-        return np.array([_torque(model, joint) for joint in ids])
+        return np.array([joint_torque(model, joint) or ASSUMED_TORQUE for joint in ids])
     if name == "jerk":
         return known["acceleration"] * ASSUMED_JERK_RATIO
     return np.array(ASSUMED_VELOCITY if name == "velocity" else ASSUMED_ACCELERATION)[slide]
 
 
-def _torque(model: mujoco.MjModel, joint: int) -> float:
-    """The torque or force limit of a joint in its model: of the joint, or of the actuator that drives it alone."""
+@typed()
+def joint_torque(model: mujoco.MjModel, joint: int) -> float | None:
+    """Return a joint's limit of torque or force: its own, or that of the actuator that drives it alone; None without one."""
+    (joint,) = joint_ids(model, [joint])
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
     drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (model.actuator_trnid[:, 0] == joint)
     limited = np.flatnonzero(drives & (model.actuator_forcelimited != 0))
-    return float(model.actuator_forcerange[limited[0], 1]) if len(limited) else ASSUMED_TORQUE
+    return float(model.actuator_forcerange[limited[0], 1]) if len(limited) else None
 
 
 def joined_limits(limits: Sequence[JointLimits]) -> JointLimits:

@@ -103,8 +103,13 @@ class HandLimits:
                 )
 
     def own(self, values: F64) -> F64:
-        """Return the columns of the chain's joints from values [..., n] of all the limits' joints."""
-        return values if self.joints is None else values[..., list(self.joints)]
+        """Return the columns of the chain's joints from values [..., n] of all the limits' joints; ShapeError if n is less."""
+        shape = instance_of(values, np.ndarray, "values").shape
+        if self.joints is None:
+            return values
+        if not shape or shape[-1] <= max(self.joints):
+            raise ShapeError(f"values must be of more than {max(self.joints)} joints, got {list(shape)}.")
+        return values[..., list(self.joints)]
 
 
 def _franka_chain() -> SerialChain:

@@ -155,7 +155,8 @@ class Limb:
         return np.array(self.home)
 
     def frame_called(self, name: str) -> str:
-        """Return the model's name of a frame that an embodiment calls ``name``."""
+        """Return the model's name of a frame that an embodiment calls ``name``; InputError unless that is a string."""
+        _text(name, "the name of a frame")
         return self.frames.get(name, name)
 
 

@@ -1,0 +1,87 @@
+"""``strands-cosmos3 robot``: the robots of the default installation, and what a model tells of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from strands_cosmos3.commands.files import require_writable
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_whole
+
+
+@dataclass(frozen=True)
+class RobotModels:
+    """List the robots that are installed, or derive a robot from a MuJoCo model.
+
+    docs/robots.md explains a robot's file, and what works for which robot.
+    """
+
+    what: Annotated[Literal["list", "inspect"], tyro.conf.Positional]
+    """list the robots, or inspect a model and print a robot's file (TOML) to complete."""
+    model: Annotated[Path | None, tyro.conf.Positional] = None
+    """The model that inspect reads: an .xml file, or a robot's .toml file, which is checked."""
+    out: Path | None = None
+    """New .toml file that inspect writes; it is printed otherwise."""
+
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {"Robot": ("what", "model"), "Inspect": ("out",)}
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("sim",)
+
+    def run(self) -> int:
+        """List or inspect; 0."""
+        if self.what == "list":
+            if self.model is not None or self.out is not None:
+                raise ConfigError("list takes neither a model nor --out; they belong to inspect.")
+            return _list()
+        if self.model is None:
+            raise ConfigError("inspect needs a model: strands-cosmos3 robot inspect model.xml")
+        require_writable(self.out, (".toml",), "--out")
+        if self.out is not None and self.out.exists():
+            raise ConfigError(f"--out {str(self.out)!r} exists already; choose another file.")
+        return self._inspect(self.model)
+
+    def _inspect(self, path: Path) -> int:
+        from strands_cosmos3.robots.assembly import load_robot
+        from strands_cosmos3.robots.catalogue import get_robot
+        from strands_cosmos3.robots.inspection import inspect_model
+        from strands_cosmos3.robots.spec_file import write_robot
+
+        if path.suffix.lower() == ".toml":
+            robot = get_robot(path)
+            model = load_robot(robot)
+            Console().print(Text(f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."), soft_wrap=True)
+            return 0
+        robot, notes = inspect_model(path)
+        text = "\n".join(f"# Complete or check: {note}" for note in notes) + "\n" + write_robot(robot)
+        if self.out is None:
+            print(text, end="")
+        else:
+            write_whole(self.out, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+            Console().print(Text(f"wrote {self.out}"))
+        return 0
+
+
+def _list() -> int:
+    from strands_cosmos3.robots.catalogue import ROBOTS
+
+    for robot in ROBOTS.values():
+        Console().print(Text(_line(robot)), soft_wrap=True)
+    return 0
+
+
+def _line(robot: object) -> str:
+    from strands_cosmos3.robots.spec import RobotSpec
+
+    assert isinstance(robot, RobotSpec)
+    limbs = ", ".join(f"{limb.name} ({len(limb.joints)} joints{', gripper' if limb.gripper else ''})" for limb in robot.limbs)
+    return f"{robot.name:<12} {robot.title}. Limbs: {limbs}"

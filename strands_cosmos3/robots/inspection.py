@@ -1,0 +1,195 @@
+"""What a MuJoCo model tells of a robot: a specification to complete, and the list of what it does not tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.action_columns import GripperConvention
+from strands_cosmos3.checks import typed
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.assembly import joints_to
+from strands_cosmos3.robots.limits import joint_torque
+from strands_cosmos3.robots.model import model_path
+from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotSpec
+
+_LEAST_JOINTS = 4  # of a limb; a shorter branch is a finger
+_MOST_FINGERS = 2  # joints of a finger
+_TOOL_NAMES = ("tcp", "pinch", "grasp", "ee", "attachment")
+_SIDES = ("left", "right")
+
+
+@typed()
+def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
+    """Derive a robot from an ``.xml`` model: limbs, joints, ranges, actuators, torques, grippers and home.
+
+    Returns:
+        The robot, and in sentences what the model does not tell and has to be completed or checked.
+
+    Raises:
+        UnknownNameError, ResourceNotFoundError: It is no model file, or does not exist.
+        ConfigError: MuJoCo cannot read it, or it has no chain of at least four actuated joints.
+    """
+    path = model_path(path)
+    if path.suffix.lower() != ".xml":
+        raise ConfigError(f"a robot is derived from an .xml file; {str(path)!r} is already compiled.")
+    try:
+        model = mujoco.MjModel.from_xml_path(str(path))
+    except (ValueError, mujoco.FatalError) as error:
+        raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+    bodies = _limb_ends(model)
+    if not bodies:
+        raise ConfigError(f"{str(path)!r} has no chain of at least {_LEAST_JOINTS} hinges or slides; it is no arm.")
+    notes: list[str] = []
+    names = _limb_names(model, bodies)
+    limbs = tuple(_limb(model, body, name, notes) for body, name in zip(bodies, names, strict=True))
+    notes.append("title, source: what the robot is, and where its figures come from.")
+    return RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs), notes
+
+
+def _limb_ends(model: mujoco.MjModel) -> list[int]:
+    """The last body of each limb: beyond it there are only fingers, or nothing that moves."""
+    below = [0] * model.nbody  # joints of the longest chain from a body on
+    children: list[list[int]] = [[] for _ in range(model.nbody)]
+    for body in range(model.nbody - 1, 0, -1):
+        below[body] += int(model.body_jntnum[body])
+        parent = int(model.body_parentid[body])
+        children[parent].insert(0, body)
+        below[parent] = max(below[parent], below[body])
+    ends: list[int] = []
+
+    def follow(body: int) -> None:
+        moving = [child for child in children[body] if below[child]]
+        long = [child for child in moving if below[child] >= _LEAST_JOINTS]
+        if not long and len(moving) == 1 and not _is_finger(model, moving[0], below):
+            long = moving
+        for child in long:
+            follow(child)
+        if not long and len(joints_to(model, body)) >= _LEAST_JOINTS:
+            ends.append(_hand_of(model, body, children))
+
+    follow(0)
+    return ends
+
+
+def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
+    """Whether what moves from a body on is a gripper's single jaw: a slide, or a joint that a tendon or equality couples."""
+    first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+    if below[body] > _MOST_FINGERS or not count:
+        return False
+    coupled = model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)
+    slides = model.jnt_type[first] == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    named = "grip" in model.joint(first).name.lower() or "finger" in model.joint(first).name.lower()
+    return bool(slides or named or first in model.eq_obj1id[coupled] or first in model.eq_obj2id[coupled])
+
+
+def _hand_of(model: mujoco.MjModel, body: int, children: list[list[int]]) -> int:
+    """The last body on the way to the fingers that is fixed to the limb's last link, or that link."""
+    fixed = [child for child in children[body] if not model.body_jntnum[child] and model.body(child).name]
+    return _hand_of(model, fixed[0], children) if len(fixed) == 1 else body
+
+
+def _limb_names(model: mujoco.MjModel, bodies: list[int]) -> list[str]:
+    if len(bodies) == 1:
+        return ["arm"]
+    names = []
+    for i, body in enumerate(bodies):
+        text = " ".join((model.body(body).name, *joints_to(model, body))).lower()
+        sides = [side for side in _SIDES if side in text]
+        names.append(sides[0] if len(sides) == 1 else f"limb{i + 1}")
+    return names if len(set(names)) == len(names) else [f"limb{i + 1}" for i in range(len(bodies))]
+
+
+def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb:
+    joints = joints_to(model, body)
+    ids = [model.joint(joint).id for joint in joints]
+    first = int(model.jnt_bodyid[ids[0]])
+    limbs_base = model.body(int(model.body_parentid[first])).name or "world"
+    actuators = tuple(_actuator(model, joint) or f"{model.joint(joint).name}_servo" for joint in ids)
+    if missing := [model.joint(joint).name for joint in ids if _actuator(model, joint) is None]:
+        notes.append(f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position servos are added.")
+    elif not _servos(model, actuators):
+        notes.append(f"{name}: the actuators are not position servos; give gains (kp, kd), and they become such.")
+    if unlimited := [model.joint(joint).name for joint in ids if not model.jnt_limited[joint]]:
+        notes.append(f"{name}: the model does not limit {', '.join(unlimited)}; give q_min and q_max, else +-2 pi is assumed.")
+    notes.append(f"{name}: velocity, acceleration and jerk limits, with their source; what is left out is assumed.")
+    return Limb(
+        name,
+        joints,
+        actuators,
+        frame=model.body(body).name,
+        base=limbs_base,
+        home=tuple(_home(model, ids)),
+        limits=LimbLimits(torque=_torque(model, ids)),
+        tool=_tool(model, body),
+        gripper=_gripper(model, body, name, notes),
+    )
+
+
+def _actuator(model: mujoco.MjModel, joint: int) -> str | None:
+    drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (model.actuator_trnid[:, 0] == joint)
+    found = np.flatnonzero(drives)
+    return model.actuator(int(found[0])).name or None if len(found) else None
+
+
+def _servos(model: mujoco.MjModel, actuators: tuple[str, ...]) -> bool:
+    ids = [model.actuator(name).id for name in actuators]
+    return bool(np.allclose(model.actuator_biasprm[ids, 1], -model.actuator_gainprm[ids, 0]))
+
+
+def _torque(model: mujoco.MjModel, ids: list[int]) -> Figures | None:
+    found = [joint_torque(model, joint) or 0.0 for joint in ids]
+    return Figures(tuple(found), "the model's force ranges") if min(found) > 0 else None
+
+
+def _home(model: mujoco.MjModel, ids: list[int]) -> list[float]:
+    """The keyframe "home", or the first one, or zero moved into the joints' ranges."""
+    key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, "home")
+    q = model.key_qpos[max(key, 0)] if model.nkey else model.qpos0
+    angles = q[model.jnt_qposadr[ids]]
+    low, high = model.jnt_range[ids].T
+    return np.where(model.jnt_limited[ids] > 0, np.clip(angles, low, high), angles).tolist()
+
+
+def _tool(model: mujoco.MjModel, body: int) -> str | None:
+    sites = [model.site(i).name for i in range(model.nsite) if model.site_bodyid[i] == body]
+    return next((name for word in _TOOL_NAMES for name in sites if word in name.lower()), None)
+
+
+def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> GripperSpec | None:
+    """The joints beyond a limb's end, and the one actuator that moves them; which end is open cannot be told."""
+    beyond = [j for j in range(model.njnt) if body in _ancestors(model, int(model.jnt_bodyid[j]))[1:]]
+    actuator = next((a for a in range(model.nu) if _drives(model, a, beyond)), None)
+    if not beyond or actuator is None:
+        return None
+    joint = next((j for j in beyond if model.actuator_trnid[actuator, 0] == j), beyond[0])
+    low, high = model.jnt_range[joint].tolist()
+    closed, opened = model.actuator_ctrlrange[actuator].tolist()
+    if low >= high or closed >= opened:
+        notes.append(f"{name}: a gripper without ranges was left out; describe it in a table [limbs.gripper].")
+        return None
+    notes.append(f"{name}: whether the gripper is open at the upper ends {high:g} and {opened:g}, as assumed; else exchange.")
+    driven = tuple(model.joint(j).name for j in beyond if np.allclose(model.jnt_range[j], model.jnt_range[joint]))
+    unit = "m" if model.jnt_type[joint] == int(mujoco.mjtJoint.mjJNT_SLIDE) else "rad"
+    command = GripperConvention(opened, closed, "ctrl")
+    return GripperSpec(driven, model.actuator(actuator).name, GripperConvention(high, low, unit), command)
+
+
+def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
+    """A body, its parent and so on, up to the world."""
+    found = [body]
+    while body > 0:
+        body = int(model.body_parentid[body])
+        found.append(body)
+    return found
+
+
+def _drives(model: mujoco.MjModel, actuator: int, joints: list[int]) -> bool:
+    kind, target = model.actuator_trntype[actuator], int(model.actuator_trnid[actuator, 0])
+    if kind == int(mujoco.mjtTrn.mjTRN_TENDON):
+        path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
+        of_joints = model.wrap_type[path] == int(mujoco.mjtWrap.mjWRAP_JOINT)
+        return bool(set(model.wrap_objid[path][of_joints].tolist()) & set(joints))
+    return bool(kind == int(mujoco.mjtTrn.mjTRN_JOINT) and target in joints)
