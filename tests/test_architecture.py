@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "actions": BASE,
     "robots": BASE,
     "arm": {"robots"},  # the deprecated name
-    "observe": BASE,
+    "observe": BASE | {"robots"},
     "control": BASE | {"actions", "robots"},
     "engine": BASE | {"actions", "observe"},
     "parallel": BASE | {"actions", "observe", "engine"},

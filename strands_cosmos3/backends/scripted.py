@@ -46,7 +46,8 @@ _RELEASE_OPENING = 0.75  # open fraction from which a cube is released
 
 STATE_KEYS = ("tcp", "tcp_twist", "edge_m", "bin")
 """Keys that the expert reads from ``Observation.privileged`` besides the cubes' poses [4, 4]: the tool centre point's pose
-[4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]."""
+[4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]. ``gap_m``, the gap
+between the open fingers, is a Panda's if it is not there."""
 
 
 @dataclass
@@ -62,12 +63,13 @@ class _World:
     yaw: dict[str, float]
     edge_m: float
     bin: F64
+    gap_m: float  # between the open fingers
     held_rows: int = 0
 
     @property
     def width_m(self) -> float:
         """Gap between the fingers."""
-        return 2 * float(PANDA_FINGER.from_fraction(self.opening))
+        return self.gap_m * self.opening
 
     def holds(self, cube: str) -> bool:
         """Whether a cube is between the fingers and their gap is about its edge length."""
@@ -85,7 +87,7 @@ class _World:
     def move_fingers(self, opening: float, cube: str) -> None:
         """Move the fingers one row towards an opening; a cube between them stops them."""
         closing = opening < self.opening
-        blocked = self.edge_m / (2 * PANDA_FINGER.open_value)
+        blocked = self.edge_m / self.gap_m
         between = np.linalg.norm((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
         minimum = blocked if closing and between and self.opening >= blocked else 0.0
         self.opening = float(np.clip(opening, self.opening - _MAX_OPENING_CHANGE, self.opening + _MAX_OPENING_CHANGE))
@@ -168,6 +170,7 @@ def _world_from_state(state: Mapping[str, F64], request: Request) -> _World:
         yaw={name: _flat_yaw(T[:3, :3]) for name, T in cubes.items()},
         edge_m=float(state["edge_m"]),
         bin=state["bin"],
+        gap_m=float(state.get("gap_m", 2 * PANDA_FINGER.open_value)),
     )
 
 

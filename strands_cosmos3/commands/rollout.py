@@ -137,12 +137,14 @@ class Rollout:
     the controller does not know of."""
     compensate: Literal["none", "known", "identified"] = "none"
     """Compensate the plant's delay, payload and friction: their true values, or those identified from a motion of 6 s."""
-    limits: Literal["fer", "fr3"] = "fer"
-    """Velocity, acceleration and jerk limits: those of the Panda (fer) or of the Research 3 (fr3)."""
+    limits: Literal["fer", "fr3"] | None = None
+    """Velocity, acceleration and jerk limits of a Panda (fer) or a Research 3 (fr3). The default is the robot's own."""
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
-    arm_model: str = "panda"
-    """The arm's model: panda (embedded), an .xml with the Franka's names, or menagerie (fetched over the network)."""
+    robot: str = "panda"
+    """The robot: panda, fr3, ur5e, or the .toml file of one (docs/robots.md). The bundled policy drives the panda only."""
+    arm_model: str | None = None
+    """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched over the network)."""
     video: Path | None = None
     """Write a film (.mp4): the scene, the commanded path and the cameras."""
     film: Literal["full", "views"] = "full"
@@ -174,7 +176,7 @@ class Rollout:
         ),
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
         "Timing": ("control_frequency", "latency", "realtime"),
-        "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "arm_model"),
+        "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "robot", "arm_model"),
         "Output": ("video", "film", "json", "plot", "npz", "rrd", "dataset", "push", "view"),
     }
 
@@ -210,14 +212,14 @@ class Rollout:
             parse_instruction(self.instruction)  # success is judged by it
         control = ControlConfig(self.limits, self.derating, self.feed_forward)
         plant = ALL_ERRORS if self.plant == "all-errors" else None
-        robot = Robot("panda", control, arm_model=self.arm_model, plant=plant)
+        robot = Robot(self.robot, control, arm_model=self.arm_model, plant=plant)
         if self.compensate != "none":
             known = (plant or PlantErrors()).compensation() if self.compensate == "known" else robot.identify()
-            robot = Robot("panda", replace(control, compensation=known), robot.scene, plant=plant)
+            robot = Robot(self.robot, replace(control, compensation=known), robot.scene, plant=plant)
         console = Console()
         episodes: list[Episode] = []
         with (
-            create_policy("cosmos3", robot="panda", limits=robot.limits, **self._policy_config()) as policy,
+            create_policy("cosmos3", robot=self.robot, limits=robot.limits, **self._policy_config(robot)) as policy,
             recorder_for(self.dataset) as recorder,
             self._listeners(robot, policy, console) as listeners,
             _bar(console) as bar,
@@ -325,8 +327,9 @@ class Rollout:
         names = ("num_steps", "guidance_scale", "device", "dtype", "policy_frames")
         return {name: getattr(self, name) for name in names}
 
-    def _policy_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {"embodiment": "droid", "backend": self.backend, "actions_per_step": self.replan_rows}
+    def _policy_config(self, robot: Any) -> dict[str, Any]:
+        domain = robot.scene.robot.embodiment or "droid"
+        config: dict[str, Any] = {"embodiment": domain, "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
             config["model"] = self.trajectory
         if self.backend in MODEL_BACKENDS:

@@ -24,20 +24,28 @@ from strands_cosmos3.embodiments import (
     CameraRig,
     GripperConvention,
 )
-from strands_cosmos3.errors import ConfigError, InputError, ObservationError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, InputError, ObservationError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.observe.cameras import CameraMapping, cameras_of
+from strands_cosmos3.robots.catalogue import PANDA, get_robot
+from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.types import Observation
 
 CANONICAL = JOINT_POS.columns
-_JOINTS, _GRIPPER = CANONICAL[:-1], CANONICAL[-1]
-_PANDA_KEYS = {**{f"joint_{i}": f"joint{i + 1}" for i in range(7)}, "gripper": "finger_joint1"}
-_ROBOTS = {"panda": _PANDA_KEYS, "franka": _PANDA_KEYS}
+_GRIPPER = CANONICAL[-1]
 
 GRIPPER_UNITS: Mapping[str, GripperConvention] = MappingProxyType(
     {"fraction": MODEL_GRIPPER, "closed_fraction": WIRE_GRIPPER, "finger_m": PANDA_FINGER, "tendon": PANDA_TENDON}
 )
 """How a robot may count its gripper: 1 = open; 1 = closed; metres a Panda's finger is out; its tendon actuator's 0..255."""
-_PANDA_FINGERS = ("finger_joint1", "finger_joint2")
+
+
+def _limb_keys(limb: Limb) -> dict[str, str]:
+    """Canonical name -> the limb's joint, and its gripper's first."""
+    joints = {f"joint_{i}": name for i, name in enumerate(limb.joints)}
+    return joints if limb.gripper is None else {**joints, _GRIPPER: limb.gripper.joints[0]}
+
+
+_PANDA_KEYS = _limb_keys(PANDA.limbs[0])
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,16 @@ class RobotMapping:
     cameras: CameraMapping
     observed_gripper: GripperConvention = MODEL_GRIPPER
     commanded_gripper: GripperConvention = MODEL_GRIPPER
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        """Canonical names of the joints, base first."""
+        return tuple(name for name in self.observed if name != _GRIPPER)
+
+    @property
+    def joint_keys(self) -> list[str]:
+        """The observation's keys of the joints, base first."""
+        return [self.observed[name] for name in self.joints]
 
     def read(
         self,
@@ -83,8 +101,8 @@ class RobotMapping:
         if state:
             self.require_state(flat)
         missing = None if state else 0.0
-        q = [self._number(flat, self.observed[name], missing) for name in _JOINTS]
-        qd = [self._number(flat, f"{self.observed[name]}.vel", default=0.0) for name in _JOINTS]
+        q = [self._number(flat, key, missing) for key in self.joint_keys]
+        qd = [self._number(flat, f"{key}.vel", default=0.0) for key in self.joint_keys]
         has_gripper = state or self.observed[_GRIPPER] in flat
         gripper = float(self.observed_gripper.to_fraction(self._number(flat, self.observed[_GRIPPER]))) if has_gripper else 1.0
         views = self.cameras.read(flat) if images else {}
@@ -92,7 +110,7 @@ class RobotMapping:
 
     def write(self, q_rad: NDArray[np.float64], gripper: float | None) -> dict[str, float]:
         """One step of actions, as Python floats: joint angles [rad] and the gripper in the robot's own unit."""
-        step = {self.commanded[name]: float(angle) for name, angle in zip(_JOINTS, q_rad, strict=True)}
+        step = {self.commanded[name]: float(angle) for name, angle in zip(self.joints, q_rad, strict=True)}
         if gripper is not None:
             step[self.commanded[_GRIPPER]] = float(self.commanded_gripper.from_fraction(gripper))
         return step
@@ -108,7 +126,7 @@ class RobotMapping:
         Raises:
             ObservationError: The message says what is missing and what there is.
         """
-        if missing := [name for name in CANONICAL if self.observed[name] not in names]:
+        if missing := [name for name, key in self.observed.items() if key not in names]:
             have = ", ".join(map(str, names)) or "nothing"
             keys = ", ".join(repr(self.observed[name]) for name in missing)
             raise ObservationError(
@@ -140,13 +158,14 @@ def resolve_mapping(
     """Return the mapping for a robot: its built-in one, or the user's state keys in order; explicit entries win.
 
     Args:
-        robot: ``"panda"``, ``"franka"`` or None.
+        robot: Name of a robot of one limb, or None.
         state_keys: Seven joints and a gripper, in order; a robot keeps its own.
         observation_mapping: Canonical or view name -> key of the observation; for cameras also the other way round, as
             strands-robots writes it: camera -> ``observation/wrist_image_left``.
         action_mapping: Canonical name -> key of the action.
         rig: The cameras of the embodiment.
-        observed_gripper: One of :data:`GRIPPER_UNITS`, or a convention. None is metres for a Panda's finger, else the fraction.
+        observed_gripper: One of :data:`GRIPPER_UNITS`, or a convention. None is that of the robot's finger joint (metres for a
+            Panda's), else the fraction.
         commanded_gripper: Likewise.
 
     Raises:
@@ -154,7 +173,8 @@ def resolve_mapping(
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
-    keys = _keys_of(robot, state_keys)
+    limb = _limb_of(robot)
+    keys = _keys_of(limb, state_keys)
     states, views = split_observation_mapping(observation_mapping, cameras_of(rig))
     observed = {**keys, **states}
     commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in CANONICAL}}
@@ -164,19 +184,30 @@ def resolve_mapping(
         observed,
         commanded,
         cameras_of(rig).with_mapped(views),
-        _gripper(observed_gripper, observed[_GRIPPER]),
-        _gripper(commanded_gripper, commanded[_GRIPPER]),
+        _gripper(observed_gripper, observed[_GRIPPER], limb),
+        _gripper(commanded_gripper, commanded[_GRIPPER], limb),
     )
 
 
-def _keys_of(robot: str | None, state_keys: Sequence[str] | None) -> dict[str, str]:
+def _limb_of(robot: str | None) -> Limb | None:
+    """The only limb of a robot, which must have a gripper."""
+    if robot is None:
+        return None
+    try:
+        limb = get_robot(robot).limb()
+    except (UnknownNameError, InputError, ConfigError, ResourceNotFoundError) as error:
+        raise ConfigError(f"robot {robot!r} has no built-in mapping: {error} Or give None with state keys.") from None
+    if limb.gripper is None:
+        raise ConfigError(f"robot {robot!r} has no gripper, and a policy commands one; give None with state keys.")
+    return limb
+
+
+def _keys_of(limb: Limb | None, state_keys: Sequence[str] | None) -> dict[str, str]:
     """Canonical name -> the robot's key."""
-    if robot is not None and (not isinstance(robot, str) or robot not in _ROBOTS):
-        raise ConfigError(f"robot {robot!r} has no built-in mapping; valid: {', '.join(_ROBOTS)}, or None with state keys.")
     if state_keys is not None:
         require_state_keys(state_keys)
-    if robot is not None:
-        return dict(_ROBOTS[robot])
+    if limb is not None:
+        return _limb_keys(limb)
     keys = CANONICAL if state_keys is None else state_keys
     if len(keys) != len(CANONICAL):
         raise InputError(
@@ -253,9 +284,10 @@ def _require_injective(what: str, entries: Mapping[str, str]) -> None:
         )
 
 
-def _gripper(given: str | GripperConvention | None, key: str) -> GripperConvention:
+def _gripper(given: str | GripperConvention | None, key: str, limb: Limb | None) -> GripperConvention:
     if given is None:
-        return PANDA_FINGER if key in _PANDA_FINGERS else MODEL_GRIPPER
+        own = (PANDA.limbs[0] if limb is None else limb).gripper
+        return own.opening if own is not None and key in own.joints else MODEL_GRIPPER
     if isinstance(given, GripperConvention):
         return given
     if not isinstance(given, str) or given not in GRIPPER_UNITS:

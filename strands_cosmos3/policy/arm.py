@@ -13,7 +13,10 @@ from strands_cosmos3.embodiments import Embodiment, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.policy.resample import resample
-from strands_cosmos3.robots.panda import FINGER_JOINTS, JointLimits
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.spec import Limb, RobotSpec
+from strands_cosmos3.robots.spec_file import model_file
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
 
 _START_TOLERANCE_RAD = 0.02
@@ -27,6 +30,7 @@ class PolicyArm:
         limits: Joint limits; None is the Panda's table.
         servo_lead: Whether targets for a bound simulator's position servos lead the motion by those servos' lag.
         obstacles: What it must not meet; None is what :meth:`surround` tells, else nothing.
+        robot: The robot, of one limb.
 
     Raises:
         ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
@@ -38,10 +42,13 @@ class PolicyArm:
         limits: JointLimits | None = None,
         servo_lead: bool = True,
         obstacles: Sequence[Obstacle] | None = None,
+        robot: str | RobotSpec = "panda",
     ):
         self._model, self._limits, self._takes_obstacles = arm_model, limits, obstacles is None
+        self._robot = get_robot(robot)
+        self._limb = self._robot.limb()
         self._build(tuple(obstacles or ()))
-        self._q_open = _fingers_open(self._bridge.model)
+        self._q_open = _fingers_open(self._bridge.model, self._limb)
         self._servo_lead = servo_lead
         self._lead_s: F64 | None = None
         self._foreign: ConfigError | None = None
@@ -50,9 +57,12 @@ class PolicyArm:
     def _build(self, obstacles: tuple[Obstacle, ...]) -> None:
         with needed_by("joint angles"):
             from strands_cosmos3.control.ik import MinkIKBridge
+            from strands_cosmos3.robots.limits import limits_of_arm
             from strands_cosmos3.robots.model import load_model
-        self._obstacles = obstacles
-        self._bridge = MinkIKBridge(load_model(self._model, obstacles), limits=self._limits)
+        self._obstacles, limb = obstacles, self._limb
+        model = load_model(model_file(self._robot.model[0]) if self._model is None else self._model, obstacles)
+        limits = limits_of_arm(model, self._robot) if self._limits is None else self._limits
+        self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits)
 
     def surround(self, obstacles: Sequence[Obstacle]) -> None:
         """Take what a robot knows of its surroundings, unless obstacles were given or the model is compiled and has its own."""
@@ -105,13 +115,13 @@ class PolicyArm:
         """Bind the arm that a simulator drives; return its gripper's unit, or None to keep the present one.
 
         Raises:
-            ConfigError: It lacks a joint, or is no Franka; :meth:`require_known` raises it again.
+            ConfigError: It lacks a joint, or is another robot; :meth:`require_known` raises it again.
         """
-        from strands_cosmos3.robots.hosted import driven_gripper, require_franka, servo_lead_of
+        from strands_cosmos3.robots.hosted import driven_gripper, require_robot, servo_lead_of
 
         self._foreign = None
         try:
-            require_franka(model, namespace, joints)
+            require_robot(model, namespace, joints, self._robot)
         except ConfigError as error:
             self._foreign = error
             raise
@@ -134,10 +144,10 @@ class PolicyArm:
         return q
 
 
-def _fingers_open(model: Any) -> F64:
+def _fingers_open(model: Any, limb: Limb) -> F64:
     """[nq] the model's initial configuration, with open fingers."""
     q = np.array(model.qpos0)
-    for joint in range(model.njnt):
-        if model.joint(joint).name.endswith(FINGER_JOINTS):  # a host may put a prefix before it
-            q[model.jnt_qposadr[joint]] = model.jnt_range[joint, 1]
+    for joint in range(model.njnt if limb.gripper is not None else 0):
+        if limb.gripper is not None and model.joint(joint).name.endswith(limb.gripper.joints):  # a host may put a prefix before
+            q[model.jnt_qposadr[joint]] = limb.gripper.opening.open_value
     return q

@@ -39,7 +39,7 @@ class Cosmos3Policy(BatchAnswers):
 
     Args:
         embodiment: Name of the embodiment, e.g. ``"droid"``.
-        robot: ``"panda"`` (or ``"franka"``) turns chunks into joint targets for that arm; None passes raw columns through.
+        robot: ``"panda"`` or another robot of one limb turns chunks into joint targets for it; None passes raw columns through.
         backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"distributed"`` (the same on several
             processes, which it starts), ``"diffusers"`` (the stock pipeline), ``"service"`` (a policy server), or a
             :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
@@ -155,7 +155,7 @@ class Cosmos3Policy(BatchAnswers):
         self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
         self._closed = False
         require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
-        self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles)
+        self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles, robot)
         options = InferenceOptions(
             device=device,
             dtype=dtype,
@@ -193,7 +193,7 @@ class Cosmos3Policy(BatchAnswers):
         self.instruction_free_actions = self.backend.instruction_free_actions
         self.model_sha256 = self.backend.model_sha256
         self.reads_instruction = self.instruction_free_actions is None
-        rename_columns(CANONICAL if self.robot else self.action_space.columns, self._action_mapping)
+        rename_columns(tuple(self._mapping.observed) if self.robot else self.action_space.columns, self._action_mapping)
         if self.requires_images:
             require_every_camera(self._mapping, cameras)
 
@@ -271,7 +271,7 @@ class Cosmos3Policy(BatchAnswers):
             self._arm.surround(obstacles)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
-        """Bind the simulator's arm: take its gripper's unit and its servos' lag. It must be a Franka.
+        """Bind the simulator's arm: take its gripper's unit and its servos' lag. It must be the policy's robot.
 
         strands-robots' MuJoCo engine calls this and drops errors, so the next call raises them again.
 
@@ -280,12 +280,11 @@ class Cosmos3Policy(BatchAnswers):
             namespace: Prefix of the robot's names in it.
 
         Raises:
-            ConfigError: With ``robot=``: the model's arm lacks its joints or is no Franka.
+            ConfigError: With ``robot=``: the model's arm lacks its joints or is another robot.
         """
         if self._arm is None:
             return
-        observed, commanded = self._mapping.observed, self._mapping.commanded
-        unit = self._arm.bind_model(model, namespace, [observed[name] for name in CANONICAL[:-1]], commanded[CANONICAL[-1]])
+        unit = self._arm.bind_model(model, namespace, self._mapping.joint_keys, self._mapping.commanded[CANONICAL[-1]])
         if unit is not None and not self._gripper_is_given:
             self._mapping = replace(self._mapping, commanded_gripper=unit)
 

@@ -11,7 +11,7 @@ from strands_cosmos3.backends.options import EngineOptions, InferenceOptions
 from strands_cosmos3.checks import require_type, whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
-from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, resolve_mapping
 from strands_cosmos3.types import Mode
 
 
@@ -90,7 +90,7 @@ def check_inputs(
             mapping.cameras.require(sorted(observation_keys))
     if robot is not None:
         mapping.require_state(sorted(observation_keys))
-        rename_columns(CANONICAL, action_mapping)
+        rename_columns(tuple(mapping.observed), action_mapping)
     elif action_mapping is None:
         served = backend in (None, "service") and "joint_pos" in chosen.spaces
         space = chosen.action_space(action_space or ("joint_pos" if served else None))

@@ -23,6 +23,7 @@ from strands_cosmos3.robots.panda import (
     HOME_Q,
     TCP_SITE,
     JointLimits,
+    T_hand_tcp,
 )
 from strands_cosmos3.robots.spec import (
     Figures,
@@ -63,7 +64,8 @@ PANDA = RobotSpec(
             home=tuple(HOME_Q.tolist()),
             limits=_published(FER, _FCI),
             tool=TCP_SITE,
-            gripper=GripperSpec(FINGER_JOINTS, GRIPPER_ACTUATOR, PANDA_FINGER, PANDA_TENDON),
+            tool_m=(0.0, 0.0, float(T_hand_tcp[2, 3])),
+            gripper=GripperSpec(FINGER_JOINTS, GRIPPER_ACTUATOR, PANDA_FINGER, PANDA_TENDON, grip_gain=5.0),
         ),
     ),
     (RobotCamera("wrist", HAND_BODY, (0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, (1.0, 0.0, 0.0)),),
@@ -111,6 +113,7 @@ DUAL_PANDA = RobotSpec(
         for camera in PANDA.cameras
     ),
     PANDA.source,
+    "robomind-franka-dual",
 )
 _PI = float(np.pi)
 UR5E = RobotSpec(
@@ -132,6 +135,7 @@ UR5E = RobotSpec(
                 torque=Figures((150.0, 150.0, 150.0, 28.0, 28.0, 28.0), _UR),
             ),
             tool="tcp",
+            tool_m=(0.0, 0.0, 0.1558),
             gripper=GripperSpec(
                 ("finger_joint1", "finger_joint2"),
                 "gripper",
@@ -140,7 +144,9 @@ UR5E = RobotSpec(
             ),
         ),
     ),
+    cameras=(RobotCamera("wrist", "tool0", (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)),),
     source="UR's article 'DH parameters': kinematics, masses and centres of mass; inertias estimated from the links' shapes",
+    embodiment="robomind-ur",
 )
 
 ROBOTS: Mapping[str, RobotSpec] = MappingProxyType({robot.name: robot for robot in (PANDA, FR3_ROBOT, DUAL_PANDA, UR5E)})

@@ -64,6 +64,22 @@ class SerialChain:
             x[0] += self.T_parent_joint[i, :3, 3, None]
         return x[0].T, x[1].T, x[2].T
 
+    def frames(self, q_rad: F64) -> F64:
+        """Return the pose [..., 4, 4] of the last joint's frame in the base at joint angles [..., n]."""
+        require_rows(len(self.slides), q_rad)
+        T = np.broadcast_to(np.eye(4), (*q_rad.shape[:-1], 4, 4))
+        for joint, T_parent in enumerate(self.T_parent_joint):
+            step = np.zeros((*q_rad.shape[:-1], 4, 4))
+            step[...] = T_parent
+            if self.slides[joint]:
+                step[..., :3, 3] += q_rad[..., joint, None] * T_parent[:3, 2]
+            else:
+                c, s = np.cos(q_rad[..., joint, None]), np.sin(q_rad[..., joint, None])
+                step[..., :3, 0] = T_parent[:3, 0] * c + T_parent[:3, 1] * s
+                step[..., :3, 1] = T_parent[:3, 1] * c - T_parent[:3, 0] * s
+            T = T @ step
+        return T
+
     def position(self, q_rad: F64) -> F64:
         """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
         require_rows(len(self.slides), q_rad, axes=2)

@@ -1,4 +1,4 @@
-"""Inspect the arm in a host's MuJoCo model: whether it is a Franka, its servo lag, and its gripper's unit."""
+"""Inspect the arm in a host's MuJoCo model: whether it is the robot, its servo lag, and its gripper's unit."""
 
 from __future__ import annotations
 
@@ -10,42 +10,54 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.embodiments import MODEL_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.panda import HAND_BODY, HOME_Q, dh_forward
+from strands_cosmos3.robots.assembly import load_robot
+from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.servo import servo_lead_s
+from strands_cosmos3.robots.spec import RobotSpec
 
 _JOINT, _BODY, _ACTUATOR = mujoco.mjtObj.mjOBJ_JOINT, mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_ACTUATOR
 _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
-_PROBES = HOME_Q + np.array([0.0, 0.3, -0.4])[:, None]
+_PROBES = np.array([0.0, 0.3, -0.4])[:, None]
+
+
+def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` unless a model's arm is a Franka; as :func:`require_robot`."""
+    require_robot(model, namespace, joints)
 
 
 @typed()
-def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` unless a model's arm is a Franka, the arm that inverse kinematics is solved for.
+def require_robot(model: mujoco.MjModel, namespace: str, joints: Sequence[str], robot: RobotSpec = PANDA) -> None:
+    """Raise a :class:`ConfigError` unless a model's arm is the robot, which inverse kinematics is solved for.
 
-    The hand's pose is compared with the Denavit-Hartenberg product at three configurations. A model without a body ``hand``
-    is accepted by its joints' names, base first. ``namespace`` prefixes the robot's names, e.g. ``"panda/"``.
+    The hand's pose is compared with the robot's own kinematics at three configurations. A model without the robot's hand is
+    accepted by its joints' names, base first. ``namespace`` prefixes the robot's names, e.g. ``"panda/"``.
     """
     instance_of(model, mujoco.MjModel, "model")
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
     if missing := [name for name, found in zip(joints, ids, strict=True) if found < 0]:
         have = [model.joint(i).name.removeprefix(namespace) for i in range(model.njnt)]
         raise ConfigError(f"the simulated robot has no joint {', '.join(missing)}; it has: {', '.join(have) or 'none'}.")
-    hand = _find(model, _BODY, namespace, HAND_BODY)
+    limb = robot.limb()
+    hand = _find(model, _BODY, namespace, limb.frame)
     if hand < 0:
         return
     base = model.body_parentid[model.jnt_bodyid[ids[0]]]
     data = mujoco.MjData(model)
-    for q in _PROBES:
+    if len(ids) != len(limb.joints):
+        raise ConfigError(f"{robot.title} has {len(limb.joints)} joints, and {len(ids)} are named.")
+    kinematics = kinematics_of(load_robot(robot), limb)
+    for q in limb.home_rad + _PROBES:
         data.qpos[model.jnt_qposadr[ids]] = q
         mujoco.mj_kinematics(model, data)
         T_base_hand = np.linalg.inv(_pose(data, base)) @ _pose(data, hand)
-        error = np.linalg.inv(dh_forward(q)) @ T_base_hand
+        error = np.linalg.inv(kinematics.forward(q)) @ T_base_hand
         away_m = float(np.linalg.norm(error[:3, 3]))
         turned = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
         if away_m > _TOLERANCE_M or turned > _TOLERANCE_RAD:
             raise ConfigError(
                 f"the simulated robot's hand is {away_m * 1e3:.1f} mm and {np.rad2deg(turned):.1f} degrees from where a "
-                "Franka's is at the same joint angles; targets solved for a Franka do not fit it. Use a Franka."
+                f"{robot.title}'s is at the same joint angles; targets solved for that do not fit it. Use such a robot."
             )
 
 

@@ -115,6 +115,7 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     if unlimited := [model.joint(joint).name for joint in ids if not model.jnt_limited[joint]]:
         notes.append(f"{name}: the model does not limit {', '.join(unlimited)}; give q_min and q_max, else +-2 pi is assumed.")
     notes.append(f"{name}: velocity, acceleration and jerk limits, with their source; what is left out is assumed.")
+    tool = _tool(model, body)
     return Limb(
         name,
         joints,
@@ -123,7 +124,8 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         base=limbs_base,
         home=tuple(_home(model, ids)),
         limits=LimbLimits(torque=_torque(model, ids)),
-        tool=_tool(model, body),
+        tool=tool,
+        tool_m=(0.0, 0.0, 0.0) if tool is None else tuple(model.site(tool).pos.tolist()),
         gripper=_gripper(model, body, name, notes),
     )
 

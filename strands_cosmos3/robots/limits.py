@@ -93,6 +93,15 @@ def robot_limits(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, JointLimi
     return found
 
 
+@typed()
+def limits_of_arm(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits | None:
+    """Return the limits of a robot's only limb; None for a Franka's kinematics, whose table :func:`limits_of` knows."""
+    limb = robot.limb()
+    if is_franka(model, [_joint(model, name) for name in limb.joints]):
+        return None
+    return robot_limits(model, robot)[limb.name]
+
+
 def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> JointLimits:
     ids = [_joint(model, name) for name in limb.joints]
     low, high, unlimited = _ranges(model, ids)

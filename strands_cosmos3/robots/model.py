@@ -21,8 +21,10 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.chain import SerialChain
-from strands_cosmos3.robots.panda import ACTUATORS, ARM_JOINTS, FINGER_JOINTS, HAND_BODY
+from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.robots.spec_file import model_file
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 
@@ -114,23 +116,28 @@ def is_compiled(spec: object) -> bool:
 
 
 @typed()
-def load_spec(spec: str | Path | None = None) -> mujoco.MjSpec:
-    """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``.
+def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoco.MjSpec:
+    """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``; None is the robot's own.
 
     Raises:
-        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the Franka's names; others as :func:`model_path`.
+        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the robot's names; the robot has several limbs or
+            models; others as :func:`model_path`.
     """
-    path = model_path(spec)
+    limb = robot.limb()
+    if len(robot.model) != 1:
+        raise ConfigError(f"a scene needs a robot of one model; {robot.name!r} has {len(robot.model)}.")
+    path = model_file(robot.model[0]) if spec is None or spec == robot.name else model_path(spec)
     if path.suffix.lower() != ".xml":
         raise ConfigError(f"a scene needs the arm as an .xml file; {str(path)!r} is already compiled.")
     try:
         arm = mujoco.MjSpec.from_file(str(path))
     except (ValueError, mujoco.FatalError) as error:
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
-    wanted = {"body": (HAND_BODY,), "joint": (*ARM_JOINTS, *FINGER_JOINTS), "actuator": ACTUATORS}
+    fingers, grippers = ((), ()) if limb.gripper is None else (limb.gripper.joints, (limb.gripper.actuator,))
+    wanted = {"body": (limb.frame,), "joint": (*limb.joints, *fingers), "actuator": (*limb.actuators, *grippers)}
     missing = [f"{kind} {name!r}" for kind, names in wanted.items() for name in names if getattr(arm, kind)(name) is None]
     if missing:
-        raise ConfigError(f"{str(path)!r} is not a Franka that this package can drive: it lacks {', '.join(missing)}.")
+        raise ConfigError(f"{str(path)!r} is not a {robot.title} that this package can drive: it lacks {', '.join(missing)}.")
     return arm
 
 

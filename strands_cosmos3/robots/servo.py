@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
-from strands_cosmos3.robots.panda import ARM_ACTUATORS, ARM_JOINTS, HAND_BODY, HOME_Q, JointLimits, T_hand_tcp
+from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.spec import Limb
 
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
 
@@ -43,7 +45,7 @@ class Compensation:
     Args:
         delay_s: Time from a control to its effect, at most 0.1 s. References lead by it.
         payload_kg: Mass at the tool centre point, at most 3 kg. The servos carry its weight.
-        friction_nm: Coulomb friction of each joint, one number or 7, at most 10 N m; added in the reference's direction.
+        friction_nm: Coulomb friction of each joint, one number or [n], at most 10 N m; added in the reference's direction.
 
     Raises:
         InputError: A value is not a finite number in its range.
@@ -57,14 +59,14 @@ class Compensation:
         for name, largest in _LARGEST.items():
             given: Any = getattr(self, name)
             several = name == "friction_nm" and np.ndim(given) == 1
-            value = finite_array(given, name, (len(ARM_JOINTS),) if several else ())
+            value = finite_array(given, name, (None,) if several else ())
             if (value < 0).any() or (value > largest).any():
                 raise InputError(f"{name} must lie in [0, {largest:g}], got {given}.")
             object.__setattr__(self, name, tuple(float(each) for each in value) if several else float(value))
 
     def lead(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
-        """Return angles and velocities [..., 7] after the delay, by the present acceleration."""
-        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, qdd_rad_s2)
+        """Return angles and velocities [..., n] after the delay, by the present acceleration."""
+        require_rows(_joints(q_rad), q_rad, qd_rad_s, qdd_rad_s2)
         s = self.delay_s
         return q_rad + s * qd_rad_s + 0.5 * s * s * qdd_rad_s2, qd_rad_s + s * qdd_rad_s2
 
@@ -74,14 +76,14 @@ class Compensation:
         """Return :meth:`lead` inside the joints' range and velocity limit, and which of the M rows that has changed.
 
         Args:
-            references: Angles, velocities and accelerations [M, 7], ``dt_s`` apart.
-            q_before_rad: [7] what was sent before the first row; the angles may not leave it faster than the limit either.
+            references: Angles, velocities and accelerations [M, n], ``dt_s`` apart.
+            q_before_rad: [n] what was sent before the first row; the angles may not leave it faster than the limit either.
         """
         if not isinstance(references, tuple | list) or len(references) != 3:
-            raise ShapeError("references must be three arrays [M, 7]: angles, velocities and accelerations.")
-        require_rows(len(ARM_JOINTS), *references, axes=2)
-        require_rows(len(ARM_JOINTS), q_before_rad, axes=1)
-        instance_of(limits, JointLimits, "limits")
+            raise ShapeError("references must be three arrays [M, n]: angles, velocities and accelerations.")
+        n = len(instance_of(limits, JointLimits, "limits").velocity)
+        require_rows(n, *references, axes=2)
+        require_rows(n, q_before_rad, axes=1)
         positive(dt_s, "dt_s")
         led_q, led_qd = self.lead(*references)
         q, most = np.clip(led_q, limits.q_min, limits.q_max), limits.velocity * (_RATE_SLACK * dt_s)
@@ -100,21 +102,26 @@ NO_COMPENSATION = Compensation()
 
 
 class JointServo:
-    """The seven position servos of an arm in a MuJoCo model with the Franka's joint and actuator names.
+    """The position servos of a limb in a MuJoCo model.
 
     Args:
         model: The controller's model.
         compensation: What is known beyond it.
+        limb: The limb; by default the Panda's arm.
 
     Raises:
-        ConfigError: A joint, an actuator or (with a payload) the hand is missing, or an actuator is not a position servo.
+        ConfigError: A joint, an actuator or (with a payload) the hand is missing, an actuator is not a position servo, or the
+            friction is of other joints.
     """
 
-    def __init__(self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION):
+    def __init__(self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION, limb: Limb = PANDA.limbs[0]):
         self.model = instance_of(model, mujoco.MjModel, "model")
         self.compensation = instance_of(compensation, Compensation, "compensation")
-        joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
-        actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for name in ARM_ACTUATORS]
+        self.n = len(instance_of(limb, Limb, "limb").joints)
+        if np.size(self.compensation.friction_nm) not in (1, self.n):
+            raise ConfigError(f"friction_nm must be one number or {self.n}, got {np.size(self.compensation.friction_nm)}.")
+        joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in limb.joints]
+        actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for name in limb.actuators]
         self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
         self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
         self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
@@ -124,44 +131,44 @@ class JointServo:
             raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
         self._lead_s: F64 = lead_s
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
-        self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address)
+        self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address, limb.home_rad)
         self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
-        self._payload = Payload(model, self.compensation.payload_kg) if self.compensation.payload_kg else None
+        self._payload = Payload(model, self.compensation.payload_kg, limb) if self.compensation.payload_kg else None
 
     @property
     def damping(self) -> F64:
-        """[7] torque lost per speed, ``kd + damping``, in N m s/rad; the stiffness is ``kp``."""
+        """[n] torque lost per speed, ``kd + damping``, in N m s/rad; the stiffness is ``kp``."""
         return self._lead_s * self.kp
 
     def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
-        """Return the torques [M, 7] of the compensated payload's weight and friction along references [M, 7]."""
-        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, axes=2)
+        """Return the torques [M, n] of the compensated payload's weight and friction along references [M, n]."""
+        require_rows(self.n, q_rad, qd_rad_s, axes=2)
         torque = np.asarray(self.compensation.friction_nm) * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
         return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
     def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0) -> F64:
-        """Return ctrl [..., 7] = ``q + ((kd + damping) qd + inertia qdd + load) / kp``, clipped to the actuators' range.
+        """Return ctrl [..., n] = ``q + ((kd + damping) qd + inertia qdd + load) / kp``, clipped to the actuators' range.
 
-        ``inertia`` [7] in kg m2 is what each joint alone feels at home. It needs no state, so a block is computed at once.
+        ``inertia`` [n] in kg m2 is what each joint alone feels at home. It needs no state, so a block is computed at once.
         """
-        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, qdd_rad_s2)
+        require_rows(self.n, q_rad, qd_rad_s, qdd_rad_s2)
         torque = self.inertia * qdd_rad_s2 + _load(load_nm, q_rad)
         return self._in_range(q_rad + self._lead_s * qd_rad_s + torque / self.kp)
 
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
-        """Return ctrl [..., 7] = ``q + load / kp``, clipped to the actuators' range."""
-        require_rows(len(ARM_JOINTS), q_rad)
+        """Return ctrl [..., n] = ``q + load / kp``, clipped to the actuators' range."""
+        require_rows(self.n, q_rad)
         return self._in_range(q_rad + _load(load_nm, q_rad) / self.kp)
 
     def computed_torque(
         self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0
     ) -> F64:
-        """Return ctrl [7] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the dynamics of the present state.
+        """Return ctrl [n] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the dynamics of the present state.
 
         ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the actuators' range.
         """
-        require_rows(len(ARM_JOINTS), q_rad, qd_rad_s, qdd_rad_s2)
+        require_rows(self.n, q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
         mujoco.mj_mulM(self.model, instance_of(data, mujoco.MjData, "data"), self._torque, self._acceleration)
         dof = self.dof_address
@@ -181,24 +188,25 @@ class Payload:
 
     model: mujoco.MjModel
     mass_kg: float
+    limb: Limb = PANDA.limbs[0]
     _data: mujoco.MjData = field(init=False)
 
     def __post_init__(self) -> None:
         self._data = mujoco.MjData(instance_of(self.model, mujoco.MjModel, "model"))
         self.mass_kg = positive(self.mass_kg, "mass_kg")
-        self._hand = _id(self.model, mujoco.mjtObj.mjOBJ_BODY, HAND_BODY)
-        joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
+        self._hand = _id(self.model, mujoco.mjtObj.mjOBJ_BODY, instance_of(self.limb, Limb, "limb").frame)
+        joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in self.limb.joints]
         self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
-        """Return the torques [M, 7] that hold it at angles [M, 7], or accelerate it [M, 3]: ``J' m (a - g)``."""
-        require_rows(len(ARM_JOINTS), q_rad, axes=2)
+        """Return the torques [M, 7] that hold it at angles [M, n], or accelerate it [M, 3]: ``J' m (a - g)``."""
+        require_rows(len(self._q), q_rad, axes=2)
         force = self.mass_kg * (np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity)
         return np.stack([self._jacobian(q)[0].T @ f for q, f in zip(q_rad, force, strict=True)])
 
     def position_m(self, q_rad: F64) -> F64:
-        """Return its positions [M, 3] in the world at angles [M, 7]."""
-        require_rows(len(ARM_JOINTS), q_rad, axes=2)
+        """Return its positions [M, 3] in the world at angles [M, n]."""
+        require_rows(len(self._q), q_rad, axes=2)
         return np.stack([self._jacobian(q)[1] for q in q_rad])
 
     def _jacobian(self, q_rad: F64) -> tuple[F64, F64]:
@@ -206,7 +214,7 @@ class Payload:
         data.qpos[self._q] = q_rad
         mujoco.mj_kinematics(self.model, data)
         mujoco.mj_comPos(self.model, data)
-        point = data.xpos[self._hand] + data.xmat[self._hand].reshape(3, 3) @ T_hand_tcp[:3, 3]
+        point = data.xpos[self._hand] + data.xmat[self._hand].reshape(3, 3) @ self.limb.T_frame_tool[:3, 3]
         mujoco.mj_jac(self.model, data, jacobian, None, point, self._hand)
         return jacobian[:, self._dof], point
 
@@ -219,10 +227,10 @@ def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArr
     return (model.dof_damping[dofs] - bias[:, 2]) / kp
 
 
-def _joint_inertia(model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64:
+def _joint_inertia(model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDArray[np.intp], home_rad: F64) -> F64:
     """Return the diagonal [n] of the mass matrix in kg m2 with the arm at home."""
     data, column, inertia = mujoco.MjData(model), np.empty(model.nv), np.empty(len(dofs))
-    data.qpos[q_address] = HOME_Q
+    data.qpos[q_address] = home_rad
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
     mujoco.mj_crb(model, data)
@@ -235,7 +243,7 @@ def _joint_inertia(model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDA
 def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:
     """Return torques of the references' shape, or one number; errors otherwise. It runs at every physics step."""
     if isinstance(load_nm, np.ndarray):
-        require_rows(len(ARM_JOINTS), q_rad, load_nm)
+        require_rows(_joints(q_rad), q_rad, load_nm)
         return load_nm
     return load_nm if type(load_nm) is float else float(finite_array(load_nm, "load_nm", ()))
 
@@ -243,5 +251,12 @@ def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:
 def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
     found = mujoco.mj_name2id(model, kind, name)
     if found < 0:
-        raise ConfigError(f"the model has no {name!r}; the arm needs joint1..joint7 and actuator1..actuator8.")
+        raise ConfigError(f"the model has no {name!r}; a Panda needs joint1..joint7 and actuator1..actuator8.")
     return found
+
+
+def _joints(q_rad: object) -> int:
+    """The number of joints of angles [..., n]; ShapeError if they are no array with one."""
+    if not isinstance(q_rad, np.ndarray) or not q_rad.shape or not q_rad.shape[-1]:
+        raise ShapeError(f"joint values must be float64 arrays [..., n], got {type(q_rad).__name__}.")
+    return q_rad.shape[-1]

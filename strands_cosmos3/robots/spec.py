@@ -14,7 +14,7 @@ import numpy as np
 
 from strands_cosmos3.action_columns import GripperConvention, LimbColumns
 from strands_cosmos3.checks import F64, finite_array, positive, typed, typed_fields
-from strands_cosmos3.embodiments import Embodiment
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 
 RATES = ("velocity", "acceleration", "jerk", "torque")
@@ -87,17 +87,20 @@ class GripperSpec:
         actuator: Its actuator in the model.
         opening: A joint's position when it is open and closed.
         command: The actuator's control when it is open and closed.
+        grip_gain: Factor on the actuator's stiffness in a scene, where its own is too weak to hold a cube.
     """
 
     joints: tuple[str, ...]
     actuator: str
     opening: GripperConvention
     command: GripperConvention
+    grip_gain: float = 1.0
 
     def __post_init__(self) -> None:
         typed_fields(self)
         _names(self.joints, "the gripper's joints")
         _text(self.actuator, "the gripper's actuator")
+        positive(self.grip_gain, "grip_gain")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Limb:
         joints: Its joints, base first.
         actuators: The actuator of each joint.
         frame, frame_type: The frame that inverse kinematics drives: a ``"body"`` or a ``"site"``.
-        tool: Site between the finger tips.
+        tool, tool_m: Site between the finger tips, and its position in the frame; a scene adds a site that the model lacks.
         base: Body at the limb's base, in whose frame its poses are.
         home: Angles [rad] at which an episode begins.
         limits: Limits of its joints.
@@ -128,6 +131,7 @@ class Limb:
     limits: LimbLimits = LimbLimits()
     frame_type: str = "body"
     tool: str | None = None
+    tool_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     gripper: GripperSpec | None = None
     frames: Mapping[str, str] = field(default_factory=dict)
     gains: tuple[Figures, Figures] | None = None
@@ -153,6 +157,13 @@ class Limb:
     def home_rad(self) -> F64:
         """[n] the angles of :attr:`home`."""
         return np.array(self.home)
+
+    @property
+    def T_frame_tool(self) -> F64:
+        """[4, 4] pose of the tool centre point in the frame."""
+        T = np.eye(4)
+        T[:3, 3] = self.tool_m
+        return T
 
     def frame_called(self, name: str) -> str:
         """Return the model's name of a frame that an embodiment calls ``name``; InputError unless that is a string."""
@@ -209,6 +220,7 @@ class RobotSpec:
         limbs: Its limbs, with different names.
         cameras: Cameras on it.
         source: Where its kinematics and masses come from.
+        embodiment: Embodiment whose rows move it if none is named; None is the policy's default, ``droid``.
 
     Raises:
         InputError, ConfigError, UnknownNameError: A value has another type, is missing, or contradicts another.
@@ -220,10 +232,13 @@ class RobotSpec:
     limbs: tuple[Limb, ...]
     cameras: tuple[RobotCamera, ...] = ()
     source: str = ""
+    embodiment: str | None = None
 
     def __post_init__(self) -> None:
         typed_fields(self)
         _text(self.name, "a robot's name")
+        if self.embodiment is not None:
+            get_embodiment(self.embodiment)
         if not self.model or not self.limbs:
             raise ConfigError(f"robot {self.name!r} needs at least one model and one limb.")
         _names(tuple(limb.name for limb in self.limbs), f"the limbs of {self.name!r}")

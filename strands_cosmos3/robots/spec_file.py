@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,16 @@ def _located(part: ModelPart, folder: Path) -> ModelPart:
 
 
 def model_file(part: ModelPart) -> Path:
-    """Return the path of a part's file: as it is, or among the packaged ones; ResourceNotFoundError if there is none."""
+    """Return the path of a part's file: a packaged one of that name, else as it is; ResourceNotFoundError if there is none."""
     path = Path(instance_of(part, ModelPart, "part").file).expanduser()
-    if path.is_file():
-        return path
-    try:
-        return resource(f"assets/{path}")
-    except ResourceNotFoundError:
+    if path.name == str(path):  # a file of that name in the working folder is none of the package's business
+        with suppress(ResourceNotFoundError):
+            return resource(f"assets/{path}")
+    if not path.is_file():
         raise ResourceNotFoundError(
             f"the model {part.file!r} is neither a file nor a packaged model; give the path of an .xml file."
-        ) from None
+        )
+    return path
 
 
 def _build(kind: Any, table: Any, where: str) -> Any:

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.datasets.episode import EpisodeWriter
 from strands_cosmos3.datasets.spec import ACTION, DONE, EE_POSE, STATE, SUCCESS, DatasetSpec, arm_spec, camera_key
 from strands_cosmos3.datasets.writer import DatasetWriter
 from strands_cosmos3.embodiments import DROID_RIG, Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ
-from strands_cosmos3.robots.panda import HAND_BODY, dh_forward
+from strands_cosmos3.robots.spec import Limb, RobotSpec
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import Rollout
@@ -29,25 +30,33 @@ Views = Mapping[str, NDArray[np.uint8]]
 Observe = Callable[[mujoco.MjData], Views]
 
 
-def rollout_spec(embodiment: str | Embodiment = "droid") -> DatasetSpec:
+@typed()
+def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PANDA) -> DatasetSpec:
     """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the DROID rig's three cameras.
 
-    Raises ConfigError if the embodiment's tool frame is not on the Panda's hand, or its rate does not divide the physics'.
+    Raises ConfigError if the embodiment's tool frame is not on the robot's hand, or its rate does not divide the physics'.
     """
-    embodiment = get_embodiment(embodiment)
-    spec = arm_spec(dict.fromkeys(DROID_RIG.views, VIEW_HW), embodiment)
-    if embodiment.tool_frame.parent != HAND_BODY:
-        raise ConfigError(f"the tool frame of {embodiment.name!r} is not fixed to the Panda's hand; use droid.")
+    embodiment, limb = get_embodiment(embodiment), robot.limb()
+    spec = arm_spec(dict.fromkeys(DROID_RIG.views, VIEW_HW), embodiment, None, len(limb.joints), robot.name)
+    _require_tool(embodiment, limb)
     if PHYSICS_HZ % spec.fps:
         raise ConfigError(f"{spec.fps} frames a second do not divide the physics' {PHYSICS_HZ} Hz.")
     return spec
+
+
+def _require_tool(embodiment: Embodiment, limb: Limb) -> None:
+    if limb.frame_called(embodiment.tool_frame.parent) != limb.frame:
+        raise ConfigError(
+            f"the tool frame of {embodiment.name!r} is fixed to {embodiment.tool_frame.parent!r} and not to the robot's "
+            f"{limb.frame!r}; use an embodiment of this robot, e.g. droid for the Panda's hand."
+        )
 
 
 @dataclass(frozen=True)
 class _Sample:
     """Measurements and commands at the time of one frame."""
 
-    state: F64  # [8] measured
+    state: F64  # [n + 1] measured
     T_base_measured: F64
     T_base_commanded: F64
     gripper_commanded: float
@@ -69,17 +78,20 @@ class RolloutRecorder:
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
         self._writer = instance_of(writer, DatasetWriter, "writer")
-        self._T_hand_cosmos = get_embodiment(embodiment).tool_frame.T_parent_cosmos
+        self._embodiment = get_embodiment(embodiment)
         self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
 
     @contextmanager
     def recording(self, arm: SimulatedArm, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
         """Record in the block; yields a function that saves the finished rollout and returns it.
 
-        The robot must stand at the episode's beginning, at rest. An exception discards the episode.
+        The robot must stand at the episode's beginning, at rest. An exception discards the episode. ConfigError if the
+        embodiment's tool frame is not on its hand.
         """
+        _require_tool(self._embodiment, arm.scene.limb)
+        T_hand_cosmos = self._embodiment.tool_frame.T_parent_cosmos
         with self._writer.episode(instruction or "no instruction") as episode:
-            step_recorder = _EpisodeRecorder(episode, arm, observe, self._T_hand_cosmos, self._steps_a_frame)
+            step_recorder = _EpisodeRecorder(episode, arm, observe, T_hand_cosmos, self._steps_a_frame)
 
             def keep(rollout: Rollout) -> Rollout:
                 step_recorder.finish(rollout)
@@ -116,8 +128,8 @@ class _EpisodeRecorder:
         q, _, gripper = self._arm.joint_state()
         return _Sample(
             np.append(q, gripper),
-            dh_forward(q) @ self._T_hand_cosmos,
-            dh_forward(q_commanded_rad) @ self._T_hand_cosmos,
+            self._arm.scene.kinematics.forward(q) @ self._T_hand_cosmos,
+            self._arm.scene.kinematics.forward(q_commanded_rad) @ self._T_hand_cosmos,
             gripper_commanded,
             self._observe(self._arm.data),
         )

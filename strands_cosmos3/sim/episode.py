@@ -69,7 +69,7 @@ class Episode:
     ):
         self.arm, self.planner, self.judge, self.film, self.config = arm, planner, judge, film, config
         self.on_tick = on_tick
-        self.log = EpisodeLog(arm.dt_s)
+        self.log = EpisodeLog(arm.dt_s, arm.scene.kinematics)
         self._counters_before = dict(planner.counters)
         self._interrupt = Interrupt()
         self._pacer = Pacer(arm.now_s()) if realtime else None

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import finite_array, image_array, instance_of, positive, typed
 from strands_cosmos3.errors import InputError, ShapeError, UnknownNameError
-from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
 from strands_cosmos3.sim.scene import Scene
@@ -102,8 +101,8 @@ class VideoRecorder:
         if self._audience is not None:
             self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
-            T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
-            self._commanded = (T_hand @ T_hand_tcp)[:, :3, 3]
+            T_hand = self.scene.kinematics.forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
+            self._commanded = (T_hand @ self.scene.limb.T_frame_tool)[:, :3, 3]
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s`` seconds on."""

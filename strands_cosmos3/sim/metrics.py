@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.robots.panda import dh_forward
+from strands_cosmos3.robots.kinematics import LimbKinematics
 from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory
 
 _NONE = np.zeros(1)
@@ -59,9 +59,10 @@ class ChunkRecord:
 
 @dataclass
 class EpisodeLog:
-    """Log of an episode; ``dt_s`` is the physics step."""
+    """Log of an episode; ``dt_s`` is the physics step, ``kinematics`` the limb's."""
 
     dt_s: float
+    kinematics: LimbKinematics
     q_achieved: list[F64] = field(default_factory=list)
     gripper_achieved: list[F64] = field(default_factory=list)
     blocks: list[ReferenceBlock] = field(default_factory=list)
@@ -121,17 +122,18 @@ class EpisodeLog:
 
     def path_error(self) -> ErrorSummary:
         """The commanded motion against the intended path."""
-        distances, angles = [], []
+        distances, angles, forward = [], [], self.kinematics.forward
         for chunk, at, nominal_s in self._chunk_steps():
-            T_commanded = dh_forward(self._q_commanded()[at])
-            distance, angle = between(T_commanded, _intended(chunk.plan, chunk.motion, nominal_s, T_commanded))
+            T_commanded = forward(self._q_commanded()[at])
+            distance, angle = between(T_commanded, _intended(chunk.plan, chunk.motion, nominal_s, T_commanded, forward))
             distances.append(distance)
             angles.append(angle)
         return ErrorSummary.of(_concatenate(distances), _concatenate(angles))
 
     def tracking_error(self) -> ErrorSummary:
         """The arm against the commanded motion."""
-        return ErrorSummary.of(*between(dh_forward(self._q_commanded()), dh_forward(np.concatenate(self.q_achieved))))
+        forward = self.kinematics.forward
+        return ErrorSummary.of(*between(forward(self._q_commanded()), forward(np.concatenate(self.q_achieved))))
 
     def loop_drift(self) -> ErrorSummary:
         """The arm against the chunks' motions joined end to end.
@@ -143,10 +145,10 @@ class EpisodeLog:
         for chunk in self.chunks:
             jump = np.eye(4)
             if chunk.T_base_anchor is not None:
-                jump = dh_forward(chunk.q_reference_rad) @ se3_inverse(chunk.T_base_anchor)
+                jump = self.kinematics.forward(chunk.q_reference_rad) @ se3_inverse(chunk.T_base_anchor)
             T_join.append(T_join[-1] @ jump)
-        joined = np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ dh_forward(self._q_commanded())
-        return ErrorSummary.of(*between(joined, dh_forward(np.concatenate(self.q_achieved))))
+        joined = np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ self.kinematics.forward(self._q_commanded())
+        return ErrorSummary.of(*between(joined, self.kinematics.forward(np.concatenate(self.q_achieved))))
 
     def drift(self, recording: Recording | None) -> ErrorSummary | None:
         """The arm against a recording, if any."""
@@ -156,7 +158,7 @@ class EpisodeLog:
         motion_s = np.concatenate([when for _, when in steps])
         within = motion_s <= recording.duration_s
         q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
-        T_base_cosmos = dh_forward(q) @ get_embodiment("droid").tool_frame.T_parent_cosmos
+        T_base_cosmos = self.kinematics.forward(q) @ get_embodiment("droid").tool_frame.T_parent_cosmos
         return ErrorSummary.of(*between(T_base_cosmos, recording.at(motion_s[within])[0]))
 
     def _q_commanded(self) -> F64:
@@ -180,8 +182,8 @@ class EpisodeLog:
             "q_achieved_rad": q,
             "gripper_commanded": np.concatenate([block.gripper for block in self.blocks]),
             "gripper_achieved": np.concatenate(self.gripper_achieved),
-            "T_base_hand_commanded": dh_forward(q_ref),
-            "T_base_hand_achieved": dh_forward(q),
+            "T_base_hand_commanded": self.kinematics.forward(q_ref),
+            "T_base_hand_achieved": self.kinematics.forward(q),
             "chunk": np.concatenate(self.chunk_of),
             **({"action": np.concatenate(self.actions)} if self.actions else {}),
         }
@@ -193,7 +195,7 @@ def _percentiles(values: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "max": float(array.max())}
 
 
-def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64) -> F64:
+def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64, forward: Callable[[F64], F64]) -> F64:
     """Return the point [M, 4, 4] of the intended path that is nearest to each commanded pose, near its time.
 
     The path joins the poses, from the anchor on, by straight lines. A delay along it is not an error, so the foot of the
@@ -201,7 +203,7 @@ def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_command
     """
     if plan.poses is None:  # the path joins the angles by straight lines
         knots = motion.spline.q_rad.T  # the rows, and the reference at the start
-        return dh_forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
+        return forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
     T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
     t_s = np.concatenate(([0.0], plan.t_s))
     corner = T[:, :3, 3]

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.control.loop import PrefixSpan
-from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
-from strands_cosmos3.observe.mapping import resolve_mapping
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
-from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS
 from strands_cosmos3.sim.film import VideoRecorder
+from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
@@ -89,7 +87,7 @@ class AdaptedPolicyPlanner:
     counters: Mapping[str, int] = {}
 
     def __init__(self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float):
-        policy.set_robot_state_keys([*ARM_JOINTS, FINGER_JOINTS[0]])
+        policy.set_robot_state_keys([*arm.scene.limb.joints, arm.scene.gripper.joints[0]])
         policy.set_control_frequency(hz)
         self.instruction, self.replan_rows = instruction, policy.actions_per_step
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
@@ -105,7 +103,7 @@ class AdaptedPolicyPlanner:
     def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint or holds no number."""
         steps = self._policy.get_actions_sync(self._shown, self.instruction)
-        plan = _trajectory(steps, type(self._policy).__name__, self._hz)
+        plan = _trajectory(steps, type(self._policy).__name__, self._hz, self._arm.scene)
         anchor, limits = observation.q_anchor_rad, self._arm.limits
         if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
             return plan
@@ -136,15 +134,14 @@ def recording_of(policy: Policy) -> Recording | None:
     return backend.recording if isinstance(backend, ReplayBackend) else None
 
 
-def _trajectory(steps: list[Step], policy: str, hz: float) -> JointTrajectory:
+def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> JointTrajectory:
     """Return steps, due one control period apart, as a joint trajectory."""
-    keys: Mapping[str, str] = resolve_mapping("panda").commanded
     try:
-        rows = np.array([[float(np.asarray(step[key])) for key in list(keys.values())[:7]] for step in steps])
+        rows = np.array([[float(np.asarray(step[key])) for key in scene.limb.joints] for step in steps])
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
-    finger: str = keys["gripper"]
+    finger = scene.gripper.joints[0]
     gripper: Any = None
     if all(finger in step for step in steps):
-        gripper = PANDA_FINGER.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
+        gripper = scene.gripper.opening.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

@@ -8,7 +8,6 @@ import numpy as np
 
 from strands_cosmos3.checks import typed
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.robots.panda import ARM_JOINTS
 from strands_cosmos3.types import Rollout
 
 _COLOURS = {"commanded": (246, 140, 40), "achieved": (40, 150, 235)}
@@ -41,9 +40,9 @@ def save_rrd(rollout: Rollout, path: str | Path) -> None:
         recording.log(f"world/path_{which}", rr.LineStrips3D([T[:, :3, 3]], colors=[colour]), static=True)
         pose = rr.Transform3D.columns(translation=T[:, :3, 3], mat3x3=T[:, :3, :3])
         recording.send_columns(f"world/{which}", indexes=time, columns=pose)
-        for k, joint in enumerate(ARM_JOINTS):
+        for k in range(arrays[f"q_{which}_rad"].shape[1]):
             angle = rr.Scalars.columns(scalars=arrays[f"q_{which}_rad"][rows, k])
-            recording.send_columns(f"joints/{joint}/{which}", indexes=time, columns=angle)
+            recording.send_columns(f"joints/joint{k + 1}/{which}", indexes=time, columns=angle)
         opening = rr.Scalars.columns(scalars=arrays[f"gripper_{which}"][rows])
         recording.send_columns(f"gripper/{which}", indexes=time, columns=opening)
     off = arrays["T_base_hand_achieved"][rows, :3, 3] - arrays["T_base_hand_commanded"][rows, :3, 3]

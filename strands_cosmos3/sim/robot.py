@@ -13,6 +13,8 @@ from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
+from strands_cosmos3.robots.catalogue import PANDA, get_robot
+from strands_cosmos3.robots.catalogue import ROBOTS as catalogue
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import RolloutListener, VideoRecorder
@@ -26,14 +28,16 @@ from strands_cosmos3.types import Rollout
 if TYPE_CHECKING:
     from strands_cosmos3.sim.dataset import RolloutRecorder  # needs pyarrow, which other rollouts do not
 
-ROBOTS = ("panda", "franka")
+ROBOTS = ("panda", "franka", *(robot.name for robot in catalogue.values() if len(robot.limbs) == 1 and robot is not PANDA))
+"""Names of the robots that can be simulated."""
 Progress = Callable[[float, float], None]
 
 
 class Robot(SimulatedArm):
-    """A simulated Panda that policies can drive.
+    """A simulated arm that policies can drive.
 
-    ``"franka"`` is the same arm as ``"panda"``. Other arguments and errors: :class:`SimulatedArm`.
+    ``"franka"`` is the same arm as ``"panda"``; a ``.toml`` file describes another one. Other arguments and errors:
+    :class:`SimulatedArm`.
     """
 
     @typed()
@@ -45,8 +49,11 @@ class Robot(SimulatedArm):
         arm_model: str | Path | None = None,
         plant: PlantErrors | None = None,
     ):
-        self.name = _known_robot(name)
-        super().__init__(control, scene, arm_model, plant)
+        self.name, spec = name, get_robot(_known_robot(name))
+        scene = Scene(arm=arm_model, robot=spec) if scene is None else scene
+        if scene.robot.name != spec.name:
+            raise ConfigError(f"the scene was built around robot {scene.robot.name!r}, not {name!r}; give Scene(robot=...).")
+        super().__init__(control, scene, None, plant)
 
     def identify(self) -> Compensation:
         """Identify this robot's delay, payload and friction from a motion of 6 s from home; the robot itself stays as it is."""
@@ -57,7 +64,7 @@ class Robot(SimulatedArm):
     @typed("policy", "duration", "control_frequency")
     def run_policy(
         self,
-        robot_name: str = "panda",
+        robot_name: str | None = None,
         instruction: str = "",
         policy_provider: str = "cosmos3",
         policy_config: Mapping[str, Any] | None = None,
@@ -81,6 +88,7 @@ class Robot(SimulatedArm):
         """Run one episode in the closed loop.
 
         Args:
+            robot_name: The policy's robot; None is this one.
             instruction: The policy's instruction; empty is the task's default.
             policy_config: Arguments of :class:`Cosmos3Policy`, e.g. ``{"embodiment": "droid", "backend": "scripted"}``.
             duration: Longest duration in simulated seconds; an episode ends when its task succeeds, or a replay's recording
@@ -107,7 +115,9 @@ class Robot(SimulatedArm):
         Raises:
             ConfigError, UnknownNameError, InputError: Bad arguments; nothing moved and no file was made.
         """
-        _known_robot(robot_name)
+        robot_name = self.name if robot_name is None else _known_robot(robot_name)
+        if get_robot(robot_name).name != self.scene.robot.name:
+            raise ConfigError(f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave it out.")
         _require_members(policy, "policy", "get_actions_sync", "reset")
         _require_members(recorder, "recorder", "recording")
         _require_members(audience, "audience", "show_plan", "show_prediction")
@@ -118,7 +128,9 @@ class Robot(SimulatedArm):
         n_ticks = max(1, round(positive(duration, "duration") * control_frequency))
         owned = policy is None
         if policy is None:
-            policy = create_policy(policy_provider, **{"robot": robot_name, "limits": self.limits, **(policy_config or {})})
+            own = {} if self.scene.robot.embodiment is None else {"embodiment": self.scene.robot.embodiment}
+            given = {"robot": robot_name, "limits": self.limits, **own, **(policy_config or {})}
+            policy = create_policy(policy_provider, **given)
         try:
             recording = recording_of(policy)
             self.reset(seed, None if recording is None else recording.q_start_rad, layout)
@@ -149,7 +161,7 @@ class Robot(SimulatedArm):
 
 
 def _known_robot(name: str) -> str:
-    if not isinstance(name, str) or name not in ROBOTS:
+    if not isinstance(name, str) or (name not in ROBOTS and not name.lower().endswith(".toml")):
         raise UnknownNameError("robot", name, ROBOTS)
     return name
 

@@ -1,4 +1,4 @@
-"""The scene: a Panda on a table, three cubes, an open bin, and the cameras of the DROID rig.
+"""The scene: an arm on a table, three cubes, an open bin, and the cameras of the DROID rig.
 
 The world's origin is the robot's base; z = 0 is the table's top. x points away from the robot, y to its left. Lengths
 are in metres, angles in radians. A :class:`Scene` is a model and the indices into it; it holds no state.
@@ -15,18 +15,11 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, require_type, typed
 from strands_cosmos3.collision import Obstacle
-from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON
+from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.robots.panda import (
-    ARM_ACTUATORS,
-    ARM_JOINTS,
-    FINGER_JOINTS,
-    FINGER_TRAVEL_M,
-    GRIPPER_ACTUATOR,
-    HAND_BODY,
-    HOME_Q,
-    TCP_SITE,
-)
+from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.kinematics import kinematics_of
+from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance
 from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, build
 
@@ -65,9 +58,10 @@ class Scene:
     Attributes:
         model: 600 Hz, ``implicitfast``.
         view_names: The observation cameras, in the order of the DROID rig.
-        arm_qpos, arm_dof: [7] addresses of the arm's joints in ``qpos`` and ``qvel``.
+        robot, limb, gripper: The robot, its only limb and its gripper; kinematics: The limb's.
+        arm_qpos, arm_dof: [n] addresses of the arm's joints in ``qpos`` and ``qvel``.
         finger_qpos, finger_dof: [2] the fingers'; finger_joints: Indices of their joints.
-        arm_actuators: [7] indices into ``ctrl``; gripper_actuator: the tendon's.
+        arm_actuators: [n] indices into ``ctrl``; gripper_actuator: the gripper's.
         obstacles: The table and the bin's walls, for the arm's controller.
         hand_body, tcp_site: Indices of the hand's body and of the tool centre point.
         cube_qpos, cube_dof, cube_body: By cube: address of its 7 ``qpos`` entries (x y z, quaternion wxyz), of its 6
@@ -76,30 +70,41 @@ class Scene:
 
     @typed()
     def __init__(
-        self, cubes: tuple[Cube, ...] = DEFAULT_CUBES, arm: str | Path | None = None, appearance: Appearance = NOMINAL
+        self,
+        cubes: tuple[Cube, ...] = DEFAULT_CUBES,
+        arm: str | Path | None = None,
+        appearance: Appearance = NOMINAL,
+        robot: RobotSpec = PANDA,
     ):
-        """Compile the scene; ConfigError if two cubes share a name.
+        """Compile the scene; ConfigError if two cubes share a name, or the robot is not one limb with a gripper.
 
-        ``arm`` is None (embedded), the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (over the network).
+        ``arm`` is None (the robot's own model), the path of an ``.xml`` with its names, or ``"menagerie"`` (a Panda, over the
+        network).
         """
         if len({cube.name for cube in cubes}) != len(cubes):
             raise ConfigError(f"every cube needs its own name, got {[cube.name for cube in cubes]}.")
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
+        self.robot, self.limb = robot, robot.limb()
+        gripper = self.limb.gripper
+        if gripper is None or self.limb.tool is None:
+            raise ConfigError(f"the scene needs an arm with a gripper and a tool centre point; {robot.name!r} has none.")
+        self.gripper = gripper
         self.bin: Bin = BIN
         self.appearance = appearance
         self.view_names: tuple[str, ...] = DROID_RIG.views
-        self.model: mujoco.MjModel = build(cubes, arm, appearance).compile()
-        model = self.model
-        self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in ARM_JOINTS])
-        self.arm_dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
-        self.finger_qpos = np.array([model.joint(name).qposadr[0] for name in FINGER_JOINTS])
-        self.finger_dof = np.array([model.joint(name).dofadr[0] for name in FINGER_JOINTS])
-        self.finger_joints = tuple(int(model.joint(name).id) for name in FINGER_JOINTS)
-        self.arm_actuators = np.array([model.actuator(name).id for name in ARM_ACTUATORS])
-        self.gripper_actuator = int(model.actuator(GRIPPER_ACTUATOR).id)
-        self.hand_body = int(model.body(HAND_BODY).id)
-        self.tcp_site = int(model.site(TCP_SITE).id)
-        self.obstacles = _standing_boxes(model)
+        self.model: mujoco.MjModel = build(cubes, arm, appearance, robot).compile()
+        model, limb = self.model, self.limb
+        self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in limb.joints])
+        self.arm_dof = np.array([model.joint(name).dofadr[0] for name in limb.joints])
+        self.finger_qpos = np.array([model.joint(name).qposadr[0] for name in gripper.joints])
+        self.finger_dof = np.array([model.joint(name).dofadr[0] for name in gripper.joints])
+        self.finger_joints = tuple(int(model.joint(name).id) for name in gripper.joints)
+        self.arm_actuators = np.array([model.actuator(name).id for name in limb.actuators])
+        self.gripper_actuator = int(model.actuator(gripper.actuator).id)
+        self.hand_body = int(model.body(limb.frame).id)
+        self.tcp_site = int(model.site(self.limb.tool).id)
+        self.obstacles = _standing_boxes(model, self.hand_body)
+        self.kinematics = kinematics_of(model, limb)
         self.cube_qpos = {name: int(model.joint(name).qposadr[0]) for name in self.cubes}
         self.cube_dof = {name: int(model.joint(name).dofadr[0]) for name in self.cubes}
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
@@ -120,13 +125,13 @@ class Scene:
     def reset(self, data: mujoco.MjData, layout: Layout, q_arm_rad: F64 | None = None, gripper_open: bool = True) -> None:
         """Place the arm and the cubes, at rest, with the servos commanded to hold.
 
-        ``data`` is overwritten, then forwarded (``mj_forward``); ``q_arm_rad`` [7] is DROID's home by default.
+        ``data`` is overwritten, then forwarded (``mj_forward``); ``q_arm_rad`` [n] is the robot's home by default.
 
         Raises:
             UnknownNameError, ConfigError: The layout does not place exactly this scene's cubes.
-            ShapeError, NonFiniteError: The configuration is not seven finite numbers.
+            ShapeError, NonFiniteError: The configuration is not one finite number a joint.
         """
-        q = finite_array(HOME_Q if q_arm_rad is None else q_arm_rad, "q_arm_rad", (7,))
+        q = finite_array(self.limb.home if q_arm_rad is None else q_arm_rad, "q_arm_rad", (len(self.limb.joints),))
         for name in layout.names:
             if name not in self.cubes:
                 raise UnknownNameError("cube", name, self.cubes)
@@ -135,8 +140,8 @@ class Scene:
         mujoco.mj_resetData(self.model, data)
         data.qpos[self.arm_qpos] = q
         data.ctrl[self.arm_actuators] = q
-        data.qpos[self.finger_qpos] = FINGER_TRAVEL_M if gripper_open else 0.0
-        data.ctrl[self.gripper_actuator] = PANDA_TENDON.from_fraction(float(gripper_open))
+        data.qpos[self.finger_qpos] = self.gripper.opening.from_fraction(float(gripper_open))
+        data.ctrl[self.gripper_actuator] = self.gripper.command.from_fraction(float(gripper_open))
         for name, (x_m, y_m), yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
             at = self.cube_qpos[name]
             data.qpos[at : at + 3] = x_m, y_m, self.cubes[name].edge_m / 2
@@ -159,11 +164,11 @@ class Scene:
         return self.bin.contains(finite_array(position_m, "position_m", (3,)))
 
 
-def _standing_boxes(model: mujoco.MjModel) -> tuple[Obstacle, ...]:
+def _standing_boxes(model: mujoco.MjModel, hand: int) -> tuple[Obstacle, ...]:
     """The solid boxes of a model that neither move nor belong to the arm."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    arm = model.body_rootid[model.body(HAND_BODY).id]
+    arm = model.body_rootid[hand]
     standing = (model.body_weldid[model.geom_bodyid] == 0) & (model.body_rootid[model.geom_bodyid] != arm)
     solid_box = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & ((model.geom_contype | model.geom_conaffinity) != 0)
     found: list[Obstacle] = []

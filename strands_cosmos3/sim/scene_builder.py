@@ -11,8 +11,10 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.checks import F64, positive, typed, typed_fields
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
-from strands_cosmos3.robots.panda import GRIPPER_ACTUATOR, HAND_BODY, TCP_SITE, T_hand_tcp
+from strands_cosmos3.robots.spec import Limb, RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance, Surface
 
 _BOX = mujoco.mjtGeom.mjGEOM_BOX
@@ -27,8 +29,6 @@ SURFACE = "surface"
 _CONTACT = {"friction": [0.5, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
 """Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding friction times that of the
 finger pads (1.5) stays below 1, so a finger that presses a cube down while pushing it aside cannot jam it."""
-GRIP_GAIN = 5.0
-"""Factor on the stiffness of the stock gripper servo: 5 N per finger on a 40 mm cube."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,20 @@ class View:
     parent: str = "world"  # the body that it is fixed to
 
 
+def _on(robot: RobotSpec) -> dict[str, View]:
+    """A robot's own cameras."""
+    return {one.name: View(one.position_m, one.target_m, one.fovy_deg, one.up, one.body) for one in robot.cameras}
+
+
 VIEWS: Mapping[str, View] = MappingProxyType(
     {
-        "wrist": View((0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, up=(1.0, 0.0, 0.0), parent="hand"),
+        **_on(PANDA),
         "exterior_1": View((1.08, 0.88, 0.72), (0.34, 0.06, 0.22), 48.0),
         "exterior_2": View((1.08, -0.88, 0.72), (0.34, 0.06, 0.22), 48.0),
         "beauty": View((1.42, -0.98, 0.78), (0.27, 0.06, 0.27), 36.0),
     }
 )
-"""The cameras by name: the views of the DROID rig, and one for the film."""
+"""The cameras by name with the Panda: the views of the DROID rig, and one for the film."""
 _NEAR: Mapping[str, View] = {
     "exterior_1": View((1.08, 0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
     "exterior_2": View((1.08, -0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
@@ -93,45 +98,51 @@ BIN = Bin()
 
 
 @typed()
-def cameras(appearance: Appearance) -> dict[str, View]:
-    """Return the cameras of an appearance by name."""
-    views = {**VIEWS, **(_NEAR if appearance.rig == "near" else {})}
+def cameras(appearance: Appearance, robot: RobotSpec = PANDA) -> dict[str, View]:
+    """Return the cameras of an appearance by name, those on the robot first; ConfigError if it has no camera ``wrist``."""
+    views = {**VIEWS, **_on(robot), **(_NEAR if appearance.rig == "near" else {})}
+    if "wrist" not in _on(robot):
+        raise ConfigError(f"robot {robot.name!r} needs a camera 'wrist' for the scene's views; add one to its cameras.")
     x_m, y_m, z_m = np.add(views["wrist"].position_m, appearance.wrist_offset_m).tolist()
     return {**views, "wrist": replace(views["wrist"], position_m=(x_m, y_m, z_m))}
 
 
 @typed()
-def build(cubes: tuple[Cube, ...], arm: str | Path | None = None, appearance: Appearance = NOMINAL) -> mujoco.MjSpec:
+def build(
+    cubes: tuple[Cube, ...], arm: str | Path | None = None, appearance: Appearance = NOMINAL, robot: RobotSpec = PANDA
+) -> mujoco.MjSpec:
     """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as for ``load_spec``."""
-    spec = load_spec(arm)
+    spec = load_spec(arm, robot)
     spec.modelname = "tabletop"
-    _set_physics(spec)
-    _stiffen_gripper(spec)
+    _set_physics(spec, robot.limb())
+    _stiffen_gripper(spec, robot.limb())
     _add_lights(spec, appearance.light)
     _add_table(spec, appearance.surface)
     _add_bin(spec, BIN)
     for cube in cubes:
         _add_cube(spec, cube)
-    for name, view in cameras(appearance).items():
+    for name, view in cameras(appearance, robot).items():
         _add_camera(spec, name, view)
     return spec
 
 
-def _set_physics(spec: mujoco.MjSpec) -> None:
+def _set_physics(spec: mujoco.MjSpec, limb: Limb) -> None:
     """Set what the control loop relies on: physics rate, gravity compensation, a tool centre point."""
     spec.option.timestep = 1.0 / PHYSICS_HZ
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for body in spec.bodies[1:]:  # the real arm compensates its own weight
         body.gravcomp = 1.0
-    if spec.site(TCP_SITE) is None:
-        spec.body(HAND_BODY).add_site(name=TCP_SITE, pos=T_hand_tcp[:3, 3])
+    if limb.tool is not None and spec.site(limb.tool) is None:
+        spec.body(limb.frame).add_site(name=limb.tool, pos=limb.T_frame_tool[:3, 3])
 
 
-def _stiffen_gripper(spec: mujoco.MjSpec) -> None:
-    """Stiffen the gripper's servo: the stock gains grip a cube with 1 N per finger, the real hand with 30 N."""
-    gripper = spec.actuator(GRIPPER_ACTUATOR)
-    gripper.gainprm = np.multiply(gripper.gainprm, GRIP_GAIN)
-    gripper.biasprm = np.multiply(gripper.biasprm, GRIP_GAIN)
+def _stiffen_gripper(spec: mujoco.MjSpec, limb: Limb) -> None:
+    """Stiffen the gripper's servo: a Panda's stock gains grip a cube with 1 N per finger, the real hand with 30 N."""
+    if limb.gripper is None:
+        return
+    gripper = spec.actuator(limb.gripper.actuator)
+    gripper.gainprm = np.multiply(gripper.gainprm, limb.gripper.grip_gain)
+    gripper.biasprm = np.multiply(gripper.biasprm, limb.gripper.grip_gain)
 
 
 def _add_lights(spec: mujoco.MjSpec, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""The simulated Panda: its state, its observations, and references followed with real dynamics."""
+"""The simulated arm: its state, its observations, and references followed with real dynamics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of, require_rows, seed_number, typed
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
-from strands_cosmos3.embodiments import PANDA_FINGER, PANDA_TENDON
-from strands_cosmos3.errors import ActuatorGuardError, ControlError, UnknownNameError
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, UnknownNameError
+from strands_cosmos3.robots.limits import is_franka, robot_limits
 from strands_cosmos3.robots.model import chain_to_body
-from strands_cosmos3.robots.panda import ARM_JOINTS, FINGER_JOINTS, HAND_BODY, HOME_Q, LIMITS, JointLimits
+from strands_cosmos3.robots.panda import LIMITS, JointLimits
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo
 from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.scene import Layout, Scene
@@ -28,25 +28,26 @@ from strands_cosmos3.types import Observation
 class ControlConfig:
     """How references are followed."""
 
-    limits: str = "fer"  # (Panda) or "fr3"; the joint ranges never exceed those of the Panda's model
+    limits: str | None = None  # the robot's own; or "fer" (Panda) or "fr3" for a Franka's kinematics, within a Panda's ranges
     derating: float = 1.0  # factor in (0, 1] on velocity, acceleration and jerk
     feed_forward: str = "velocity"  # or "computed_torque" or "none"
     compensation: Compensation = NO_COMPENSATION  # of a known delay, payload and friction
 
     def joint_limits(self) -> JointLimits:
-        """Return the limits in force; UnknownNameError if there is no such table."""
-        if not isinstance(self.limits, str) or self.limits not in LIMITS:
-            raise UnknownNameError("limits", self.limits, LIMITS)
-        table, arm = LIMITS[self.limits], LIMITS["fer"]
+        """Return a Panda's limits in force; UnknownNameError if there is no such table."""
+        name = "fer" if self.limits is None else self.limits
+        if not isinstance(name, str) or name not in LIMITS:
+            raise UnknownNameError("limits", name, LIMITS)
+        table, arm = LIMITS[name], LIMITS["fer"]
         ranges = {"q_min": np.maximum(table.q_min, arm.q_min), "q_max": np.minimum(table.q_max, arm.q_max)}
         return replace(table, **ranges).derated(self.derating)
 
 
 class SimulatedArm:
-    """A simulated Panda on its table (a :class:`~strands_cosmos3.control.loop.Arm`).
+    """A simulated arm on its table (a :class:`~strands_cosmos3.control.loop.Arm`).
 
     Args:
-        scene: None is three cubes and a bin around the arm.
+        scene: None is three cubes and a bin around a Panda.
         arm_model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (fetched
             over the network). A given scene has its own.
         plant: Errors of the simulated arm that its controller does not know of; None is the scene's model itself.
@@ -76,27 +77,37 @@ class SimulatedArm:
         self._ctrl_under_way: deque[F64] = deque()
         self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
         self.control = ControlConfig() if control is None else control
-        self.limits = self.control.joint_limits()
-        if self.limits.hand is not None:
-            chain = chain_to_body(self.scene.model, HAND_BODY, ARM_JOINTS)
-            self.limits = replace(self.limits, hand=replace(self.limits.hand, chain=chain))
-        self.servo = JointServo(self.scene.model, self.control.compensation)
+        self.limits = self._joint_limits()
+        self.servo = JointServo(self.scene.model, self.control.compensation, self.scene.limb)
         try:
             self._feed_forward = FeedForward(self.control.feed_forward)
         except ValueError:
             raise UnknownNameError("feed-forward", self.control.feed_forward, tuple(FeedForward)) from None
         self.dt_s = float(self.scene.model.opt.timestep)
-        self.executor = Executor(self.limits, self.dt_s, HOME_Q)
+        self.executor = Executor(self.limits, self.dt_s, self.scene.limb.home_rad)
         self._loop_counters: Mapping[str, int] = {}
         self.on_step: Callable[[F64, float], None] | None = None
-        """Called after every physics step with the references at its end: angles [7] and open fraction."""
+        """Called after every physics step with the references at its end: angles [n] and open fraction."""
         self.reset(0)
+
+    def _joint_limits(self) -> JointLimits:
+        """The robot's own limits, or the table that the control names."""
+        model, limb, table = self.scene.model, self.scene.limb, self.control.joint_limits()
+        if self.control.limits is None:
+            return robot_limits(model, self.scene.robot)[limb.name].derated(self.control.derating)
+        if not is_franka(model, [model.joint(name).id for name in limb.joints]):
+            raise ConfigError(
+                f"limits {self.control.limits!r} are a Franka's, and {self.scene.robot.name!r} is none; leave them out."
+            )
+        if table.hand is None:
+            return table
+        return replace(table, hand=replace(table.hand, chain=chain_to_body(model, limb.frame, limb.joints)))
 
     @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
-        """Place the arm at rest (at ``q_rad`` [7], by default at home) and the cubes (at ``layout``, by default random)."""
+        """Place the arm at rest (at ``q_rad`` [n], by default at home) and the cubes (at ``layout``, by default random)."""
         layout = self.scene.sample_layout(np.random.default_rng(seed_number(seed))) if layout is None else layout
-        start = HOME_Q if q_rad is None else q_rad
+        start = self.scene.limb.home_rad if q_rad is None else q_rad
         self.executor = Executor(self.limits, self.dt_s, start)
         self._loop_counters = {}
         self.scene.reset(self.data, layout, start)
@@ -114,10 +125,10 @@ class SimulatedArm:
         return float(self.data.time)
 
     def joint_state(self) -> tuple[F64, F64, float]:
-        """Measured angles [7], velocities [7] and the gripper's open fraction."""
+        """Measured angles [n], velocities [n] and the gripper's open fraction."""
         data, scene = self.data, self.scene
         fingers = float(np.mean(data.qpos[scene.finger_qpos]))
-        return (self._measured_q(), data.qvel[scene.arm_dof].copy(), float(PANDA_FINGER.to_fraction(fingers)))
+        return (self._measured_q(), data.qvel[scene.arm_dof].copy(), float(scene.gripper.opening.to_fraction(fingers)))
 
     def _measured_q(self) -> F64:
         q_rad = self.data.qpos[self.scene.arm_qpos].copy()
@@ -129,7 +140,7 @@ class SimulatedArm:
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
         data, scene = self.data, self.scene
-        names = (*ARM_JOINTS, *FINGER_JOINTS)
+        names = (*scene.limb.joints, *scene.gripper.joints)
         q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
         qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
         flat: dict[str, Any] = {name: float(value) for name, value in zip(names, q, strict=True)}
@@ -155,19 +166,20 @@ class SimulatedArm:
             "tcp": tcp,
             "tcp_twist": np.concatenate((twist[3:], twist[:3])),  # MuJoCo puts rotation first
             "edge_m": np.array(edge),
+            "gap_m": np.array(len(scene.finger_qpos) * scene.gripper.opening.open_value),
             "bin": np.array([*scene.bin.center_m, scene.bin.height_m]),
         }
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         """Follow references at the end of each of M physics steps; ``before`` is the one at the beginning of the first.
 
-        Returns the true angles [M, 7] and open fractions [M] after each step.
+        Returns the true angles [M, n] and open fractions [M] after each step.
 
         Raises:
             InputError, ShapeError: An argument is malformed; nothing was written.
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
         """
-        _require_references(block, before)
+        _require_references(block, before, self.servo.n)
         scene, data, model = self.scene, self.data, self.model
         references = [
             np.concatenate((first[None], rest))
@@ -179,12 +191,12 @@ class SimulatedArm:
         ]
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
             raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
-        fingers = PANDA_TENDON.from_fraction(block.gripper)
+        fingers = scene.gripper.command.from_fraction(block.gripper)
         until_s = data.time + len(block) * self.dt_s
         q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, references[2], load_nm)
-        q, finger_q = np.empty((len(block), 7)), np.empty(len(block))
+        q, finger_q = np.empty((len(block), self.servo.n)), np.empty(len(block))
         for k in range(len(block)):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
@@ -201,10 +213,10 @@ class SimulatedArm:
                 self.on_step(block.q_rad[k], float(block.gripper[k]))
         if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is not finite, and its clock
             raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
-        return q, PANDA_FINGER.to_fraction(finger_q)
+        return q, scene.gripper.opening.to_fraction(finger_q)
 
     def _led(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
-        """Lead references [M, 7] by the known delay, inside range and velocity limit, and count the rows that this changes."""
+        """Lead references [M, n] by the known delay, inside range and velocity limit, and count the rows that this changes."""
         known, references = self.servo.compensation, (q_rad, qd_rad_s, qdd_rad_s2)
         if known.delay_s == 0:
             return q_rad, qd_rad_s
@@ -230,7 +242,7 @@ class SimulatedArm:
         return self._nominal
 
     def _arm_ctrl(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64 | None:
-        """Return the controls [M, 7] for references [M + 1, 7], or None if they depend on the state at each step.
+        """Return the controls [M, n] for references [M + 1, n], or None if they depend on the state at each step.
 
         The servo compares ctrl with the angle at the beginning of the step, so it receives that reference angle. The
         integrator is implicit in velocity, so it receives the reference velocity at the end of the step. The acceleration
@@ -243,9 +255,9 @@ class SimulatedArm:
         return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
 
 
-def _require_references(block: ReferenceBlock, before: JointState) -> None:
+def _require_references(block: ReferenceBlock, before: JointState, n: int) -> None:
     """Check types and shapes, which is cheap: this runs at every control tick."""
     now = vars(instance_of(block, ReferenceBlock, "block"))
-    require_rows(len(ARM_JOINTS), now["q_rad"], now["qd_rad_s"], now["qdd_rad_s2"], axes=2)
+    require_rows(n, now["q_rad"], now["qd_rad_s"], now["qdd_rad_s2"], axes=2)
     require_rows(len(block), now["gripper"], axes=1)
-    require_rows(len(ARM_JOINTS), *vars(instance_of(before, JointState, "before")).values(), axes=1)
+    require_rows(n, *vars(instance_of(before, JointState, "before")).values(), axes=1)

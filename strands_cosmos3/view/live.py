@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW, composite
 from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
@@ -72,8 +71,9 @@ class LiveView:
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Show the path of an accepted chunk."""
         self._notice_reset()
-        T_hand = dh_forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
-        self._commanded, self.inference_ms = (T_hand @ T_hand_tcp)[:, :3, 3], inference_ms
+        scene = self.robot.scene
+        T_hand = scene.kinematics.forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
+        self._commanded, self.inference_ms = (T_hand @ scene.limb.T_frame_tool)[:, :3, 3], inference_ms
         self.novelty = self._novelty_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:

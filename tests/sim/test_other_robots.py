@@ -1,0 +1,73 @@
+"""The scene, the scripted expert and the judges with other arms than the Panda."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.robots.catalogue import UR5E
+from strands_cosmos3.robots.limits import LimitsAssumedWarning
+from strands_cosmos3.robots.panda import FER, FR3
+from strands_cosmos3.robots.spec_file import write_robot
+from strands_cosmos3.sim.dataset import rollout_spec
+from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.scene import Scene
+
+
+@pytest.fixture(scope="module")
+def ur5e():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LimitsAssumedWarning)
+        return Robot("ur5e")
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+@pytest.mark.parametrize(("task", "instruction"), [("reach", "reach the red cube"), ("pick", "pick up the red cube")])
+def test_a_ur5e_reaches_and_picks(ur5e, task, instruction):
+    rollout = ur5e.run_policy(
+        instruction=instruction, policy_config={"backend": "scripted"}, task=task, seed=1, duration=20.0, control_frequency=20.0
+    )
+    assert rollout.success, rollout
+    assert rollout.tracking.mean_mm < 0.2
+    assert rollout.ik.max_mm < 0.01
+    assert rollout.arrays["q_achieved_rad"].shape[1] == 6
+    speed = np.abs(np.diff(rollout.arrays["q_commanded_rad"], axis=0)) * 600
+    assert (speed / ur5e.limits.velocity).max() <= 1.001
+
+
+def test_a_robot_keeps_its_own_limits(ur5e):
+    fr3, panda = Robot("fr3"), Robot()
+    np.testing.assert_array_equal(fr3.limits.velocity, FR3.velocity)
+    np.testing.assert_array_equal(fr3.limits.q_max, np.minimum(FR3.q_max, FER.q_max))
+    for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"):
+        np.testing.assert_array_equal(getattr(panda.limits, name), getattr(FER, name), name)
+    assert fr3.limits.hand.acceleration == 9.0
+    np.testing.assert_array_equal(ur5e.limits.velocity, np.full(6, np.pi))
+    with pytest.raises(ConfigError, match="Franka"):
+        Robot("ur5e", ControlConfig("fer"), ur5e.scene)
+
+
+def test_other_robots_are_refused_where_they_do_not_fit(ur5e, tmp_path):
+    with pytest.raises(UnknownNameError, match="ur5e"):
+        Robot("dual_panda")
+    with pytest.raises(ConfigError, match="another robot"):
+        ur5e.run_policy("panda", "reach the red cube", policy_config={"backend": "scripted"})
+    with pytest.raises(ConfigError, match="built around robot 'ur5e'"):
+        Robot("panda", scene=ur5e.scene)
+    with pytest.raises(ConfigError, match="gripper"):
+        Scene(robot=replace(UR5E, limbs=(replace(UR5E.limbs[0], gripper=None),)))
+    with pytest.raises(ConfigError, match="fixed to 'hand'"):
+        rollout_spec("droid", UR5E)
+    assert rollout_spec("robomind-ur", UR5E).features["observation.state"].shape == (7,)
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+def test_a_robot_from_a_file_is_simulated(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(write_robot(replace(UR5E, name="mine", title="my arm")))
+    rollout = Robot(str(path)).run_policy(
+        instruction="reach the red cube", policy_config={"backend": "scripted"}, task="reach", duration=0.5
+    )
+    assert rollout.arrays["q_achieved_rad"].shape[1] == 6
