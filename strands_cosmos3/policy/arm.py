@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,13 @@ class PolicyArm:
         from strands_cosmos3.control.targets import tool_frame_in_ee
 
         q = self._configuration(q_rad)
-        return self._bridge.ee_pose(q) @ tool_frame_in_ee(embodiment, self._bridge, q)
+        return self._bridge.ee_pose(q) @ tool_frame_in_ee(self._named(embodiment), self._bridge, q)
+
+    def _named(self, embodiment: Embodiment) -> Embodiment:
+        """The embodiment with the model's name of the body that its tool frame is fixed to."""
+        tool = embodiment.tool_frame
+        name = self._limb.frame_called(tool.parent)
+        return embodiment if name == tool.parent else replace(embodiment, tool_frame=replace(tool, parent=name))
 
     def solve(self, chunk: ActionChunk, observation: Observation) -> JointTrajectory:
         """Joint angles that follow a chunk from the observation's anchor, at the chunk's own row times."""
@@ -98,6 +105,8 @@ class PolicyArm:
         anchor = observation.q_rad if observation.q_anchor_rad is None else observation.q_anchor_rad
         if not self._begun:
             self._bridge.posture_rad, self._begun = anchor, True
+        if (named := self._named(chunk.embodiment)) is not chunk.embodiment:
+            chunk = replace(chunk, embodiment=named)
         return solve_chunk(chunk, self._bridge, self._configuration(anchor), t_capture_s=observation.t_capture_s)
 
     @staticmethod

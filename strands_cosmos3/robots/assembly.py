@@ -29,7 +29,7 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
     try:
         spec = _assembled(robot.model)
         for limb in robot.limbs:
-            _set_servos(spec, limb)
+            set_servos(spec, limb)
         model = spec.compile()
     except (ValueError, mujoco.FatalError) as error:
         if isinstance(error, ConfigError):
@@ -39,7 +39,7 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
     _require_names(model, robot)
     for limb in robot.limbs:
         _require_chain(model, limb)
-        _narrow_ranges(model, limb)
+        narrow_ranges(model, limb)
     return model
 
 
@@ -60,8 +60,9 @@ def _assembled(parts: tuple[ModelPart, ...]) -> mujoco.MjSpec:
     return whole
 
 
-def _set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
-    """Make position servos of a limb's actuators, with its gains; one that the model lacks is added."""
+@typed()
+def set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
+    """Make position servos of a limb's actuators, with its gains if it has any; one that the model lacks is added."""
     if limb.gains is None:
         return
     kp, kd = (figures.values for figures in limb.gains)
@@ -105,8 +106,9 @@ def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
         )
 
 
-def _narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
-    """Narrow the joints' ranges, and those of their position servos, to the limb's."""
+@typed()
+def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
+    """Narrow the joints' ranges, and those of their position servos, to the limb's; ConfigError if nothing is left of one."""
     limits = limb.limits
     if limits.q_min is None or limits.q_max is None:
         return

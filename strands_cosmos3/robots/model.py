@@ -21,9 +21,10 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.assembly import set_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.chain import SerialChain
-from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.robots.spec import ModelPart, RobotSpec
 from strands_cosmos3.robots.spec_file import model_file
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
@@ -124,8 +125,8 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
             models; others as :func:`model_path`.
     """
     limb = robot.limb()
-    if len(robot.model) != 1:
-        raise ConfigError(f"a scene needs a robot of one model; {robot.name!r} has {len(robot.model)}.")
+    if robot.model != (ModelPart(robot.model[0].file),):
+        raise ConfigError(f"a scene needs a robot of one model, at the origin and without a prefix; {robot.name!r} is another.")
     path = model_file(robot.model[0]) if spec is None or spec == robot.name else model_path(spec)
     if path.suffix.lower() != ".xml":
         raise ConfigError(f"a scene needs the arm as an .xml file; {str(path)!r} is already compiled.")
@@ -133,6 +134,7 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
         arm = mujoco.MjSpec.from_file(str(path))
     except (ValueError, mujoco.FatalError) as error:
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+    set_servos(arm, limb)
     fingers, grippers = ((), ()) if limb.gripper is None else (limb.gripper.joints, (limb.gripper.actuator,))
     wanted = {"body": (limb.frame,), "joint": (*limb.joints, *fingers), "actuator": (*limb.actuators, *grippers)}
     missing = [f"{kind} {name!r}" for kind, names in wanted.items() for name in names if getattr(arm, kind)(name) is None]

@@ -17,6 +17,7 @@ from strands_cosmos3.checks import F64, finite_array, require_type, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.robots.assembly import narrow_ranges
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.spec import RobotSpec
@@ -94,6 +95,8 @@ class Scene:
         self.view_names: tuple[str, ...] = DROID_RIG.views
         self.model: mujoco.MjModel = build(cubes, arm, appearance, robot).compile()
         model, limb = self.model, self.limb
+        if arm is None:
+            narrow_ranges(model, limb)
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in limb.joints])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in limb.joints])
         self.finger_qpos = np.array([model.joint(name).qposadr[0] for name in gripper.joints])

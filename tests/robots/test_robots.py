@@ -246,8 +246,10 @@ def get_model(name):
 def test_a_model_tells_joints_frames_home_torques_and_gripper(robot):
     found, notes = inspect_model(resource(f"assets/{robot.name}.xml"))
     limb, own = found.limb("arm"), robot.limb()
-    for name in ("joints", "actuators", "frame", "base", "gripper"):
+    for name in ("joints", "actuators", "frame", "base", "tool"):
         assert getattr(limb, name) == getattr(own, name), name
+    assert limb.gripper == replace(own.gripper, grip_gain=1.0)
+    np.testing.assert_allclose(limb.tool_m, own.tool_m, atol=1e-12)
     np.testing.assert_allclose(limb.home, own.home, atol=1e-12)
     assert limb.limits.torque.values == own.limits.torque.values
     assert limb.limits.velocity is None
@@ -269,7 +271,7 @@ def test_two_arms_in_one_model_are_told_apart_by_their_names(tmp_path):
     found, _ = inspect_model(path)
     assert [limb.name for limb in found.limbs] == ["right", "left"]
     assert found.limb("left").joints == DUAL_PANDA.limb("left").joints
-    assert found.limb("right").gripper == DUAL_PANDA.limb("right").gripper
+    assert found.limb("right").gripper == replace(DUAL_PANDA.limb("right").gripper, grip_gain=1.0)
 
 
 def test_a_model_without_an_arm_is_refused(tmp_path):

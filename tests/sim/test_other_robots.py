@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import UR5E
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import FER, FR3
+from strands_cosmos3.robots.spec import Figures, ModelPart
 from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.robot import ControlConfig, Robot
@@ -65,9 +67,22 @@ def test_other_robots_are_refused_where_they_do_not_fit(ur5e, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_a_robot_from_a_file_is_simulated(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(write_robot(replace(UR5E, name="mine", title="my arm")))
-    rollout = Robot(str(path)).run_policy(
-        instruction="reach the red cube", policy_config={"backend": "scripted"}, task="reach", duration=0.5
+    """Its frame, gains and ranges are its own: motors become servos, and the embodiment's name of the frame is translated."""
+    model = resource("assets/ur5e.xml").read_text()
+    for place in ("name", "body1", "body2"):
+        model = model.replace(f'{place}="tool0"', f'{place}="flange"')
+    (tmp_path / "mine.xml").write_text(model)
+    path, arm = tmp_path / "mine.toml", UR5E.limbs[0]
+    limits = replace(arm.limits, q_max=Figures((4.0,) * 6, "test"), q_min=Figures((-4.0,) * 6, "test"))
+    gains = Figures((3000.0,) * 6, "test"), Figures((300.0,) * 6, "test")
+    arm = replace(arm, frame="flange", frames={"tool0": "flange"}, gains=gains, limits=limits)
+    cameras = (replace(UR5E.cameras[0], body="flange"),)
+    mine = replace(UR5E, name="mine", title="my arm", model=(ModelPart("mine.xml"),), limbs=(arm,), cameras=cameras)
+    path.write_text(write_robot(mine))
+    robot = Robot(str(path))
+    np.testing.assert_array_equal(robot.servo.kp, 3000)
+    np.testing.assert_array_equal(robot.limits.q_max, [4, 4, np.pi, 4, 4, 4])
+    rollout = robot.run_policy(
+        instruction="reach the red cube", policy_config={"backend": "scripted"}, task="reach", duration=15.0, seed=1
     )
-    assert rollout.arrays["q_achieved_rad"].shape[1] == 6
+    assert rollout.success
