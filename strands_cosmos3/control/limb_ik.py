@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import mujoco
 import numpy as np
@@ -163,11 +164,12 @@ class LimbIK:
             return LimbSolution(rows, found, next(iter(found.values())).collision)
         return self._stopped_together(targets, q, LimbSolution(rows, found, self.between.examine(q, rows)))
 
-    def _in_world(self, T_base_frame: Mapping[str, F64]) -> dict[str, F64]:
+    def _in_world(self, T_base_frame: object) -> dict[str, F64]:
         names = list(self.bridges)
-        if not isinstance(T_base_frame, Mapping) or set(T_base_frame) != set(names):
+        given = cast("Mapping[str, Any]", T_base_frame if isinstance(T_base_frame, Mapping) else {})
+        if set(given) != set(names):
             raise InputError(f"poses must be given by limb, for {', '.join(names)}; got {T_base_frame!r:.80}.")
-        poses = {name: rigid(T_base_frame[name], f"poses of {name!r}", leading=1) for name in names}
+        poses = {name: rigid(given[name], f"poses of {name!r}", leading=1) for name in names}
         if len({len(T) for T in poses.values()}) > 1:
             raise InputError(f"limbs need as many poses each, got {', '.join(f'{len(T)} of {k}' for k, T in poses.items())}.")
         return {name: self.T_world_base[name] @ T for name, T in poses.items()}
@@ -218,8 +220,8 @@ class LimbIK:
             only,
             solution.residual_m.max(axis=0),
             solution.residual_rad.max(axis=0),
-            solution.converged.all(axis=0),
-            solution.clamped.any(axis=0),
+            np.asarray(solution.converged.all(axis=0)),
+            np.asarray(solution.clamped.any(axis=0)),
             t_capture_s,
             solution.collision,
         )

@@ -357,7 +357,8 @@ class _Allowed:
 
 def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
     """[M] greatest speed and acceleration of a hand in joint states [M, n], as shares of their limits."""
-    speeds, accelerations = [], []
+    speeds: list[F64] = []
+    accelerations: list[F64] = []
     for hand in limits.hands:
         _, speed, acceleration = hand.chain.motion(hand.own(q), hand.own(v), hand.own(a))
         speeds.append(np.linalg.norm(speed, axis=1) / hand.velocity)

@@ -173,8 +173,7 @@ def resolve_mapping(
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
-    limb = _limb_of(robot)
-    keys = _keys_of(limb, state_keys)
+    keys = _keys_of(limb := _limb_of(robot), state_keys)
     states, views = split_observation_mapping(observation_mapping, cameras_of(rig))
     observed = {**keys, **states}
     commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in CANONICAL}}

@@ -151,8 +151,9 @@ def home_configuration(model: mujoco.MjModel, robot: RobotSpec) -> F64:
     for limb in robot.limbs:
         for joint, angle in zip(limb.joints, limb.home, strict=True):
             q[model.joint(joint).qposadr[0]] = angle
-        for joint in limb.gripper.joints if limb.gripper else ():
-            q[model.joint(joint).qposadr[0]] = limb.gripper.opening.open_value
+        if limb.gripper is not None:
+            for joint in limb.gripper.joints:
+                q[model.joint(joint).qposadr[0]] = limb.gripper.opening.open_value
     return q
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -112,7 +113,7 @@ def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> Joint
         assumed.append(f"{limb.name}: range +-{ASSUMED_RANGE_RAD:.2f} of {', '.join(unlimited)}")
     if (low >= high).any():
         raise ConfigError(f"the limits of limb {limb.name!r} leave nothing of a joint's range: {low} to {high}.")
-    rates: dict[str, F64] = {}
+    rates: dict[str, Any] = {}
     for name in RATES:
         figures = getattr(given, name)
         rates[name] = _assumed_rate(model, ids, name, rates) if figures is None else np.array(figures.values)
@@ -169,7 +170,8 @@ def joined_limits(limits: Sequence[JointLimits]) -> JointLimits:
             hands.append(replace(hand, joints=tuple(first + joint for joint in own)))
         first += n
     names = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
-    return JointLimits(*(np.concatenate([getattr(part, name) for part in parts]) for name in names), other_hands=tuple(hands))
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return JointLimits(**arrays, other_hands=tuple(hands))
 
 
 def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:

@@ -252,10 +252,11 @@ class RobotSpec:
     def limb(self, name: str | None = None) -> Limb:
         """Return a limb by name; None is the only one. UnknownNameError, or ConfigError if there are several."""
         if name is None:
-            if len(self.limbs) > 1:
+            first, *others = self.limbs
+            if others:
                 names = ", ".join(limb.name for limb in self.limbs)
                 raise ConfigError(f"robot {self.name!r} has the limbs {names}; name one.")
-            return self.limbs[0]
+            return first
         found = {limb.name: limb for limb in self.limbs}
         if not isinstance(name, str) or name not in found:
             raise UnknownNameError(f"limb of robot {self.name!r}", name, found)

@@ -56,7 +56,7 @@ def read_robot(path: Path) -> RobotSpec:
     require_file(path, ResourceNotFoundError, _MAX_BYTES, _HINT)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
+    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
         raise ConfigError(f"{path} cannot be read as TOML ({error}). {_HINT}") from None
     robot = _build(RobotSpec, table, str(path))
     return replace(robot, model=tuple(_located(part, path.parent) for part in robot.model))
@@ -93,8 +93,9 @@ def _build(kind: Any, table: Any, where: str) -> Any:
     values = {name: _value(kind, name, value, f"{where}: {name}") for name, value in table.items()}
     try:
         return kind(**values)
-    except ValueError as error:  # this package's own; the message does not know the file
-        raise type(error)(f"{where}: {error}") if type(error) in (ConfigError,) else error from None
+    except ValueError as error:  # this package's own; its message does not know the file
+        error.args = (f"{where}: {error}",)
+        raise
 
 
 def _value(kind: type, name: str, value: Any, where: str) -> Any:
@@ -139,7 +140,7 @@ def _lines(value: Any, path: str) -> list[str]:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -20,7 +20,7 @@ from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.assembly import narrow_ranges
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.kinematics import kinematics_of
-from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.robots.spec import GripperSpec, RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance
 from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, build
 
@@ -86,10 +86,7 @@ class Scene:
             raise ConfigError(f"every cube needs its own name, got {[cube.name for cube in cubes]}.")
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
         self.robot, self.limb = robot, robot.limb()
-        gripper = self.limb.gripper
-        if gripper is None or self.limb.tool is None:
-            raise ConfigError(f"the scene needs an arm with a gripper and a tool centre point; {robot.name!r} has none.")
-        self.gripper = gripper
+        self.gripper = gripper = _gripper_of(robot)
         self.bin: Bin = BIN
         self.appearance = appearance
         self.view_names: tuple[str, ...] = DROID_RIG.views
@@ -165,6 +162,13 @@ class Scene:
     def in_bin(self, position_m: F64) -> bool:
         """Return whether a world position [3] lies inside the bin's walls and below their rim."""
         return self.bin.contains(finite_array(position_m, "position_m", (3,)))
+
+
+def _gripper_of(robot: RobotSpec) -> GripperSpec:
+    limb = robot.limb()
+    if limb.gripper is None or limb.tool is None:
+        raise ConfigError(f"the scene needs an arm with a gripper and a tool centre point; {robot.name!r} has none.")
+    return limb.gripper
 
 
 def _standing_boxes(model: mujoco.MjModel, hand: int) -> tuple[Obstacle, ...]:

@@ -3,18 +3,21 @@
 import warnings
 from dataclasses import replace
 
+import mujoco
 import numpy as np
 import pytest
 
 from helpers.robot_motions import feasible_motion, limb_poses
 from strands_cosmos3.actions.decode import encode_limbs
 from strands_cosmos3.collision import CollisionOutcome
+from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.targets import solve_chunk
 from strands_cosmos3.control.trajectory import JointState, plan_motion
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, FrameError, InputError, NonFiniteError
+from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import DUAL_PANDA, list_robots
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import dh_forward
@@ -185,3 +188,21 @@ def test_what_does_not_fit_is_refused_before_anything_is_solved(dual):
     ur = solver("ur5e")
     with pytest.raises(FrameError, match="hand"):
         ur.plan(ActionChunk(np.zeros((2, 10)), droid.action_space("midtrain"), droid), ur.home)
+
+
+@pytest.mark.filterwarnings("ignore:Attach conflict")
+def test_neighbouring_links_of_either_arm_are_not_checked_against_each_other():
+    """They touch by design; here the models say nothing of it (no <exclude>)."""
+    spec = mujoco.MjSpec()
+    for side in ("left", "right"):
+        arm = mujoco.MjSpec.from_string(resource("assets/panda.xml").read_text())
+        for listed in (*arm.keys, *arm.excludes):
+            arm.delete(listed)
+        spec.attach(arm, prefix=f"{side}_", frame=spec.worldbody.add_frame(pos=[0, 0.6 * (side == "left"), 0]))
+    model = spec.compile()
+    pairs = CollisionCheck(model, [model.joint(name).id for name in DUAL_PANDA.joints]).pairs
+    links = [[model.body(model.geom_bodyid[geom]).name.split("_link") for geom in pair] for pair in pairs]
+    within = [(a, b) for a, b in links if len(a) == len(b) == 2 and a[0] == b[0]]
+    assert {side for (side, _), _ in within} == {"left", "right"}
+    assert all(abs(int(a[1]) - int(b[1])) > 1 for a, b in within)
+    assert any(a[0].split("_")[0] != b[0].split("_")[0] for a, b in links)

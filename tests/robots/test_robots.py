@@ -186,6 +186,17 @@ def test_a_malformed_file_says_what_is_wrong(old, new, said, tmp_path):
     assert said in str(error.value)
 
 
+def test_an_error_in_a_file_names_the_file_and_the_table(tmp_path):
+    for old, new, kind in (
+        ('frame = "tool0"', 'frame = "tool0"\nframe_type = "geom"', UnknownNameError),
+        ("home = [", "home = [[1.0], ", InputError),
+    ):
+        path = tmp_path / "robot.toml"
+        path.write_text(GOOD.replace(old, new, 1))
+        with pytest.raises(kind, match=r"robot\.toml: limbs\[0\]"):
+            read_robot(path)
+
+
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(UnknownNameError, match="dual_panda"):
         get_robot("ur5")
