@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows, whole_number
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.panda import JointLimits
@@ -46,6 +46,7 @@ class Compensation:
         delay_s: Time from a control to its effect, at most 0.1 s. References lead by it.
         payload_kg: Mass at the tool centre point, at most 3 kg. The servos carry its weight.
         friction_nm: Coulomb friction of each joint, one number or [n], at most 10 N m; added in the reference's direction.
+        n_joints: Number n of joints; a Panda's by default.
 
     Raises:
         InputError: A value is not a finite number in its range.
@@ -54,12 +55,14 @@ class Compensation:
     delay_s: float = 0.0
     payload_kg: float = 0.0
     friction_nm: float | tuple[float, ...] = 0.0
+    n_joints: int = len(PANDA.limbs[0].joints)
 
     def __post_init__(self) -> None:
+        whole_number(self.n_joints, "n_joints", 1)
         for name, largest in _LARGEST.items():
             given: Any = getattr(self, name)
             several = name == "friction_nm" and np.ndim(given) == 1
-            value = finite_array(given, name, (None,) if several else ())
+            value = finite_array(given, name, (self.n_joints,) if several else ())
             if (value < 0).any() or (value > largest).any():
                 raise InputError(f"{name} must lie in [0, {largest:g}], got {given}.")
             object.__setattr__(self, name, tuple(float(each) for each in value) if several else float(value))

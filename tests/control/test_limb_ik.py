@@ -14,15 +14,15 @@ from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.targets import solve_chunk
-from strands_cosmos3.control.trajectory import JointState, plan_motion
+from strands_cosmos3.control.trajectory import JointState, plan_motion, plan_stop
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, FrameError, InputError, NonFiniteError
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, FrameError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import DUAL_PANDA, list_robots
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec import join_limbs
-from strands_cosmos3.types import ActionChunk
+from strands_cosmos3.types import ActionChunk, JointTrajectory
 
 DOMAIN = {"panda": "droid", "fr3": "robomind-franka", "dual_panda": "robomind-franka-dual", "ur5e": "robomind-ur"}
 DT_S = 1 / 600
@@ -62,6 +62,7 @@ def test_a_robot_follows_its_own_feasible_chunks(ik):
         assert plan.solution.residual_m.shape == (len(ik.robot.limbs), 16)
         assert plan.solution.residual_m.max() < 1e-5
         assert plan.trajectory.converged.all()
+        np.testing.assert_array_equal(plan.trajectory.residual_m, plan.solution.residual_m.max(axis=0))
         assert plan.trajectory.collision.row is None
         for name, T in limb_poses(ik, plan.solution.q_rad).items():
             away_m = np.linalg.norm(T[:, :3, 3] - limb_poses(ik, q[1:])[name][:, :3, 3], axis=1)
@@ -154,6 +155,24 @@ def test_each_hand_s_own_limit_stretches_time(dual):
         assert np.linalg.norm(speed, axis=1).max() <= hands[1].velocity * 1.001
         end_s[name] = motion.spline.end_s
     assert end_s["right slower"] > 1.1 * end_s["as it is"]
+
+
+def test_the_guard_and_the_stops_know_either_hand(dual):
+    left, right = dual.limits.hands
+    q = feasible_motion(dual, np.random.default_rng(4), 8, 10)[:, dual.q_address]
+    for hands in ((replace(left, velocity=0.01), right), (left, replace(right, velocity=0.01))):
+        executor = Executor(dual.limits, DT_S, q[0], 1.0)
+        executor.accept(JointTrajectory(q[1:], np.arange(1, 9) / 10))
+        executor.limits = replace(dual.limits, other_hands=hands)
+        with pytest.raises(ActuatorGuardError, match="the hand's velocity"):
+            executor.advance(240)
+    for arm in range(2):
+        qd = np.zeros(14)
+        qd[7 * arm : 7 * arm + 2] = 2.0
+        stop = plan_stop(JointState(dual.home[dual.q_address], qd, np.zeros(14)), dual.limits)
+        state = stop.sample(np.arange(0, stop.end_s, DT_S))
+        hand = dual.limits.hands[arm]
+        assert np.linalg.norm(hand.chain.motion(*(hand.own(x) for x in state))[2], axis=1).max() <= hand.acceleration * 1.01
 
 
 def test_two_arms_that_would_meet_are_held_together(dual):

@@ -13,6 +13,7 @@ from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
 from strands_cosmos3.robots.catalogue import DUAL_PANDA, PANDA, UR5E, get_robot, list_robots
 from strands_cosmos3.robots.inspection import inspect_model
+from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, joined_limits, robot_limits
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, FR3, HOME_Q, dh_forward
@@ -85,6 +86,26 @@ def test_the_panda_s_robot_is_today_s_model_and_its_limits_today_s_table():
         np.testing.assert_array_equal(getattr(limits, name), getattr(FER, name), name)
     assert (limits.hand.velocity, limits.hand.acceleration) == (1.7, 13.0)
     np.testing.assert_array_equal(home_configuration(model, PANDA), model.key("home").qpos)
+
+
+def test_kinematics_come_from_the_model_and_the_panda_s_are_the_published_ones_bit_for_bit():
+    rng = np.random.default_rng(5)
+    q = rng.uniform(FER.q_min, FER.q_max, (50, 7))
+    for robot in (PANDA, DUAL_PANDA):  # recordings hold these figures
+        kinematics = kinematics_of(load_robot(robot), robot.limbs[-1])
+        np.testing.assert_array_equal(kinematics.forward(q), dh_forward(q))
+        np.testing.assert_array_equal(kinematics.forward(q[0]), dh_forward(q[0]))
+    model = load_panda()
+    model.body_pos[model.body("link4").id] += 0.001
+    moved = kinematics_of(model, PANDA.limb()).forward(q)
+    assert np.abs(moved - dh_forward(q)).max() > 5e-4
+    data = mujoco.MjData(model)
+    data.qpos[:7] = q[0]
+    mujoco.mj_kinematics(model, data)
+    np.testing.assert_allclose(moved[0], pose(data, "hand"), atol=1e-12)
+    q = rng.uniform(-3, 3, (20, 6))
+    ends = np.stack([standard_dh(row)[6] for row in q])
+    np.testing.assert_allclose(kinematics_of(load_robot(UR5E), UR5E.limb()).forward(q), ends, atol=1e-12)
 
 
 def test_the_fr3_has_its_own_limits_within_the_model_s_ranges():
