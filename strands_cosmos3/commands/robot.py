@@ -18,7 +18,7 @@ from strands_cosmos3.resources import write_whole
 
 @dataclass(frozen=True)
 class RobotModels:
-    """List the robots that are installed, or derive a robot from a MuJoCo model.
+    """List the installed robots, or derive one from a MuJoCo model.
 
     docs/robots.md explains a robot's file, and what works for which robot.
     """
@@ -28,7 +28,7 @@ class RobotModels:
     model: Annotated[Path | None, tyro.conf.Positional] = None
     """The model that inspect reads: an .xml file, or a robot's .toml file, which is checked."""
     out: Path | None = None
-    """New .toml file that inspect writes; it is printed otherwise."""
+    """New .toml file that inspect writes. The default is to print it."""
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {"Robot": ("what", "model"), "Inspect": ("out",)}
 
