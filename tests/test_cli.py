@@ -255,7 +255,7 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "default" in printed or command == "doctor"
-    needed = {"bench": 1, "demos": 1, "train": 1, "checkpoint": 2}  # which bench; where to; what and which
+    needed = {"bench": 1, "demos": 1, "train": 1, "checkpoint": 2, "robot": 1}  # which bench; where to; what and which; what
     assert printed.count("(required)") == needed.get(command, 0)
 
 
