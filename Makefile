@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-install test-limits test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-install test-limits test-robots test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -53,6 +53,10 @@ test-install: $(VENV)/.dev  ## wheel and sdist, built, checked and installed on 
 
 test-limits: $(VENV)/.dev  ## a hundred million references against every limit (about an hour on one core)
 	PYTHONPATH=tests $(BIN)/python -m helpers.limit_sweep --parts 100
+
+test-robots: $(VENV)/.dev  ## fetched robots on their own feasible chunks, with figures; fetches them (a download of 170 MB)
+	for robot in openarm ur5e_2f85 xarm7 iiwa7; do $(BIN)/strands-cosmos3 robot fetch $$robot || exit; done
+	$(BIN)/python -m pytest -m robots -s tests/robots tests/test_examples.py
 
 test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, with figures (a part of test-peers)
 	$(BIN)/python -m pytest -m peers tests/policy/test_strands_robots.py -s

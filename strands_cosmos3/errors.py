@@ -51,6 +51,7 @@
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
         ├── StorageError (OSError)               a file cannot be written: a full disk, no permission
+        ├── FetchError                           a robot's model cannot be downloaded, or is not the pinned one
         └── RenderError                          no usable OpenGL
 
 Every message states the value, the valid alternatives and the remedy.
@@ -270,6 +271,10 @@ class StorageError(EnvironmentalError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class FetchError(EnvironmentalError):
+    """A robot's model cannot be downloaded, or an archive is not the pinned one; nothing was unpacked."""
 
 
 class RenderError(EnvironmentalError):

