@@ -13,6 +13,7 @@ from helpers.environments import ROOT, strands_robots
 
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 HOSTED = [path for path in EXAMPLES if "strands_robots" in path.read_text()]
+FETCHING = [path for path in EXAMPLES if "fetch_model" in path.read_text()]
 LIBERO = [path for path in EXAMPLES if "Libero-v0" in path.read_text()]
 
 
@@ -22,11 +23,18 @@ def run(python: str, example: Path, folder: Path) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in HOSTED + LIBERO], ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", sorted({*EXAMPLES} - {*HOSTED, *LIBERO, *FETCHING}), ids=lambda path: path.stem)
 def test_example_runs(example: Path, tmp_path: Path):
     if "gymnasium" in example.read_text():
         pytest.importorskip("gymnasium", reason="pip install 'strands-cosmos3[gym]'")
     run(sys.executable, example, tmp_path)
+
+
+@pytest.mark.robots
+@pytest.mark.parametrize("example", FETCHING, ids=lambda path: path.stem)
+def test_example_adds_a_robot(example: Path, tmp_path: Path):
+    run(sys.executable, example, tmp_path)
+    assert len(example.read_text().splitlines()) <= 40
 
 
 @pytest.mark.peers

