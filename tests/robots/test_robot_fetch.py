@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -147,16 +148,19 @@ def zip_link():
         (wheel_of({"tiny/arm/big": "x" * 2000}), "t.whl", "unpacks to more"),
         (tar_of((tarfile.TarInfo("tiny/arm/big"), b"x" * 2000)), "t.tar.gz", "unpacks to more"),
         (wheel_of({f"tiny/arm/{i}": "x" for i in range(9)}), "t.whl", "unpacks to more"),
+        (wheel_of({f"tiny/arm/{i}": "x" * 900 for i in range(3)}), "t.whl", "unpacks to more"),
         (wheel_of({"tiny/arm/a": "x", "tiny/arm/a/b": "x"}), "t.whl", "cannot be unpacked|has no"),
         (wheel_of({"tiny/armour": "x"}), "t.whl", "has no tiny/arm/arm.xml"),
         (b"no archive", "t.whl", "cannot be unpacked"),
         (b"no archive", "t.tar.gz", "cannot be unpacked"),
         (tar_of((tarfile.TarInfo("tiny/arm/arm.xml"), bytes(900)))[:-30], "t.tar.gz", "cannot be unpacked"),
     ],
+    ids=itertools.count(),
 )
 def test_what_leads_out_or_is_too_large_or_damaged_is_not_unpacked(data, file, said, wheels, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "MAX_FILES", 8)
     monkeypatch.setattr(fetch, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(fetch, "MAX_MODEL_BYTES", 2000)
     source = source_of(wheels, data, file=file)
     before = found(tmp_path)
     with pytest.raises(FetchError, match=said):
