@@ -162,9 +162,13 @@ def test_ctrl_c_during_a_handshake_gives_up_its_socket():
         client = PolicyClient(ClientConfig("127.0.0.1", mute.getsockname()[1], handshake_s=60.0))
         main = threading.main_thread().ident
         assert main == threading.get_ident(), "signals reach the main thread only"
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            client.exchange({}, lambda reply: reply)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.exchange({}, lambda reply: reply)
+        finally:
+            signal.signal(signal.SIGINT, before)
         reader, _ = mute.accept()
         with reader:
             reader.settimeout(20)
