@@ -7,11 +7,9 @@ our table is of no use there, but its weights are a cheaper start than random on
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +29,11 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import write_tokenizer, write_weights
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes
-from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.bundled.card import success_table
-from strands_cosmos3.training.bundled.stages import Stage, duration, make, program, read_record
+from strands_cosmos3.training.bundled.stages import Stage, duration, program, read_record, run_stages
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.release import SAMPLING, load_vae, plain_state
 from strands_cosmos3.training.vae import VaeLoss, convolve_flat, reconstruction_loss, to_pixels
@@ -249,22 +246,10 @@ def _found(report: Mapping[str, Any], record: Mapping[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the stages that are not done; return an exit status."""
-    parser = argparse.ArgumentParser("make libero-policy", description="Make a small policy for LIBERO, or go on with it.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of everything that is made")
-    parser.add_argument("--workers", type=int, default=2, help="processes that record and evaluate; one per core")
-    parser.add_argument("--tiny", action="store_true", help="all stages in minutes, for a policy that can do nothing")
-    given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        make(given.out, (TINY if given.tiny else LiberoRecipe()).stages(given.workers))
-    except Cosmos3Error as error:
-        print(f"libero policy: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("libero policy: interrupted; the same command goes on.", file=sys.stderr)
-        return 130
-    print(f"checkpoint and card: {given.out / CARD}")
-    return 0
+    description = "Make a small policy for LIBERO, or go on with it."
+    return run_stages(
+        arguments, "libero policy", description, lambda tiny, workers: (TINY if tiny else LiberoRecipe()).stages(workers), CARD
+    )
 
 
 if __name__ == "__main__":

@@ -707,16 +707,14 @@ def test_a_minute_of_inference_survives_default_pings(spawn):
     _, port = spawn("-m", "helpers.slow_server", "60", "spin")
     with dial(port) as client:
         client.send(encode(observation()))
-        took, end = list[float](), time.monotonic() + 58
+        slowest, end = 0.0, time.monotonic() + 58
         while time.monotonic() < end:
             started = time.monotonic()
             assert get(port, "/healthz")[0] == 200
-            took.append(time.monotonic() - started)
+            slowest = max(slowest, time.monotonic() - started)
             time.sleep(0.5)
         assert "action" in decode(client.recv(timeout=30))
-    p90, slowest = np.quantile(took, [0.9, 1.0])  # one answer may wait for another process of this machine
-    assert p90 < 0.1, f"/healthz took {p90 * 1e3:.0f} ms during inference"
-    assert slowest < 0.5
+    assert slowest < 0.1, f"/healthz took {slowest * 1e3:.0f} ms"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,6 +7,7 @@ that was interrupted is run again as it is, because each of them resumes.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import TrainingError
+from strands_cosmos3.errors import Cosmos3Error, TrainingError
 from strands_cosmos3.resources import write_json
 
 Work = Callable[[Path], None]
@@ -161,3 +162,32 @@ def duration(seconds: float) -> str:
 def now() -> str:
     """Return the date and time."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def run_stages(
+    arguments: Sequence[str] | None, name: str, description: str, stages: Callable[[bool, int], Sequence[Stage]], made: str
+) -> int:
+    """Run the command of a recipe: parse ``--out``, ``--workers`` and ``--tiny``, make what is missing, return an exit status.
+
+    Args:
+        arguments: Of the command line; None means the program's.
+        name: What is made, e.g. ``"bundled policy"``.
+        stages: Whether the recipe is the tiny one, and the number of workers -> its stages.
+        made: The result, in the folder ``--out``.
+    """
+    parser = argparse.ArgumentParser(f"make {name.replace(' ', '-')}", description=description)
+    parser.add_argument("--out", type=Path, required=True, help="folder of everything that is made")
+    parser.add_argument("--workers", type=int, default=2, help="processes that record and evaluate; one per core")
+    parser.add_argument("--tiny", action="store_true", help="all stages in minutes, for a policy that can do nothing")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        make(given.out, stages(given.tiny, given.workers))
+    except Cosmos3Error as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; the same command goes on.", file=sys.stderr)
+        return 130
+    print(f"checkpoint and card: {given.out / made}")
+    return 0
