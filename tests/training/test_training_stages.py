@@ -21,7 +21,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import TrainingError
 from strands_cosmos3.training.bundled import __main__ as program_module
 from strands_cosmos3.training.bundled.recipe import TINY, Recipe
-from strands_cosmos3.training.bundled.stages import Stage, digest, make, program, read_record
+from strands_cosmos3.training.bundled.stages import Stage, digest, make, program, read_record, run_stages
 
 
 class Line:
@@ -226,3 +226,11 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
     assert program_module.main(["--out", str(out), "--tiny"]) == 0
     assert capsys.readouterr().out.count(": done on") == 8
     assert digest(out / "checkpoint") == before
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").write_text("")
+    assert run_stages(["--out", str(tmp_path / "file/out")], "small thing", "", lambda tiny, workers: (), "made") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("small thing: ")
+    assert len(said.splitlines()) == 1

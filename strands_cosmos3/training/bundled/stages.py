@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, TrainingError
-from strands_cosmos3.resources import write_json
+from strands_cosmos3.resources import storing, write_json
 
 Work = Callable[[Path], None]
 
@@ -55,8 +55,10 @@ def make(folder: Path, stages: Sequence[Stage], say: Callable[[str], object] = p
 
     Raises:
         TrainingError: A stage failed; its message has the command. What it made so far is kept.
+        StorageError: The folder cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for i, stage in enumerate(stages):
         path = record_path(folder, stage.name)
         begun = json.loads(json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)}))
