@@ -56,7 +56,7 @@ test-limits: $(VENV)/.dev  ## a hundred million references against every limit (
 
 test-robots: $(VENV)/.dev  ## fetched robots on their own feasible chunks, with figures; fetches them (a download of 400 MB)
 	for robot in openarm ur5e_2f85 xarm7 iiwa7 iiwa14; do $(BIN)/strands-cosmos3 robot fetch $$robot || exit; done
-	$(BIN)/python -m pytest -m robots -s tests/robots tests/test_examples.py
+	$(BIN)/python -m pytest -m robots -s tests/robots tests/sim/test_fetched_arms.py tests/test_examples.py
 
 test-strands: $(VENV)/.dev  ## strands-robots 0.5.3 drives our arm with our policy, with figures (a part of test-peers)
 	$(BIN)/python -m pytest -m peers tests/policy/test_strands_robots.py -s

@@ -142,12 +142,24 @@ def increasing_times(value: Any, n: int) -> F64:
     return t
 
 
-def open_fractions(value: Any, n: int) -> F64:
-    """Return open fractions [n] in [0, 1]; InputError otherwise."""
-    gripper = finite_array(value, "gripper", (n,))
+def open_fractions(value: Any, *leading: int) -> F64:
+    """Return open fractions in [0, 1]: of one gripper [*leading], of any other number G of them [*leading, G].
+
+    InputError otherwise.
+    """
+    if isinstance(value, np.ndarray) and value.shape == (*leading, 0):
+        return np.empty((*leading, 0))
+    gripper = finite_array(value, "gripper", None)
+    if gripper.shape != leading and (gripper.shape[:-1] != leading or gripper.shape[-1] == 1):
+        gripper = finite_array(value, "gripper", leading)
     if (gripper < 0).any() or (gripper > 1).any():
         raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
     return gripper
+
+
+def of_grippers(values: F64) -> Any:
+    """Return values [..., G] of G grippers in their usual shape: [...], or a number, if there is one; else unchanged."""
+    return values[..., 0] if values.shape[-1] == 1 else values
 
 
 def positive(value: Any, name: str) -> float:

@@ -12,7 +12,10 @@ EMBODIMENTS = ("droid", "droid_lerobot")
 """The rig's short name, and its domain's."""
 ROBOTS = ("panda", "franka")
 TASKS = ("reach", "pick")
-_ELSE = "name another: model= (--model) a Cosmos 3 checkpoint, or backend= (--backend) scripted, replay or service"
+_ELSE = (
+    "name another: model= (--model) a Cosmos 3 checkpoint, e.g. one that was post-trained for this robot "
+    "(docs/post_training.md), or backend= (--backend) scripted, replay or service"
+)
 
 
 def embedded_checkpoint(embodiment: str = EMBODIMENTS[0], robot: str | None = "panda", task: str | None = None) -> Path:
@@ -34,6 +37,7 @@ def embedded_checkpoint(embodiment: str = EMBODIMENTS[0], robot: str | None = "p
         if value not in known:
             raise ConfigError(
                 f"the bundled policy knows {name} {' or '.join(map(repr, known))} on its own simulated table, not "
-                f"{value!r}; {_ELSE}."
+                f"{value!r}: it was trained on a Panda's wrist camera and two exterior views, and droid's rows. Post-train it "
+                f"for another robot, or {_ELSE}."
             )
     return resource(FOLDER)

@@ -150,6 +150,12 @@ DROID_RIG = CameraRig(
     ("observation/wrist_image_left", "observation/exterior_image_1_left", "observation/exterior_image_2_left"),
     (360, 640),
 )
+DUAL_RIG = CameraRig(
+    ("front", "left", "right"),
+    ("observation/front_image", "observation/left_image", "observation/right_image"),
+    (360, 640),
+)
+"""RoboMIND's two Frankas: camera_front above camera_left and camera_right. Where these two stand is not stated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +176,7 @@ class Embodiment:
         rig: Cameras to compose into one picture, or None if views are not composed.
         translation_scale: Metres per unit of translation. None means that the unit is unknown: decoding raises an error.
         limbs: The columns of each limb, by name, in the columns' order; empty if the source does not state them.
+        camera: Name of its only view, where views are not composed and the source names it.
     """
 
     name: str
@@ -185,6 +192,14 @@ class Embodiment:
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
     limbs: tuple[LimbColumns, ...] = ()
+    camera: str | None = None
+
+    @property
+    def view_names(self) -> tuple[str, ...]:
+        """Names of its views; DROID's where the source names none."""
+        if self.camera is not None:
+            return (self.camera,)
+        return (DROID_RIG if self.rig is None else self.rig).views
 
     @property
     def in_controller_units(self) -> bool:
@@ -296,6 +311,8 @@ def _domain(
     normalized: bool = True,
     translation_scale: float | None = 1.0,
     limbs: tuple[LimbColumns, ...] = (),
+    rig: CameraRig | None = None,
+    camera: str | None = None,
 ) -> Embodiment:
     normalized = normalized and meaning != "raw"
     if columns[: len(POSE9)] == POSE9:
@@ -312,6 +329,8 @@ def _domain(
         stats=stats,
         translation_scale=translation_scale,
         limbs=limbs,
+        rig=rig,
+        camera=camera,
     )
 
 
@@ -358,8 +377,19 @@ _DOMAINS = (
         tool=_AS_DROID,
         stats="robomind-franka-dual",
         limbs=_DUAL_LIMBS,
+        rig=DUAL_RIG,
     ),
-    _domain("robomind-ur", 13, _ARM, fps=10, view="third_person", gripper=MODEL_GRIPPER, tool=_UR_TOOL, stats="robomind-ur"),
+    _domain(
+        "robomind-ur",
+        13,
+        _ARM,
+        fps=10,
+        view="third_person",
+        gripper=MODEL_GRIPPER,
+        tool=_UR_TOOL,
+        stats="robomind-ur",
+        camera="camera_top",
+    ),
     *(
         _domain(name, 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld", limbs=_AGIBOT_LIMBS)
         for name in ("agibotworld", "agibot_gear_gripper", "agibot_gear_gripper_ext")

@@ -22,8 +22,10 @@ class Verb(StrEnum):
     PICK = "pick"
     PLACE = "place"
     STACK = "stack"
+    LIFT = "lift"
 
 
+_BAR = r"\b(?:bar|beam|rod)\b"
 _ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
 _WORDS: tuple[tuple[Verb, str], ...] = (
     (Verb.STACK, rf"\bstack|{_ONTO}"),
@@ -52,7 +54,7 @@ class Goal:
 
     Args:
         verb: What to do.
-        cube: Name of the cube to move, e.g. ``"cube_red"``.
+        cube: Name of the cube to move, e.g. ``"cube_red"``; ``"bar"`` to lift.
         onto: The cube to stack it on, or None.
     """
 
@@ -67,7 +69,8 @@ TEMPLATES = {
     Verb.PLACE: "place the {a} cube in the bin",
     Verb.STACK: "stack the {a} cube on the {b} cube",
 }
-"""Default wording of each task: ``{a}`` is the colour of the cube to move, ``{b}`` of the one below it."""
+"""Default wording of each task with cubes: ``{a}`` is the colour of the cube to move, ``{b}`` of the one below it."""
+LIFT_THE_BAR = "lift the bar with both hands"
 
 
 def normalize(text: str) -> str:
@@ -85,7 +88,7 @@ def normalize(text: str) -> str:
 
 
 def parse_instruction(text: str) -> Goal:
-    """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below.
+    """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below; or to lift a bar.
 
     Raises:
         InstructionError: Not a string, blank, no known verb or colour, or a stack that names only one cube.
@@ -93,6 +96,8 @@ def parse_instruction(text: str) -> Goal:
     words = normalize(text)
     verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
+    if verb is Verb.PICK and re.search(_BAR, words) and not colours:
+        return Goal(Verb.LIFT, "bar")
     if verb is None or not colours:
         known = "verbs reach, pick up, place in the bin, stack" if verb is None else f"cubes {', '.join(COLOURS)}"
         raise InstructionError(f"instruction {text!r} names none of the {known}; try 'pick up the red cube'.")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.episode_summary import ErrorSummary as ErrorSummary
 from strands_cosmos3.episode_summary import Outcome as Outcome
 from strands_cosmos3.episode_summary import html_of, text_of
-from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, UnknownNameError
+from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, ShapeError, UnknownNameError
 
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
 OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
@@ -74,11 +74,16 @@ def _set(instance: object, **values: object) -> None:
         object.__setattr__(instance, name, value)
 
 
-def _fraction(value: Any, name: str) -> float:
-    number = float(finite_array(value, name, ()))
-    if not -1e-6 <= number <= 1 + 1e-6:
-        raise InputError(f"{name} is an open fraction in [0, 1] (1 = open), got {number:g}.")
-    return min(max(number, 0.0), 1.0)
+def _fraction(value: Any) -> float | F64:
+    """The open fraction of one gripper, or those [G] of any other number of them; rounding beyond [0, 1] is clipped."""
+    if not isinstance(value, np.ndarray) or value.ndim == 0:
+        number = float(finite_array(value, "gripper", ()))
+        if not -1e-6 <= number <= 1 + 1e-6:
+            raise InputError(f"gripper is an open fraction in [0, 1] (1 = open), got {number:g}.")
+        return min(max(number, 0.0), 1.0)
+    several = cast("NDArray[Any]", value)
+    near = several.dtype.kind == "f" and bool((np.abs(several - 0.5) <= 0.5 + 1e-6).all())
+    return open_fractions(np.clip(several, 0.0, 1.0) if near else several)
 
 
 def _image(value: Any, name: str) -> NDArray[np.uint8]:
@@ -103,7 +108,7 @@ class Observation:
 
     Args:
         q_rad: [n] joint angles.
-        gripper: Open fraction.
+        gripper: Open fraction; of a robot with another number of grippers than one, [G] in the order of its limbs.
         images: View name -> [H, W, 3] uint8.
         qd_rad_s: [n] joint velocities; zeros when not given.
         t_capture_s: When it was taken, on the caller's monotonic (or simulated) clock.
@@ -118,7 +123,7 @@ class Observation:
     """
 
     q_rad: F64
-    gripper: float
+    gripper: float | F64
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
     qd_rad_s: F64 | None = None
     t_capture_s: float = 0.0
@@ -131,7 +136,7 @@ class Observation:
         qd = constant_array(len(q), 0.0) if self.qd_rad_s is None else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
         instance_of(self.images, Mapping, "images")
         images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
-        _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper, "gripper"), images=MappingProxyType(images))
+        _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper), images=MappingProxyType(images))
         if self.q_anchor_rad is not None:
             _set(self, q_anchor_rad=finite_array(self.q_anchor_rad, "q_anchor_rad", q.shape))
 
@@ -152,7 +157,7 @@ class Request:
         instruction: What the user said.
         n_rows: Rows of the answer.
         q_rad: [n] joint angles, or None if only a pose is known.
-        gripper: Open fraction.
+        gripper: Open fraction; of an embodiment with several grippers, [G] in the order of its limbs.
         T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None without an arm model.
         T_base_anchor: [4, 4] pose of that frame from which the first row departs; None is ``T_base_cosmos``.
         mode: What is asked.
@@ -164,6 +169,8 @@ class Request:
             fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
         clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics`` only.
         decode_frames: Frames of the predicted video that are wanted, from the first on; None is all that the backend decodes.
+        limb_poses, limb_anchors: Of a robot with several limbs instead of ``T_base_cosmos`` and ``T_base_anchor``: [4, 4] by
+            limb, in the limb's base.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -174,7 +181,7 @@ class Request:
     instruction: str
     n_rows: int
     q_rad: F64 | None
-    gripper: float
+    gripper: float | F64
     T_base_cosmos: F64 | None = None
     mode: Mode = Mode.POLICY
     prompt: str = ""
@@ -188,6 +195,8 @@ class Request:
     action_prefix: F64 | None = None
     T_base_anchor: F64 | None = None
     decode_frames: int | None = None
+    limb_poses: Mapping[str, F64] = field(default_factory=lambda: _NOTHING)
+    limb_anchors: Mapping[str, F64] = field(default_factory=lambda: _NOTHING)
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
@@ -197,13 +206,16 @@ class Request:
             self,
             q_rad=None if self.q_rad is None else finite_array(self.q_rad, "q_rad", (None,)),
             images=MappingProxyType({name: _image(image, f"image {name!r}") for name, image in self.images.items()}),
-            gripper=_fraction(self.gripper, "gripper"),
+            gripper=_fraction(self.gripper),
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )
         self._check_conditions()
         for name in ("T_base_cosmos", "T_base_anchor"):
             if getattr(self, name) is not None:
                 _set(self, **{name: rigid_transform(getattr(self, name), name)})
+        for name in ("limb_poses", "limb_anchors"):
+            given = cast("Mapping[str, F64]", instance_of(getattr(self, name), Mapping, name))
+            _set(self, **{name: {limb: rigid_transform(T, f"{name} of {limb!r}") for limb, T in given.items()}})
 
     def _check_conditions(self) -> None:
         """Known actions and an observed clip belong to one mode each, and are needed there."""
@@ -339,6 +351,8 @@ class PoseTrajectory:
             T_base_anchor=rigid_transform(self.T_base_anchor, "T_base_anchor"),
             gripper=None if self.gripper is None else open_fractions(self.gripper, len(T)),
         )
+        if self.gripper is not None and self.gripper.ndim != 1:
+            raise ShapeError(f"these poses have one gripper, [{len(T)}], got {list(self.gripper.shape)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +362,7 @@ class JointTrajectory:
     Args:
         q_rad: [T, n] joint angles.
         t_s: [T] when each is due, in seconds after the observation, strictly increasing, the first not negative.
-        gripper: [T] open fractions, or None.
+        gripper: [T] open fractions, or None; of a robot with another number of grippers than one, [T, G] in its limbs' order.
         poses: The commanded poses of the driven body, where there were any.
         residual_m: [T] position the solution misses its pose by; zeros without poses.
         residual_rad: [T] rotation it misses by.
@@ -356,6 +370,7 @@ class JointTrajectory:
         clamped: [T] whether a joint or velocity limit held the solution back.
         t_capture_s: The observation's time stamp.
         collision: What the check of the rows against the arm itself and its static surroundings found.
+        limb_poses: Of a robot with several limbs instead of ``poses``, by limb, each in the limb's base.
     """
 
     q_rad: F64
@@ -368,6 +383,7 @@ class JointTrajectory:
     clamped: NDArray[np.bool_] | None = None
     t_capture_s: float = 0.0
     collision: CollisionReport = field(default_factory=CollisionReport)
+    limb_poses: Mapping[str, PoseTrajectory] = field(default_factory=lambda: _NOTHING)
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None, None))
@@ -397,6 +413,8 @@ class Rollout:
         tracking: Achieved against commanded, at every physics step.
         drift: Achieved against a recording, where one was replayed.
         loop_drift: Achieved against the chunks' motions joined end to end: what the loop has lost since it began.
+        between_hands: Relative pose of two hands against the commanded one, at every physics step; None for one hand.
+        by_limb: Of several limbs, ``path``, ``tracking`` and ``loop_drift`` of each, by name.
         steps: Rows ``total, clamped, stretched, unconverged, off_pose`` (more than 1 mm off).
         latency_ms: Time from a request until its chunk was accepted, on the arm's clock; ``p50, p95, max``.
         counters: Events by name.
@@ -407,6 +425,7 @@ class Rollout:
         latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or paced by the wall's.
         inference_ms: Wall-clock time of inference and planning, ``p50, p95, max``.
         final_state: The executor's state after the last tick, before the arm came to rest; ``"fault"`` also if it could not.
+        assumed: Whether limits of the arm are assumed. borrowed_domain: The embodiment, if it is another robot's.
         held: What the arm was waiting for, where it was in HOLD when the time was up.
         collisions: Reports of the accepted chunks that touched, avoided or were stopped before a collision.
         arrays: Trajectories by name, as :meth:`save_npz` writes them.
@@ -427,12 +446,16 @@ class Rollout:
     realtime_factor: float
     drift: ErrorSummary | None = None
     loop_drift: ErrorSummary | None = None
+    between_hands: ErrorSummary | None = None
+    by_limb: Mapping[str, Mapping[str, ErrorSummary]] = field(default_factory=lambda: _NOTHING)
     model_sha256: str | None = None
     fault: str | None = None
     latency_clock: str = "simulated"
     inference_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     final_state: str | None = None
     held: str | None = None
+    assumed: bool = False
+    borrowed_domain: str | None = None
     collisions: tuple[CollisionReport, ...] = ()
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING)
     video: Path | None = None
@@ -450,14 +473,14 @@ class Rollout:
 
     def to_dict(self) -> dict[str, Any]:
         """The episode as JSON-ready values (no arrays)."""
-        errors = {name: getattr(self, name) for name in ("ik", "path", "tracking", "drift", "loop_drift")}
+        if_any = ("held", "assumed", "borrowed_domain", "model_sha256", "fault")
+        errors = {name: getattr(self, name) for name in ("ik", "path", "tracking", "drift", "loop_drift", "between_hands")}
+        limbs = {name: {figure: vars(error) for figure, error in errors.items()} for name, errors in self.by_limb.items()}
         return {
-            "seed": self.seed,
-            "task": self.task,
-            "instruction": self.instruction,
-            "success": self.success,
+            **{name: getattr(self, name) for name in ("seed", "task", "instruction", "success")},
             "outcome": str(self.outcome),
             **{name: vars(error) for name, error in errors.items() if error is not None},
+            **({"limbs": limbs} if limbs else {}),
             "steps": dict(self.steps),
             "latency_ms": dict(self.latency_ms),
             "latency_clock": self.latency_clock,
@@ -467,9 +490,7 @@ class Rollout:
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
             "final_state": self.final_state,
-            **({"held": self.held} if self.held else {}),
-            **({"model_sha256": self.model_sha256} if self.model_sha256 else {}),
-            **({"fault": self.fault} if self.fault else {}),
+            **{name: value for name in if_any if (value := getattr(self, name))},
         }
 
     def save_npz(self, path: str) -> None:

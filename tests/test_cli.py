@@ -175,6 +175,7 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--trajectory", "x.json"], "--backend replay"),
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
         (["rollout", "--task", "place"], "the bundled policy knows task 'reach' or 'pick'"),
+        (["rollout", "--robot", "fr3", "--task", "reach"], "the bundled policy knows robot 'panda' or 'franka'"),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),
         (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),
@@ -293,6 +294,8 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path):
     assert main(["doctor", "--json", str(tmp_path / "d.json")]) == 0
     findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
     assert findings["rendering"]["state"] == "ok"
+    limits = findings["robots' limits"]["detail"]
+    assert limits.startswith("all published for panda, fr3, dual_panda; assumed: ur5e (acceleration, jerk)")
     assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
 
 

@@ -78,7 +78,7 @@ class ModelInput:
         elif self._checkpoint.state_row is not None:
             if request.T_base_cosmos is None:
                 raise BackendError(
-                    "this checkpoint starts from the measured pose, and the request has none; use robot='panda'."
+                    "the checkpoint starts from the measured pose, but the request has none; name a robot, e.g. robot='panda'."
                 )
             raw["state"] = [*encode_pose_delta(request.T_base_cosmos).tolist(), request.gripper]
         return self._processor(request).preprocess(raw)

@@ -166,7 +166,7 @@ class ReplayBackend(Backend):
             ActionOutOfRangeError: The arm is so far from the recording that a row would be out of range.
         """
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
-            raise BackendError("replay answers 'midtrain' chunks from a measured pose; give the policy robot='panda'.")
+            raise BackendError("replay answers 'midtrain' chunks from a measured pose; name the robot, e.g. robot='panda'.")
         fps = self.recording.fps
         due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
         poses, gripper = self.recording.at(due_s)

@@ -15,6 +15,8 @@ import numpy as np
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.kinematic_steps import approach, rotate, rotation_vector
+from strands_cosmos3.backends.scripted_lift import lift_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError
@@ -46,8 +48,9 @@ _RELEASE_OPENING = 0.75  # open fraction from which a cube is released
 
 STATE_KEYS = ("tcp", "tcp_twist", "edge_m", "bin")
 """Keys that the expert reads from ``Observation.privileged`` besides the cubes' poses [4, 4]: the tool centre point's pose
-[4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]. ``gap_m``, the gap
-between the open fingers, is a Panda's if it is not there."""
+[4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]. A Panda's are
+``gap_m``, the gap between the open fingers (or [K], at evenly spaced open fractions), ``carry_m``, the height at which to
+carry, and ``grasp_yaw_rad``, the yaw of the tool frame from which to turn least, if they are not there."""
 
 
 @dataclass
@@ -63,13 +66,24 @@ class _World:
     yaw: dict[str, float]
     edge_m: float
     bin: F64
-    gap_m: float  # between the open fingers
+    gap_m: F64  # between the open fingers; or [K] at evenly spaced open fractions
+    grasp_yaw_rad: float
+    carry_m: float
     held_rows: int = 0
 
     @property
     def width_m(self) -> float:
         """Gap between the fingers."""
-        return self.gap_m * self.opening
+        if not self.gap_m.ndim:
+            return float(self.gap_m) * self.opening
+        return float(np.interp(self.opening, np.linspace(0.0, 1.0, len(self.gap_m)), self.gap_m))
+
+    @property
+    def blocked(self) -> float:
+        """Open fraction at which a cube stops the fingers."""
+        if not self.gap_m.ndim:
+            return self.edge_m / float(self.gap_m)
+        return float(np.interp(self.edge_m, self.gap_m, np.linspace(0.0, 1.0, len(self.gap_m))))
 
     def holds(self, cube: str) -> bool:
         """Whether a cube is between the fingers and their gap is about its edge length."""
@@ -79,29 +93,19 @@ class _World:
 
     def move(self, to: F64, R_to: F64) -> None:
         """Move one row towards a pose, with bounded speed and acceleration, so as to stop there."""
-        self.v = _approach(self.v, to - self.p, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
-        self.w = _approach(self.w, _rotation_vector(self.R_tcp, R_to), _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
+        self.v = approach(self.v, to - self.p, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
+        self.w = approach(self.w, rotation_vector(self.R_tcp, R_to), _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
         self.p = self.p + self.v
-        self.R_tcp = _rotate(self.R_tcp, self.w)
+        self.R_tcp = rotate(self.R_tcp, self.w)
 
     def move_fingers(self, opening: float, cube: str) -> None:
         """Move the fingers one row towards an opening; a cube between them stops them."""
         closing = opening < self.opening
-        blocked = self.edge_m / self.gap_m
+        blocked = self.blocked
         between = np.linalg.norm((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
         minimum = blocked if closing and between and self.opening >= blocked else 0.0
         self.opening = float(np.clip(opening, self.opening - _MAX_OPENING_CHANGE, self.opening + _MAX_OPENING_CHANGE))
         self.opening = max(self.opening, minimum)
-
-
-def _approach(velocity: F64, remaining: F64, max_speed: float, max_change: float) -> F64:
-    """Return the next velocity towards ``remaining``: at most ``max_speed``, and able to stop in time."""
-    distance = float(np.linalg.norm(remaining))
-    # The highest speed from which a constant deceleration stops within the distance.
-    stoppable = np.sqrt(max_change * max_change / 4 + 2 * max_change * distance) - max_change / 2
-    desired = remaining * (min(max_speed, 0.8 * stoppable, distance) / max(distance, 1e-12))
-    change = desired - velocity
-    return velocity + change * min(1.0, max_change / max(float(np.linalg.norm(change)), 1e-12))
 
 
 def _gripper_down(yaw_rad: float) -> F64:
@@ -115,7 +119,7 @@ def _hand_yaw(R: F64) -> float:
 
 
 class ScriptedBackend(Backend):
-    """Scripted expert that reaches for, picks, places (in the bin) or stacks the cube of the instruction."""
+    """Scripted expert that reaches for, picks, places (in the bin) or stacks the cube of the instruction, or lifts a bar."""
 
     name = "scripted"
     needs_privileged = True
@@ -129,6 +133,8 @@ class ScriptedBackend(Backend):
             InputError: The instruction names no verb or no colour.
         """
         goal = parse_instruction(request.instruction)
+        if goal.verb is Verb.LIFT:
+            return lift_chunk(request)
         state = self._state(request, goal)
         world = _world_from_state(state, request)
         assert request.T_base_cosmos is not None  # _state checked it
@@ -153,7 +159,9 @@ class ScriptedBackend(Backend):
                 "Robot, or pass Observation.privileged to plan(); for a real arm, choose a model backend."
             )
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
-            raise BackendError("the scripted expert returns 'midtrain' rows and needs the measured pose; use robot='panda'.")
+            raise BackendError(
+                "the scripted expert returns 'midtrain' rows and needs the measured pose; name the robot, e.g. robot='panda'."
+            )
         return state
 
 
@@ -165,12 +173,14 @@ def _world_from_state(state: Mapping[str, F64], request: Request) -> _World:
         R_tcp=state["tcp"][:3, :3].copy(),
         v=state["tcp_twist"][:3] / fps,
         w=state["tcp_twist"][3:] / fps,
-        opening=request.gripper,
+        opening=float(request.gripper),
         cubes={name: T[:3, 3].copy() for name, T in cubes.items()},
         yaw={name: _flat_yaw(T[:3, :3]) for name, T in cubes.items()},
         edge_m=float(state["edge_m"]),
         bin=state["bin"],
-        gap_m=float(state.get("gap_m", 2 * PANDA_FINGER.open_value)),
+        gap_m=np.asarray(state.get("gap_m", 2 * PANDA_FINGER.open_value)),
+        carry_m=float(state.get("carry_m", _CARRY_M)),
+        grasp_yaw_rad=float(state.get("grasp_yaw_rad", np.pi / 4)),
     )
 
 
@@ -181,12 +191,12 @@ def _flat_yaw(R: F64) -> float:
 
 
 def _grasp_yaw(world: _World, cube: str) -> float:
-    """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to DROID's home (45 degrees).
+    """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to the robot's (45 degrees).
 
     If another cube stands where a finger would descend, the hand turns by 90 degrees.
     """
     quarter = np.pi / 2
-    home = np.pi / 4
+    home = world.grasp_yaw_rad
     nearest = home + (world.yaw[cube] - home + quarter / 2) % quarter - quarter / 2
     turned = nearest - quarter if nearest > home else nearest + quarter
     return turned if _finger_room_m(world, cube, turned) > _finger_room_m(world, cube, nearest) + _ROOM_MARGIN_M else nearest
@@ -216,7 +226,7 @@ def _act(world: _World, goal: Goal) -> float:
             return 0.0
         return _carry(world, goal)
     if done:
-        away = np.array([world.p[0], world.p[1], _CARRY_M + _SLACK_M])
+        away = np.array([world.p[0], world.p[1], world.carry_m + _SLACK_M])
         world.move(away if world.opening > _RELEASE_OPENING else world.p, world.R_tcp)
         world.move_fingers(1.0, goal.cube)
         return 1.0
@@ -232,28 +242,7 @@ def _act(world: _World, goal: Goal) -> float:
 
 
 def _angle(R_a: F64, R_b: F64) -> float:
-    return float(np.linalg.norm(_rotation_vector(R_a, R_b)))
-
-
-# Without checks and for one rotation only, because a chunk takes hundreds of calls; actions.rotations has general versions.
-def _rotation_vector(R_from: F64, R_to: F64) -> F64:
-    """Return the rotation vector [3], in world axes, from one orientation to another; half turns are about the vertical."""
-    R = R_to @ R_from.T
-    axis = np.array([R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]]) / 2
-    sine, cosine = float(np.linalg.norm(axis)), float(np.trace(R) - 1) / 2
-    if sine < 1e-9:
-        return np.array([0.0, 0.0, 0.0 if cosine > 0 else np.pi])
-    return axis * (np.arctan2(sine, cosine) / sine)
-
-
-def _rotate(R: F64, w: F64) -> F64:
-    """Return an orientation [3, 3] rotated by a rotation vector in world axes (Rodrigues' formula)."""
-    angle = float(np.linalg.norm(w))
-    if angle < 1e-12:
-        return R
-    x, y, z = w / angle
-    K = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return R + np.sin(angle) * (K @ R) + (1 - np.cos(angle)) * (K @ K @ R)
+    return float(np.linalg.norm(rotation_vector(R_a, R_b)))
 
 
 def _descend_onto(world: _World, target: F64, R: F64) -> None:
@@ -285,7 +274,7 @@ def _carry(world: _World, goal: Goal) -> float:
     """Move the held cube one row on its way up, across and down; return the commanded open fraction."""
     before = world.p
     if goal.verb is Verb.PICK:
-        target = np.array([world.p[0], world.p[1], _CARRY_M])
+        target = np.array([world.p[0], world.p[1], world.carry_m])
     else:
         place = world.bin.copy() if goal.verb is Verb.PLACE else world.cubes[goal.onto or goal.cube].copy()
         place[2] = world.bin[2] - _BELOW_RIM_M if goal.verb is Verb.PLACE else place[2] + _STACK_GAP * world.edge_m
@@ -294,10 +283,10 @@ def _carry(world: _World, goal: Goal) -> float:
         aside = float(np.linalg.norm((place - world.p)[:2]))
         if aside < (_LOWER_INTO_BIN_M if goal.verb is Verb.PLACE else _LOWER_ONTO_CUBE_M):
             target = place
-        elif world.p[2] < _CARRY_M - _SLACK_M and aside > _SLACK_M:
-            target = np.array([before[0], before[1], _CARRY_M])
+        elif world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M:
+            target = np.array([before[0], before[1], world.carry_m])
         else:
-            target = np.array([place[0], place[1], _CARRY_M])
+            target = np.array([place[0], place[1], world.carry_m])
     world.move(target, _gripper_down(_hand_yaw(world.R_tcp)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)
     return 0.0

@@ -10,6 +10,7 @@ from typing import Any
 import mink
 import numpy as np
 
+from strands_cosmos3.bench import two_arms
 from strands_cosmos3.bench.motions import FPS, elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.ik import METHODS, POSITION_TOLERANCE_M, ROTATION_TOLERANCE_RAD, IKSolution, MinkIKBridge
@@ -45,6 +46,7 @@ def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, An
     out |= {f"{name}_ms": float(np.median(times_ms[name])) for name in ("plain_mink", "mink_equal_tolerance")}
     progress("ik: straight elbows")
     out["straight_elbows"] = _elbows(bridge, elbows)
+    out["two_arms"] = two_arms.run(("dual_panda", "openarm"), max(chunks // 4, 1), seed, progress)
     return out
 
 

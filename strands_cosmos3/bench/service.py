@@ -91,7 +91,7 @@ class _NoOpBackend(Backend):
 
     def infer(self, request: Request) -> ActionChunk:
         assert request.q_rad is not None
-        rows = np.tile([*request.q_rad, request.gripper], (request.n_rows, 1))
+        rows = np.tile(np.append(request.q_rad, request.gripper), (request.n_rows, 1))
         return ActionChunk(rows, request.action_space, request.embodiment)
 
 

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.instruction import COLOURS, TEMPLATES
+from strands_cosmos3.instruction import COLOURS, TEMPLATES, Verb
+from strands_cosmos3.types import Rollout
 
 
-def run(episodes: int, seed: int, progress: Callable[[str], None], plant_errors: bool = False) -> dict[str, Any]:
-    """Count successes by task, with all plant errors if asked for. The colours change with the seed."""
+def run(
+    episodes: int,
+    seed: int,
+    progress: Callable[[str], None],
+    plant_errors: bool = False,
+    name: str = "panda",
+    tasks: Sequence[str] = tuple(map(str, TEMPLATES)),
+) -> dict[str, Any]:
+    """Count a robot's successes by task, with all plant errors if asked for. The colours change with the seed."""
     from strands_cosmos3.sim.plant import ALL_ERRORS
     from strands_cosmos3.sim.robot import Robot
 
-    robot = Robot("panda", plant=ALL_ERRORS if plant_errors else None)
-    out: dict[str, Any] = {"backend": "scripted", "episodes": episodes, "seed": seed, "plant_errors": plant_errors}
-    for verb, template in TEMPLATES.items():
-        task, rollouts = str(verb), []
+    robot = Robot(name, plant=ALL_ERRORS if plant_errors else None)
+    out: dict[str, Any] = {
+        "backend": "scripted",
+        "robot": name,
+        "episodes": episodes,
+        "seed": seed,
+        "plant_errors": plant_errors,
+    }
+    for task in tasks:
+        template, rollouts = TEMPLATES[Verb(task)], list[Rollout]()
         for i in range(seed, seed + episodes):
             progress(f"tasks: {task}, seed {i}")
             instruction = template.format(a=COLOURS[i % 3], b=COLOURS[(i + 1) % 3])
-            config = {"embodiment": "droid", "backend": "scripted"}
+            config = {"backend": "scripted"}
             rollouts.append(robot.run_policy(instruction=instruction, policy_config=config, task=task, seed=i, duration=20.0))
         out[task] = {
             "successes": sum(bool(rollout.success) for rollout in rollouts),
             "of": episodes,
+            "failed_seeds": [seed + i for i, rollout in enumerate(rollouts) if not rollout.success],
             "seconds_mean": float(np.mean([rollout.duration_s for rollout in rollouts])),
             "tracking_mean_mm": float(np.mean([rollout.tracking.mean_mm for rollout in rollouts])),
             "tracking_max_mm": float(max(rollout.tracking.max_mm for rollout in rollouts)),

@@ -21,6 +21,7 @@ _BENCHES = {
     "chunks": ("ik", "tracking", "robustness", "loop"),
     "episodes": ("sim", "tasks", _ROLLOUTS),
     "plant_errors": ("tasks",),
+    "robot": ("tasks",),
     **dict.fromkeys(("exchanges", "clients", "requests"), ("service",)),
     "seed": ("ik", "tracking", "robustness", "loop", "sim", "tasks", "service", _ROLLOUTS),
     "episode": ("tracking", "robustness"),
@@ -50,6 +51,8 @@ class Bench:
     """Episodes (sim: 5, tasks: 100 for each task, bfloat16-rollouts: 100)."""
     plant_errors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
+    robot: str | None = None
+    """For tasks: the robot (default: panda), or the .toml file of one."""
     exchanges: int | None = None
     """Round trips of each kind (service: 200)."""
     clients: int | None = None
@@ -155,7 +158,7 @@ class Bench:
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 
-            return tasks.run(self.episodes or 100, seed, progress, self.plant_errors)
+            return tasks.run(self.episodes or 100, seed, progress, self.plant_errors, self.robot or "panda")
         if self.what == "engine":
             return self._measure_engine(progress)
         if self.what == "service":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
 
@@ -19,6 +19,9 @@ from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.commands.train import progress_bar
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
+
+if TYPE_CHECKING:
+    from strands_cosmos3.training.bundled.demos import DemoConfig
 
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
@@ -39,6 +42,13 @@ class Demos:
     """Folder of the dataset. It appears when all episodes are recorded."""
     push: str | None = None
     """Upload the dataset to this repository of the Hugging Face hub, e.g. me/demos; a new one is private."""
+    robot: str = "panda"
+    """The robot: panda, for the bundled policy's recipe, or another one that `rollout` simulates, or the .toml file of one, for
+    post-training (docs/post_training.md): pictures, rows and rate of its embodiment, on the table of rollouts."""
+    tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
+    """Tasks that the expert pursues and, for another robot, answers for."""
+    ticks: int = 60
+    """Rows of the longest episode, twice that for the bin. Many short episodes show more layouts."""
     suite: str = "table"
     """table, or libero_object or a variant of it: both views and rows of the libero domain, with the expert asked for several
     objects of each layout (docs/libero.md). The options from --perturbed on belong to table."""
@@ -87,11 +97,14 @@ class Demos:
             raise ConfigError(f"--visual-randomization must be in 0..10, got {self.visual_randomization}.")
         if self.tier not in TIERS:
             raise ConfigError(f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}.")
+        self._check_robot()
         self._check_suite()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
         suite = {} if self.suite == "table" else {"suite": self.suite}
-        keep_settings(parts / "options.json", {**suite, **{name: getattr(self, name) for name in ("seed", *_OPTIONS)}})
+        own = {name: getattr(self, name) for name in ("robot", "tasks", "ticks")}
+        own = {name: value for name, value in own.items() if value != getattr(Demos, name)}
+        keep_settings(parts / "options.json", {**suite, **own, **{name: getattr(self, name) for name in ("seed", *_OPTIONS)}})
         firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
         roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
         with progress_bar(console) as bar:
@@ -122,6 +135,24 @@ class Demos:
         if given := [name for name in _OPTIONS if getattr(self, name) != getattr(Demos, name)]:
             raise ConfigError(f"--{given[0].replace('_', '-')} belongs to our table, not to {self.suite}; leave it out.")
 
+    def _check_robot(self) -> None:
+        whole_number(self.ticks, "--ticks", 2)
+        if self.robot != Demos.robot and self.suite != Demos.suite:
+            raise ConfigError(f"--robot {self.robot} belongs to our table, not to {self.suite}; leave it out.")
+        from strands_cosmos3.sim.dataset import rollout_spec
+
+        config = self.config()
+        rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
+
+    def config(self) -> DemoConfig:
+        """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot be recorded."""
+        from strands_cosmos3.training.bundled.demos import DemoConfig
+        from strands_cosmos3.training.bundled.phrases import GOALS
+
+        goals = tuple(index for index, (verb, _) in enumerate(GOALS) if verb in self.tasks)
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return DemoConfig(robot=self.robot, ticks=self.ticks, goals=goals, **options)
+
     def episodes_of(self, first: int) -> range:
         """Return the episodes of the part that starts with ``first``."""
         return range(first, min(first + _BATCH, self.episodes))
@@ -140,10 +171,10 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         os.replace(hidden, root)
         return
     from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+    from strands_cosmos3.training.bundled.demos import DemoCollector
     from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec
 
-    config = DemoConfig(**{name: getattr(options, name) for name in _OPTIONS})
+    config = options.config()
     episodes = options.episodes_of(first)
     with DemoCollector(config) as collector:
         drawn = [(episode, collector.record(options.seed, episode)) for episode in episodes]
@@ -153,7 +184,7 @@ def record_part(options: Demos, root: Path, first: int) -> None:
             f"episodes {first} to {episodes[-1]} of seed {options.seed} have no reachable start; give another --seed, or "
             f"--episodes of at least {episodes[-1] + 2}."
         )
-    with DatasetWriter(hidden, demo_spec(records[0][1].frames.shape[1:3]), commit_every=_BATCH, video=VIDEO) as writer:
+    with DatasetWriter(hidden, demo_spec(records[0][1].frames.shape[1:3], config), commit_every=_BATCH, video=VIDEO) as writer:
         for episode, record in records:
             add_record(writer, record, options.seed, episode)
     os.replace(hidden, root)

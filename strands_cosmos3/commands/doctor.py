@@ -132,6 +132,16 @@ def _kinematics() -> tuple[str, str]:
     return f"both methods within {worst * 1e3:.1e} mm", ""
 
 
+def _limits() -> tuple[str, str]:
+    from strands_cosmos3.robots.catalogue import ROBOTS
+    from strands_cosmos3.robots.fetched import FETCHED
+
+    robots = (*ROBOTS.values(), *(one.robot for one in FETCHED.values() if one.source.path.is_file()))
+    unstated = {robot.name: {rate for limb in robot.limbs for rate in limb.limits.unstated} for robot in robots}
+    names = [f"{name} ({', '.join(sorted(rates))})" for name, rates in unstated.items() if rates]
+    return f"all published for {', '.join(name for name in unstated if not unstated[name])}; assumed: {', '.join(names)}", ""
+
+
 def _gl() -> tuple[str, str]:
     import mujoco
 
@@ -237,6 +247,7 @@ _CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (  # name, whether a rollou
     ("mink", True, _package("mink"), ""),
     ("packaged data", True, _data, "reinstall strands-cosmos3"),
     ("arm model", True, _arm, ""),
+    ("robots' limits", False, _limits, ""),
     ("inverse kinematics", True, _kinematics, ""),
     ("rendering", True, _gl, "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"),
     ("films", True, _film, pip_command(["sim"])),

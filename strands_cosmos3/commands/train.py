@@ -103,10 +103,13 @@ class Train:
     """Feature with the pose of the Cosmos frame: position and quaternion xyzw."""
     camera_keys: tuple[str, ...] = ()
     """One camera, or the rig's three in order. The default is what the dataset has."""
-    held_out: float = 0.1
+    validation_fraction: float = 0.1
     """Fraction of the episodes, at the end, that only validate; rounded down."""
     validate_every: int = 100
     """Steps between validations: the loss of the averaged weights on held-out windows."""
+    policy_frames: int | None = None
+    """Frames of the clip that the policy denoises, one of the checkpoint's, which is the default. 1 trains actions alone, with
+    the expert's answers if the dataset has them (`demos --robot`)."""
     steps: int = 1000
     """Number of steps."""
     batch: int = 8
@@ -114,6 +117,7 @@ class Train:
     lr: float = 1e-4
     """Learning rate."""
 
+    RENAMED_FLAGS: ClassVar[Mapping[str, str]] = {"--held-out": "--validation-fraction"}
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("out", "seed", "accumulate", "tensorboard", "push"),
         "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
@@ -123,7 +127,7 @@ class Train:
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
-            *("held_out", "validate_every", "steps", "batch", "lr"),
+            *("validation_fraction", "validate_every", "policy_frames", "steps", "batch", "lr"),
         ),
     }
 
@@ -198,7 +202,7 @@ class Train:
         assert self.checkpoint is not None
         assert self.dataset is not None
         names = ("train", "lora_rank", "lora_targets", "stats", "embodiment", "steps", "batch", "lr", "accumulate", "seed")
-        names += ("held_out", "validate_every")
+        names += ("validation_fraction", "validate_every", "policy_frames")
         config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
         with processes() as shard, _progress(console, shard.rank == 0) as show:
@@ -237,7 +241,7 @@ def plot(folder: Path) -> Path | None:
 
     curves: dict[str, Any] = {}
     for stage in (*_STAGES, "."):
-        for name in ("curve", "held_out", "closed_loop"):
+        for name in ("curve", "validation", "held_out", "closed_loop"):
             path = folder / stage / f"{name}.jsonl"
             if path.exists():
                 lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -33,12 +33,18 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
         return None
     poses, t_s = trajectory.poses, trajectory.t_s[first:] - elapsed_s
     gripper = None if trajectory.gripper is None else trajectory.gripper[first:]
-    if poses is not None:
-        T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
-        anchor = interpolate_poses(T, np.concatenate(([0.0], poses.t_s)), np.array([elapsed_s]))[0]
-        poses = PoseTrajectory(poses.T_base_frame[first:], t_s, poses.frame, anchor, gripper)
+    poses = None if poses is None else _remaining(poses, first, elapsed_s, t_s)
+    limb_poses = {name: _remaining(one, first, elapsed_s, t_s) for name, one in trajectory.limb_poses.items()}
     rows = {name: getattr(trajectory, name)[first:] for name in _BY_ROW}
-    return replace(trajectory, t_s=t_s, gripper=gripper, poses=poses, **rows)
+    return replace(trajectory, t_s=t_s, gripper=gripper, poses=poses, limb_poses=limb_poses, **rows)
+
+
+def _remaining(poses: PoseTrajectory, first: int, elapsed_s: float, t_s: F64) -> PoseTrajectory:
+    """The poses from row ``first`` on, due at times [T - first] from now; the anchor is where the path would be now."""
+    T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
+    anchor = interpolate_poses(T, np.concatenate(([0.0], poses.t_s)), np.array([elapsed_s]))[0]
+    gripper = None if poses.gripper is None else poses.gripper[first:]
+    return PoseTrajectory(poses.T_base_frame[first:], t_s, poses.frame, anchor, gripper)
 
 
 @typed("elapsed_s", "blend_s")

@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, require_type, whole_number
+from strands_cosmos3.checks import F64, finite_array, instance_of, open_fractions, require_type, whole_number
 from strands_cosmos3.control.stops import JointState, StopProfile, quickest_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
@@ -45,7 +45,8 @@ class ExecutorState(StrEnum):
 class ReferenceBlock:
     """The reference at M consecutive physics steps: angles, velocities, accelerations [M, n] and open fractions [M].
 
-    ``nominal_s`` [M] is the unstretched time of the chunk at each step; NaN while braking or holding.
+    Of a robot with another number of grippers than one, open fractions are [M, G]. ``nominal_s`` [M] is the unstretched time
+    of the chunk at each step; NaN while braking or holding.
     """
 
     q_rad: F64
@@ -92,7 +93,7 @@ class Takeover:
         plan, step: The plan that is being followed, and the step at which the next one is to begin.
         n_head, n_motion: Steps between which it follows rows; at the others it brakes or rests.
         motion_s: Time on the motion's clock at that step.
-        gripper: Open fraction at that step.
+        gripper: Open fraction at that step, [] or [G].
     """
 
     limits: JointLimits
@@ -102,7 +103,7 @@ class Takeover:
     n_head: int
     n_motion: int
     motion_s: float
-    gripper: float
+    gripper: F64
 
     @property
     def reference(self) -> JointState:
@@ -120,6 +121,7 @@ class Takeover:
         """
         trajectory = instance_of(trajectory, JointTrajectory, "trajectory")
         self._require_in_range(trajectory.q_rad)
+        self._require_grippers(trajectory.gripper)
         head = None
         try:
             motion = plan_motion(self.reference, trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
@@ -136,7 +138,7 @@ class Takeover:
             return _braking(quickest_stop(self.reference, self.limits), self.gripper, self.dt_s)
         last = len(self.plan) - 1 if self.step >= self.n_motion else self.n_head
         block = self.plan.rows(min(self.step, last), last + 1)
-        return replace(block, gripper=np.full(len(block), self.gripper), nominal_s=np.full(len(block), np.nan))
+        return replace(block, gripper=_held(self.gripper, len(block)), nominal_s=np.full(len(block), np.nan))
 
     def _require_in_range(self, q: F64) -> None:
         limits = self.limits
@@ -149,18 +151,23 @@ class Takeover:
                 f"[{limits.q_min[joint]:.4f}, {limits.q_max[joint]:.4f}]; nothing was changed."
             )
 
+    def _require_grippers(self, gripper: F64 | None) -> None:
+        if gripper is not None and gripper.shape[1:] != self.gripper.shape:
+            have, given = ("a number" if shape == () else list(shape) for shape in (self.gripper.shape, gripper.shape[1:]))
+            raise ControlError(f"a row's grippers are {given}, but the arm's are {have}; nothing was changed.")
+
     def _on_the_clock(self, motion: PlannedMotion, gripper: F64 | None, head: ReferenceBlock | None) -> PreparedMotion:
         """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is this reference."""
         spline, dt_s = motion.spline, self.dt_s
         n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
-        gripper_rows = np.full(n_rows, self.gripper) if gripper is None else gripper[-n_rows:]
+        gripper_rows = _held(self.gripper, n_rows) if gripper is None else gripper[-n_rows:]
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
         at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
         segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
         stop = quickest_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
         into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
-        tail = _braking(stop, float(gripper_rows[-1]), dt_s, into_s)
+        tail = _braking(stop, gripper_rows[-1], dt_s, into_s)
         q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
         body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
         n_head = 0 if head is None else len(head) - 1
@@ -174,7 +181,7 @@ class Executor:
 
     Args:
         limits, dt_s: Limits of the joints and of the hand, and the physics step, at least 0.1 ms.
-        q_rad, gripper: Initial reference [n], at rest, and open fraction.
+        q_rad, gripper: Initial reference [n], at rest, and open fraction, or [G] of another number of grippers than one.
 
     Attributes:
         state: State of the reference.
@@ -183,7 +190,7 @@ class Executor:
             stay inside its range), ``stops``, ``faults``.
     """
 
-    def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float = 1.0):
+    def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
         self.limits = instance_of(limits, JointLimits, "limits")
         self.dt_s = reference_period(dt_s)
         q = finite_array(q_rad, "q_rad", (len(limits.velocity),))
@@ -191,13 +198,11 @@ class Executor:
             raise InputError(f"the arm cannot start here: {outside}. Move it inside first.")
         self.state = ExecutorState.IDLE
         self.counters: Counter[str] = Counter()
-        self._gripper = float(finite_array(gripper, "gripper", ()))
-        if not 0.0 <= self._gripper <= 1.0:
-            raise InputError(f"gripper must be an open fraction in [0, 1] (1 = open), got {self._gripper:g}.")
+        self._gripper = open_fractions(gripper)
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
-        still = ReferenceBlock(q[None].copy(), zeros, zeros, np.array([self._gripper]), np.array([np.nan]))
+        still = ReferenceBlock(q[None].copy(), zeros, zeros, self._gripper[None], np.array([np.nan]))
         self._plan, self._n_head, self._n_motion, self._cursor = still, 0, 0, 0
         self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
         self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
@@ -242,7 +247,7 @@ class Executor:
         """Return the reference ``steps`` from now, if nothing else is taken up before, to plan from."""
         step, plan = self._cursor + whole_number(steps, "steps", 0, _MOST_STEPS), self._plan
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
-        gripper = float(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
+        gripper = np.asarray(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
         return Takeover(self.limits, self.dt_s, plan, step, self._n_head, self._n_motion, motion_s, gripper)
 
     def steps_until(self, prepared: PreparedMotion) -> int:
@@ -317,7 +322,7 @@ class Executor:
         self._before = self._cursor, self._gripper, self._history
         self._history = np.concatenate((self._history, block.q_rad))[-3:]
         self._cursor += n_steps
-        self._gripper = float(block.gripper[-1])
+        self._gripper = np.asarray(block.gripper[-1])
         if self.state is ExecutorState.RUNNING and self._cursor > self._n_motion:
             self.state = ExecutorState.HOLD
             self.counters["holds"] += 1
@@ -368,11 +373,16 @@ class Executor:
         return [name for name, within in named if not within.all()]
 
 
-def _braking(profile: StopProfile, gripper: float, dt_s: float, into_s: float = 0.0) -> ReferenceBlock:
+def _held(gripper: F64, n: int) -> F64:
+    """[n] or [n, G] of the same open fractions."""
+    return np.repeat(gripper[None], n, axis=0)
+
+
+def _braking(profile: StopProfile, gripper: F64, dt_s: float, into_s: float = 0.0) -> ReferenceBlock:
     """A stop on the physics clock; row 0 is ``into_s`` after its start. Its nominal time is NaN."""
     n = int(np.ceil(profile.end_s / dt_s)) + 1
     q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s + into_s)
-    return ReferenceBlock(q, qd, qdd, np.full(n + 1, gripper), np.full(n + 1, np.nan))
+    return ReferenceBlock(q, qd, qdd, _held(np.asarray(gripper), n + 1), np.full(n + 1, np.nan))
 
 
 def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:

@@ -18,10 +18,13 @@ from strands_cosmos3.checks import F64, finite_array, instance_of, positive
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import Arm
 from strands_cosmos3.errors import ControlError, InputError
-from strands_cosmos3.robots.panda import ARM_JOINTS, JointLimits
+from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.robots.servo import FRICTION_SPEED_RAD_S, Compensation, Payload
+from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.types import JointTrajectory
 
+_PANDA = PANDA.limbs[0]
 SECONDS = 6.0
 SWAY_RAD = 0.2
 _ROW_S = 1 / 15
@@ -32,12 +35,11 @@ _MARGIN_S = 0.3  # at both ends, where the filter starts and no delayed referenc
 
 
 def sway(q_start_rad: F64, limits: JointLimits) -> JointTrajectory:
-    """Return the motion [rows, 7] that :func:`identify` makes: each joint sways by up to 0.2 rad at its own rate, for 6 s.
+    """Return the motion [rows, n] that :func:`identify` makes: each joint sways by up to 0.2 rad at its own rate, for 6 s.
 
     Where a joint's range leaves less room, it sways less.
     """
-    q = finite_array(q_start_rad, "q_start_rad", (len(ARM_JOINTS),))
-    instance_of(limits, JointLimits, "limits")
+    q = finite_array(q_start_rad, "q_start_rad", instance_of(limits, JointLimits, "limits").velocity.shape)
     t_s: F64 = _ROW_S * np.arange(1.0, round(SECONDS / _ROW_S) + 1)
     fade = np.minimum(1.0, np.minimum(t_s, SECONDS - t_s))
     room = np.clip(np.minimum(limits.q_max - q, q - limits.q_min) * 0.9, 0.0, SWAY_RAD)
@@ -45,7 +47,9 @@ def sway(q_start_rad: F64, limits: JointLimits) -> JointTrajectory:
     return JointTrajectory(q + room * fade[:, None] * np.sin(2 * np.pi * rate_hz * t_s[:, None]), t_s)
 
 
-def identify(arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64, damping: F64) -> Compensation:
+def identify(
+    arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64, damping: F64, limb: Limb = _PANDA
+) -> Compensation:
     """Move an arm from where it rests, and identify what its controller should compensate.
 
     It moves by up to 0.2 rad for 6 s, longer within tight limits. It must follow references with velocity feed-forward and
@@ -53,9 +57,10 @@ def identify(arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64
 
     Args:
         arm, executor: The arm, at rest, and its executor.
-        model: The controller's model, with the Franka's names.
-        stiffness, damping: [7] torque per error of the arm's servos, in N m/rad and N m s/rad; for MuJoCo's servos
+        model: The controller's model.
+        stiffness, damping: [n] torque per error of the arm's servos, in N m/rad and N m s/rad; for MuJoCo's servos
             ``JointServo.kp`` and ``JointServo.damping``.
+        limb: The arm's limb; by default a Panda's.
 
     Raises:
         ControlError: The arm moved too little to tell, or as :meth:`Executor.accept` and :meth:`Arm.execute`.
@@ -71,29 +76,31 @@ def identify(arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64
         arm.execute(block, before)
         rows.append((block.q_rad[-1], arm.joint_state()[0]))
     q_ref, q = (np.stack(column) for column in zip(*rows, strict=True))
-    return fit(q_ref, q, steps * arm.dt_s, model, stiffness, damping)
+    return fit(q_ref, q, steps * arm.dt_s, model, stiffness, damping, limb)
 
 
-def fit(q_ref_rad: F64, q_rad: F64, dt_s: float, model: mujoco.MjModel, stiffness: F64, damping: F64) -> Compensation:
-    """Fit a :class:`Compensation` to the angles [N, 7] of references and measurements, ``dt_s`` apart; as :func:`identify`.
+def fit(
+    q_ref_rad: F64, q_rad: F64, dt_s: float, model: mujoco.MjModel, stiffness: F64, damping: F64, limb: Limb = _PANDA
+) -> Compensation:
+    """Fit a :class:`Compensation` to the angles [N, n] of references and measurements, ``dt_s`` apart; as :func:`identify`.
 
     Raises:
         ControlError: The joints hardly moved, or the record is shorter than a second.
         InputError: An argument is malformed.
     """
-    q_ref = finite_array(q_ref_rad, "q_ref_rad", (None, len(ARM_JOINTS)))
+    q_ref = finite_array(q_ref_rad, "q_ref_rad", (None, len(instance_of(limb, Limb, "limb").joints)))
     q = finite_array(q_rad, "q_rad", q_ref.shape)
     K, D = (finite_array(gain, name, (q.shape[1],)) for gain, name in ((stiffness, "stiffness"), (damping, "damping")))
     if not ((K > 0).all() and (D >= 0).all()):
         raise InputError(f"stiffness must be above zero and damping at least zero, got {K} and {D}.")
-    unit = Payload(instance_of(model, mujoco.MjModel, "model"), 1.0)
+    unit = Payload(instance_of(model, mujoco.MjModel, "model"), 1.0, limb)
     if len(q) * positive(dt_s, "dt_s") < 1.0 or np.ptp(q_ref, axis=0).max() < SWAY_RAD / 4:
         raise ControlError("the arm moved too little to identify anything; record a second or more of a moving arm.")
     all_s: F64 = np.arange(float(len(q))) * dt_s
     t_s = np.arange(_MARGIN_S, all_s[-1] - _MARGIN_S, 1.0 / _FIT_HZ)
     reference, measured = (_spline(all_s, _smooth(values, dt_s)) for values in (q_ref, q))
     q, qd, qdd = (measured(t_s, order) for order in range(3))
-    nominal, heavier = _dynamics(model, q, qd, qdd)
+    nominal, heavier = _dynamics(model, limb, q, qd, qdd)
     acceleration = _spline(t_s, unit.position_m(q))(t_s, 2)
     friction = _smooth(np.tanh(qd / FRICTION_SPEED_RAD_S), 1.0 / _FIT_HZ)[..., None] * np.eye(q.shape[1])
     rotors = qdd[..., None] * np.eye(q.shape[1])
@@ -112,7 +119,7 @@ def fit(q_ref_rad: F64, q_rad: F64, dt_s: float, model: mujoco.MjModel, stiffnes
         delay_s += step_s * (before - after) / (2 * (before - 2 * at + after))
     delay_s = float(np.clip(delay_s, 0.0, _DELAYS_S[-1]))
     payload_kg, *friction_nm = np.maximum(solve(delay_s)[1][: 1 + q.shape[1]], 0.0)
-    return Compensation(delay_s, float(payload_kg), tuple(map(float, friction_nm)))
+    return Compensation(delay_s, float(payload_kg), tuple(map(float, friction_nm)), q.shape[1])
 
 
 def _smooth(values: F64, dt_s: float) -> F64:
@@ -126,10 +133,10 @@ def _spline(t_s: F64, values: F64) -> Callable[..., F64]:
     return made
 
 
-def _dynamics(model: mujoco.MjModel, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
-    """Torques [N, 7] of the model's motion without damping and with its weight carried, and what the links alone add."""
-    data, addresses = mujoco.MjData(model), [model.joint(name).qposadr[0] for name in ARM_JOINTS]
-    dof = np.array([model.joint(name).dofadr[0] for name in ARM_JOINTS])
+def _dynamics(model: mujoco.MjModel, limb: Limb, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
+    """Torques [N, n] of the model's motion without damping and with its weight carried, and what the links alone add."""
+    data, addresses = mujoco.MjData(model), [model.joint(name).qposadr[0] for name in limb.joints]
+    dof = np.array([model.joint(name).dofadr[0] for name in limb.joints])
     moving, resting, links = np.zeros(model.nv), np.zeros(model.nv), np.empty((2, *q_rad.shape))
     for k in range(len(q_rad)):
         data.qpos[addresses], data.qvel[dof], data.qacc[dof] = q_rad[k], 0.0, 0.0

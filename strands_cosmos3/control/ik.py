@@ -18,7 +18,7 @@ import qpsolvers
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.lm import LevenbergMarquardt
@@ -184,8 +184,13 @@ class MinkIKBridge:
 
     def _self_motion(self, angles_rad: F64) -> F64:
         """Return the step [n] towards the posture, of which a row makes the part in the null space."""
-        step = POSTURE_GAIN * (self.posture_rad - angles_rad)
-        return step * min(1.0, _POSTURE_STEP_RAD / max(float(np.abs(step).max()), 1e-12))
+        return posture_step(self.posture_rad, angles_rad)
+
+    def linearize(self, T_world_ee: F64, q_rad: F64, angles_rad: F64) -> tuple[F64, F64]:
+        """Return the error [6] (m, rad, in world axes) of angles [n] and its Jacobian [6, n]; other joints as in ``q_rad``."""
+        require_rows(self.model.nq, q_rad)
+        require_rows(len(self._joints), angles_rad)
+        return self._lm.linearize(rigid(T_world_ee, "T_world_ee", leading=0), q_rad, angles_rad)
 
     @property
     def body_id(self) -> int:
@@ -204,18 +209,21 @@ class MinkIKBridge:
         return trailing(value, name, (self.model.nq,), leading=0)
 
     def frame_in_ee(self, body_name: str, qpos: F64) -> F64:
-        """Return the pose [4, 4] ``T_ee_body`` of a body that is rigidly attached to the driven frame.
+        """Return the pose [4, 4] ``T_ee_body`` of a body, or a site, that is rigidly attached to the driven frame.
 
         Raises:
-            FrameError: There is no such body, or a joint lies between the two.
+            FrameError: There is no such body or site, or a joint lies between the two.
         """
-        body = _frame_id(self.model, body_name, "body")
+        site = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SITE, instance_of(body_name, str, "body_name"))
+        body = _frame_id(self.model, body_name, "body") if site < 0 else int(self.model.site_bodyid[site])
         if self.model.body_weldid[body] != self.model.body_weldid[self.body_id]:
             raise FrameError(
                 f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, or a frame fixed to it."
             )
         T_world_ee, T_world_body = self.ee_pose(qpos), np.eye(4)
-        T_world_body[:3, :3], T_world_body[:3, 3] = self._lm.data.xmat[body].reshape(3, 3), self._lm.data.xpos[body]
+        of, at = self._lm.data, body if site < 0 else site
+        T_world_body[:3, :3] = (of.xmat if site < 0 else of.site_xmat)[at].reshape(3, 3)
+        T_world_body[:3, 3] = (of.xpos if site < 0 else of.site_xpos)[at]
         return np.linalg.inv(T_world_ee) @ T_world_body
 
     def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
@@ -395,6 +403,13 @@ class MinkIKBridge:
         best[self.q_address] = np.clip(best[self.q_address], lower, upper)  # removes the solver's tolerance, a few ulp
         residual_m, residual_rad = self._lm.residual(target, best)  # the twist's length is not the distance
         return best, residual_m, residual_rad, iteration
+
+
+def posture_step(posture_rad: F64, angles_rad: F64) -> F64:
+    """Return the step [n] towards a posture that a row covers at most."""
+    require_rows(len(angles_rad), posture_rad)
+    step = POSTURE_GAIN * (posture_rad - angles_rad)
+    return step * min(1.0, _POSTURE_STEP_RAD / max(float(np.abs(step).max()), 1e-12))
 
 
 def _at_bound(angles: F64, lower: F64, upper: F64) -> bool:

@@ -1,8 +1,8 @@
 """Inverse kinematics of a robot's limbs: poses of every limb in, the angles of all joints out.
 
-Limbs are independent chains, so each is solved alone, exactly as a single arm is. What they have in common is the time: all
-joints form one trajectory, and one factor stretches it for all of them, so that two hands keep their relative pose. Limbs are
-joined with an embodiment's columns by name.
+Independent limbs are solved alone, each exactly as a single arm is; limbs that share joints, such as a waist, are solved
+together. All joints form one trajectory, and one factor stretches its time for all of them, so that two hands keep their
+relative pose. Limbs are joined with an embodiment's columns by name.
 
 Legend: L limbs in the robot's order, T rows, n joints of all limbs, nq the model's configuration.
 """
@@ -21,19 +21,21 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.actions.decode import LimbPoses, decode_limbs, to_frame
 from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.checks import F64, positive, typed
+from strands_cosmos3.checks import F64, of_grippers, positive, typed
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
-from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
+from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, START_TOLERANCE_RAD, IKSolution, MinkIKBridge
+from strands_cosmos3.control.look_ahead import StepBounds
+from strands_cosmos3.control.stacked import StackedSolver
 from strands_cosmos3.control.targets import MAX_STRETCH
 from strands_cosmos3.embodiments import LimbColumns
-from strands_cosmos3.errors import InputError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
-from strands_cosmos3.types import ActionChunk, JointTrajectory
+from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 
 __all__ = ["LimbIK", "LimbPlan", "LimbSolution"]
 
@@ -75,8 +77,8 @@ class LimbPlan:
     """A chunk as motion of all limbs.
 
     Args:
-        trajectory: Angles [T, n] of all joints, limb by limb; residuals are the worst limb's. Its ``gripper`` is that of the
-            only limb, else None.
+        trajectory: Angles [T, n] of all joints, limb by limb; residuals are the worst limb's. Its ``gripper`` is [T] of a robot
+            with one gripper, [T, G] of another number of them, and None if the rows move none.
         poses: The commanded poses of each limb's Cosmos frame in its base; ``poses.grippers`` [T, G].
         solution: The solution of the inverse kinematics.
     """
@@ -94,13 +96,14 @@ class LimbIK:
         check_collisions: Whether rows are checked for collisions, of limbs with each other as well. A single arm looks for a
             way around; several limbs are stopped together.
         model: The robot's model, if it is compiled already.
+        shared_weight: How readily joints turn that limbs share, from 0 (they stay where they are) to 1 (as all others).
 
     Attributes:
         limits: Limits of all joints, limb by limb, for :func:`control.trajectory.plan_motion`.
         bridges: The solver of each limb, by name.
         q_address: [n] addresses of the joints in ``qpos``.
         home: [nq] configuration at home, grippers open; T_world_base: [4, 4] pose of each limb's base, by name.
-        between: The check of several limbs; None for one, or if it is off.
+        between: The check of several limbs; None for one, if it is off, or if the model has no collision geometry.
 
     Raises:
         ConfigError, UnknownNameError, InputError, FrameError: The robot or its model cannot be used.
@@ -108,13 +111,18 @@ class LimbIK:
 
     @typed()
     def __init__(
-        self, robot: RobotSpec | str | Path = "panda", check_collisions: bool = True, model: mujoco.MjModel | None = None
+        self,
+        robot: RobotSpec | str | Path = "panda",
+        check_collisions: bool = True,
+        model: mujoco.MjModel | None = None,
+        shared_weight: float = 0.0,
     ):
         self.robot = get_robot(robot)
         self.model = load_robot(self.robot) if model is None else model
         alone = len(self.robot.limbs) == 1
         limits = robot_limits(self.model, self.robot)
-        self.limits: JointLimits = next(iter(limits.values())) if alone else joined_limits(list(limits.values()))
+        of_limbs = [limb.joints for limb in self.robot.limbs]
+        self.limits: JointLimits = next(iter(limits.values())) if alone else joined_limits(list(limits.values()), of_limbs)
         self.home: F64 = home_configuration(self.model, self.robot)
         self.T_world_base: Mapping[str, F64] = {limb.name: base_pose(self.model, limb) for limb in self.robot.limbs}
         self.bridges = {
@@ -128,9 +136,13 @@ class LimbIK:
             )
             for limb in self.robot.limbs
         }
-        self.q_address: NDArray[np.intp] = np.concatenate([bridge.q_address for bridge in self.bridges.values()])
         joints = [self.model.joint(name).id for name in self.robot.joints]
-        self.between = CollisionCheck(self.model, joints) if check_collisions and not alone else None
+        self.q_address: NDArray[np.intp] = self.model.jnt_qposadr[joints].astype(np.intp)
+        if not 0 <= shared_weight <= 1:
+            raise InputError(f"shared_weight must be between 0 and 1, got {shared_weight!r}.")
+        self.shared_weight = shared_weight
+        between = CollisionCheck(self.model, joints) if check_collisions and not alone else None
+        self.between = between if between is not None and len(between.pairs) else None
 
     def forward(self, qpos: F64) -> dict[str, F64]:
         """Return the pose [4, 4] of each limb's frame in its base, at a configuration [nq]."""
@@ -156,6 +168,8 @@ class LimbIK:
         targets = self._in_world(T_base_frame)
         q = next(iter(self.bridges.values())).configuration(q_init, "q_init")
         dt_s = None if dt_s is None else positive(dt_s, "dt_s")
+        if self.robot.shared_joints:
+            return self._stopped_together(targets, q, self._solve_stacked(targets, q, dt_s))
         found = {name: bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()}
         rows = np.repeat(q[None], len(next(iter(targets.values()))), axis=0)
         for name, bridge in self.bridges.items():
@@ -163,6 +177,35 @@ class LimbIK:
         if self.between is None:
             return LimbSolution(rows, found, next(iter(found.values())).collision)
         return self._stopped_together(targets, q, LimbSolution(rows, found, self.between.examine(q, rows)))
+
+    def _solve_stacked(self, targets: dict[str, F64], q: F64, dt_s: float | None) -> LimbSolution:
+        """Solve for all limbs together; shared joints turn as readily as ``shared_weight`` lets them."""
+        limits, start, names = self.limits, q[self.q_address], self.robot.joints
+        if (outside := limits.outside(start, START_TOLERANCE_RAD)) is not None:
+            raise InputError(f"the rows cannot start here: {outside}. Move the arms inside first, e.g. to their home.")
+        low, high = limits.q_min + LIMIT_MARGIN_RAD, limits.q_max - LIMIT_MARGIN_RAD
+        reach = None if dt_s is None else limits.velocity * dt_s
+        bounds = StepBounds(np.minimum(low, start), np.maximum(high, start), reach)
+        own = {limb.name: np.array([names.index(joint) for joint in limb.joints]) for limb in self.robot.limbs}
+        weight = np.array([self.shared_weight if name in self.robot.shared_joints else 1.0 for name in names])
+        posture = start.copy()
+        for name, joints in own.items():
+            posture[joints] = self.bridges[name].posture_rad
+        solver = StackedSolver([bridge.linearize for bridge in self.bridges.values()], list(own.values()), weight)
+        angles, iterations = solver.solve(list(targets.values()), q, start, bounds, posture)
+        rows = np.repeat(q[None], len(angles), axis=0)
+        rows[:, self.q_address] = angles
+        before = np.vstack((start, angles[:-1]))
+        ends = np.array([bounds.around(row) for row in before])
+        at_bound = (weight > 0) & ((angles <= ends[:, 0] + 1e-9) | (angles >= ends[:, 1] - 1e-9))
+        by_limb = {
+            name: IKSolution(
+                rows, *bridge.residuals(targets[name], rows), np.asarray(at_bound[:, own[name]].any(axis=1)), iterations
+            )
+            for name, bridge in self.bridges.items()
+        }
+        report = CollisionReport() if self.between is None else self.between.examine(q, rows)
+        return LimbSolution(rows, by_limb, report)
 
     def _in_world(self, T_base_frame: object) -> dict[str, F64]:
         names = list(self.bridges)
@@ -185,6 +228,15 @@ class LimbIK:
             residual_m, residual_rad = self.bridges[name].residuals(targets[name], rows)
             by_limb[name] = replace(one, q_rad=rows, residual_m=residual_m, residual_rad=residual_rad)
         return LimbSolution(rows, by_limb, replace(report, held_from=held_from))
+
+    def _grippers(self, driven: Mapping[str, PoseTrajectory]) -> F64 | None:
+        """Open fractions of the robot's grippers, or None if the rows move none of them."""
+        columns = {limb.name: driven[limb.name].gripper for limb in self.robot.limbs if limb.gripper is not None}
+        moved = [column for column in columns.values() if column is not None]
+        if moved and len(moved) < len(columns):
+            still = ", ".join(name for name, column in columns.items() if column is None)
+            raise ConfigError(f"the rows do not move the gripper of {still}, but others of {self.robot.name!r}.")
+        return of_grippers(np.stack(moved, axis=-1)) if moved else None
 
     @typed()
     def plan(
@@ -216,7 +268,7 @@ class LimbIK:
         trajectory = JointTrajectory(
             solution.q_rad[:, self.q_address],
             chunk.row_times_s,
-            None if only is None else only.gripper,
+            self._grippers(driven),
             only,
             solution.residual_m.max(axis=0),
             solution.residual_rad.max(axis=0),
@@ -224,5 +276,6 @@ class LimbIK:
             np.asarray(solution.clamped.any(axis=0)),
             t_capture_s,
             solution.collision,
+            {} if only is not None else driven,
         )
         return LimbPlan(trajectory, poses, solution)

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Protocol, TypeVar
 
@@ -70,15 +70,15 @@ class Arm(Protocol):
         """Time on the arm's clock: simulated, or monotonic."""
         ...
 
-    def joint_state(self) -> tuple[F64, F64, float]:
-        """Measured angles [n] in rad, velocities [n] in rad/s, and the gripper's open fraction."""
+    def joint_state(self) -> tuple[F64, F64, float | F64]:
+        """Measured angles [n] in rad, velocities [n] in rad/s, and the gripper's open fraction ([G] of other than one)."""
         ...
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         """Follow the references at the ends of the next M steps of ``dt_s``; ``before`` is the one at their beginning.
 
         Returns:
-            Measured angles [M, n] and open fractions [M].
+            Measured angles [M, n] and open fractions [M], or [M, G].
 
         Raises:
             ActuatorGuardError: A reference must not be followed. No part of the block was followed.
@@ -180,7 +180,7 @@ class AcceptedChunk:
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning.
         q_reference_rad, T_base_anchor: The reference [n] at the observation, and the pose [4, 4] that the chunk departs from;
-            None for a plan without poses.
+            None for a plan without poses, or of several limbs, whose anchors are in ``limb_anchors``.
     """
 
     plan: JointTrajectory
@@ -192,11 +192,12 @@ class AcceptedChunk:
     wall_ms: float
     q_reference_rad: F64
     T_base_anchor: F64 | None
+    limb_anchors: Mapping[str, F64] = field(default_factory=dict[str, F64])
 
 
 @dataclass(frozen=True, eq=False)
 class Tick:
-    """The references handed to the arm in one tick, and the angles [M, n] and open fractions [M] measured after each."""
+    """The references handed to the arm in one tick, and the angles [M, n] and open fractions ([M], [M, G]) measured after."""
 
     block: ReferenceBlock
     q_rad: F64
@@ -461,7 +462,8 @@ class ControlLoop:
             since_s = takeover.motion_s - pending.motion_s
             timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms
             anchor = None if plan.poses is None else plan.poses.T_base_anchor
-            self._on_accepted(AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchor), begun)
+            anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
+            self._on_accepted(AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchor, anchors), begun)
         return True
 
     def _plan_ahead(self, plan: JointTrajectory, pending: PendingInference, ticks: int) -> PendingPlan:

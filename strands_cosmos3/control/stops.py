@@ -18,7 +18,7 @@ from strands_cosmos3.robots.panda import JointLimits
 
 __all__ = ["JointState", "StopProfile", "braking_position", "plan_stop"]
 
-RANGE_TOLERANCE_RAD = 2e-7  # a stop may turn this far beyond a joint's end, where the acceleration has yet to fade
+RANGE_TOLERANCE_RAD = 5e-10  # beyond a joint's end, for rounding: a row may lie at the end
 _STOP_S = (0.0, 0.05, 0.065, 0.08, 0.1, 0.125, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.65)
 _FEW_STOPS_S = (0.25, 0.5, 0.125, 0.065, 0.0)
 _GENTLEST = 0.02  # of a joint's acceleration limit

@@ -103,7 +103,8 @@ def decode_cosmos_chunk_to_targets(
         raise ActionSpaceError("joint_pos rows are joint angles: command them directly. IK is for 'midtrain' and 'pose_abs'.")
     stats = stats_of_domain(embodiment, stats, stats_domain)
     chunk = ActionChunk(action_chunk, space, embodiment, fps)
-    solve = _solve_reanchored if reanchor and space.name == "midtrain" else _solve
+    again = instance_of(reanchor, bool, "reanchor") and space.name == "midtrain"
+    solve = _solve_reanchored if again else _solve
     cosmos, _, solution = solve(chunk, ik_bridge, q, stats, 1.0)
     residual = vars(ErrorSummary.of(solution.residual_m, solution.residual_rad))
     account = {"converged": solution.converged, "clamped": solution.clamped, "off_pose": solution.residual_m > OFF_POSE_M}

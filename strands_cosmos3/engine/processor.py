@@ -15,7 +15,15 @@ import torch
 from strands_cosmos3.actions.normalization import Affine, Method
 from strands_cosmos3.actions.stats import ActionStats, load_action_stats
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.embodiments import MODEL_GRIPPER, CameraRig, Embodiment, GripperConvention, get_embodiment, raw_embodiment
+from strands_cosmos3.embodiments import (
+    DROID_RIG,
+    MODEL_GRIPPER,
+    CameraRig,
+    Embodiment,
+    GripperConvention,
+    get_embodiment,
+    raw_embodiment,
+)
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_frames
 from strands_cosmos3.engine.inputs import CallSettings, ProcessedInput
@@ -315,7 +323,7 @@ class Cosmos3PolicyProcessor:
             num_frames=call.action_chunk + 1,
             fps=call.fps,
             canvas_hw=(hw[0], hw[1]),
-            droid_layout=call.embodiment.rig is not None and call.view == "concat",
+            droid_layout=call.embodiment.rig == DROID_RIG and call.view == "concat",
         )
 
     def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ from strands_cosmos3.evaluation.plan import TABLE, Assignment, goal_instruction,
 from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.sim.episode import physics_steps_per_tick
-from strands_cosmos3.sim.tasks import TASKS
+from strands_cosmos3.sim.tasks import CUBE_TASKS
 
 BACKENDS = ("scripted", "native", "diffusers", "service", "python")
 MODEL_BACKENDS = ("native", "diffusers")
@@ -108,7 +108,7 @@ class Settings:
     protocol: str = "openpi"
 
     def __post_init__(self) -> None:
-        known = LIBERO_TASKS if self.is_libero else TASKS
+        known = LIBERO_TASKS if self.is_libero else CUBE_TASKS
         if not self.tasks or "" in self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(known)}, each once.")
         for task in self.tasks:

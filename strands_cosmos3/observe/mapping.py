@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import of_grippers
 from strands_cosmos3.embodiments import (
     JOINT_POS,
     MODEL_GRIPPER,
@@ -39,10 +40,14 @@ GRIPPER_UNITS: Mapping[str, GripperConvention] = MappingProxyType(
 """How a robot may count its gripper: 1 = open; 1 = closed; metres a Panda's finger is out; its tendon actuator's 0..255."""
 
 
-def _limb_keys(limb: Limb) -> dict[str, str]:
-    """Canonical name -> the limb's joint, and its gripper's first."""
-    joints = {f"joint_{i}": name for i, name in enumerate(limb.joints)}
-    return joints if limb.gripper is None else {**joints, _GRIPPER: limb.gripper.joints[0]}
+def _limb_keys(limb: Limb, prefix: str = "") -> dict[str, str]:
+    """Canonical name -> the limb's joint, and its gripper's first; of one limb of several with its name as a prefix."""
+    joints = {f"{prefix}joint_{i}": name for i, name in enumerate(limb.joints)}
+    return joints if limb.gripper is None else {**joints, f"{prefix}{_GRIPPER}": limb.gripper.joints[0]}
+
+
+def _prefix(limb: Limb, limbs: tuple[Limb, ...]) -> str:
+    return "" if len(limbs) == 1 else f"{limb.name}_"
 
 
 _PANDA_KEYS = _limb_keys(PANDA.limbs[0])
@@ -58,6 +63,7 @@ class RobotMapping:
         cameras: Where to find the views.
         observed_gripper: Unit of the observation's gripper.
         commanded_gripper: Unit of the action's gripper.
+        gripper_units: Instead of both, by the gripper's canonical name, of a robot with several.
     """
 
     observed: Mapping[str, str]
@@ -65,11 +71,17 @@ class RobotMapping:
     cameras: CameraMapping
     observed_gripper: GripperConvention = MODEL_GRIPPER
     commanded_gripper: GripperConvention = MODEL_GRIPPER
+    gripper_units: Mapping[str, GripperConvention] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def joints(self) -> tuple[str, ...]:
-        """Canonical names of the joints, base first."""
-        return tuple(name for name in self.observed if name != _GRIPPER)
+        """Canonical names of the joints, base first, limb by limb."""
+        return tuple(name for name in self.observed if not name.endswith(_GRIPPER))
+
+    @property
+    def grippers(self) -> tuple[str, ...]:
+        """Canonical names of the grippers, limb by limb."""
+        return tuple(name for name in self.observed if name.endswith(_GRIPPER))
 
     @property
     def joint_keys(self) -> list[str]:
@@ -103,21 +115,26 @@ class RobotMapping:
         missing = None if state else 0.0
         q = [self._number(flat, key, missing) for key in self.joint_keys]
         qd = [self._number(flat, f"{key}.vel", default=0.0) for key in self.joint_keys]
-        has_gripper = state or self.observed[_GRIPPER] in flat
-        gripper = float(self.observed_gripper.to_fraction(self._number(flat, self.observed[_GRIPPER]))) if has_gripper else 1.0
+        opening = [
+            float(self.gripper_units.get(name, self.observed_gripper).to_fraction(self._number(flat, self.observed[name])))
+            if state or self.observed[name] in flat
+            else 1.0
+            for name in self.grippers
+        ]
+        gripper = of_grippers(np.array(opening))
         views = self.cameras.read(flat) if images else {}
         return Observation(np.array(q), gripper, views, np.array(qd), t_capture_s, t_motion_s)
 
-    def write(self, q_rad: NDArray[np.float64], gripper: float | None) -> dict[str, float]:
-        """One step of actions, as Python floats: joint angles [rad] and the gripper in the robot's own unit."""
+    def write(self, q_rad: NDArray[np.float64], gripper: float | NDArray[np.float64] | None) -> dict[str, float]:
+        """One step of actions, as Python floats: joint angles [rad] and the gripper(s) in the robot's own unit."""
         step = {self.commanded[name]: float(angle) for name, angle in zip(self.joints, q_rad, strict=True)}
-        if gripper is not None:
-            step[self.commanded[_GRIPPER]] = float(self.commanded_gripper.from_fraction(gripper))
+        for name, opening in zip(self.grippers, () if gripper is None else np.atleast_1d(gripper), strict=gripper is not None):
+            step[self.commanded[name]] = float(self.gripper_units.get(name, self.commanded_gripper).from_fraction(opening))
         return step
 
     def with_unit_of(self, other: RobotMapping) -> RobotMapping:
         """Return this mapping with the unit of another one's commanded gripper, if both command the same key."""
-        same = self.commanded[_GRIPPER] == other.commanded[_GRIPPER]
+        same = self.commanded.get(_GRIPPER) == other.commanded.get(_GRIPPER)
         return replace(self, commanded_gripper=other.commanded_gripper) if same else self
 
     def require_state(self, names: Collection[str]) -> None:
@@ -158,7 +175,7 @@ def resolve_mapping(
     """Return the mapping for a robot: its built-in one, or the user's state keys in order; explicit entries win.
 
     Args:
-        robot: Name of a robot of one limb, or None.
+        robot: Name of a robot, or None. Of several limbs, canonical names begin with the limb's: ``left_joint_0``.
         state_keys: Seven joints and a gripper, in order; a robot keeps its own.
         observation_mapping: Canonical or view name -> key of the observation; for cameras also the other way round, as
             strands-robots writes it: camera -> ``observation/wrist_image_left``.
@@ -173,40 +190,48 @@ def resolve_mapping(
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
-    keys = _keys_of(limb := _limb_of(robot), state_keys)
+    keys = _keys_of(limbs := _limbs_of(robot), state_keys)
     states, views = split_observation_mapping(observation_mapping, cameras_of(rig))
     observed = {**keys, **states}
     commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in CANONICAL}}
     for what, entries in (("observation_mapping", observed), ("action_mapping", commanded)):
         _require_injective(what, entries)
+    cameras = cameras_of(rig).with_mapped(views)
+    if len(limbs) > 1:
+        own = {f"{_prefix(limb, limbs)}{_GRIPPER}": limb.gripper.opening for limb in limbs if limb.gripper is not None}
+        units = {} if observed_gripper or commanded_gripper else own
+        return RobotMapping(
+            observed, commanded, cameras, _gripper(observed_gripper, "", None), _gripper(commanded_gripper, "", None), units
+        )
+    limb = limbs[0] if limbs else None
     return RobotMapping(
         observed,
         commanded,
-        cameras_of(rig).with_mapped(views),
+        cameras,
         _gripper(observed_gripper, observed[_GRIPPER], limb),
         _gripper(commanded_gripper, commanded[_GRIPPER], limb),
     )
 
 
-def _limb_of(robot: str | None) -> Limb | None:
-    """The only limb of a robot, which must have a gripper."""
+def _limbs_of(robot: str | None) -> tuple[Limb, ...]:
+    """The limbs of a robot, which must have grippers."""
     if robot is None:
-        return None
+        return ()
     try:
-        limb = get_robot(robot).limb()
+        limbs = get_robot(robot).limbs
     except (UnknownNameError, InputError, ConfigError, ResourceNotFoundError) as error:
         raise ConfigError(f"robot {robot!r} has no built-in mapping: {error} Or give None with state keys.") from None
-    if limb.gripper is None:
+    if any(limb.gripper is None for limb in limbs):
         raise ConfigError(f"robot {robot!r} has no gripper, and a policy commands one; give None with state keys.")
-    return limb
+    return limbs
 
 
-def _keys_of(limb: Limb | None, state_keys: Sequence[str] | None) -> dict[str, str]:
+def _keys_of(limbs: tuple[Limb, ...], state_keys: Sequence[str] | None) -> dict[str, str]:
     """Canonical name -> the robot's key."""
     if state_keys is not None:
         require_state_keys(state_keys)
-    if limb is not None:
-        return _limb_keys(limb)
+    if limbs:
+        return {name: key for limb in limbs for name, key in _limb_keys(limb, _prefix(limb, limbs)).items()}
     keys = CANONICAL if state_keys is None else state_keys
     if len(keys) != len(CANONICAL):
         raise InputError(

@@ -17,7 +17,6 @@ from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.robots.spec import Limb, RobotSpec
-from strands_cosmos3.robots.spec_file import model_file
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
 
 _START_TOLERANCE_RAD = 0.02
@@ -31,7 +30,7 @@ class PolicyArm:
         limits: Joint limits; None is the Panda's table.
         servo_lead: Whether targets for a bound simulator's position servos lead the motion by those servos' lag.
         obstacles: What it must not meet; None is what :meth:`surround` tells, else nothing.
-        robot: The robot, of one limb.
+        robot: The robot, of one limb; ``LimbArm`` is for several.
 
     Raises:
         ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
@@ -47,9 +46,7 @@ class PolicyArm:
     ):
         self._model, self._limits, self._takes_obstacles = arm_model, limits, obstacles is None
         self._robot = get_robot(robot)
-        self._limb = self._robot.limb()
         self._build(tuple(obstacles or ()))
-        self._q_open = _fingers_open(self._bridge.model, self._limb)
         self._servo_lead = servo_lead
         self._lead_s: F64 | None = None
         self._foreign: ConfigError | None = None
@@ -59,24 +56,38 @@ class PolicyArm:
         with needed_by("joint angles"):
             from strands_cosmos3.control.ik import MinkIKBridge
             from strands_cosmos3.robots.limits import limits_of_arm
-            from strands_cosmos3.robots.model import load_model
-        self._obstacles, limb = obstacles, self._limb
-        model = load_model(model_file(self._robot.model[0]) if self._model is None else self._model, obstacles)
+            from strands_cosmos3.robots.model import load_model, load_with_obstacles
+        self._obstacles, self._limb = obstacles, self._robot.limb()
+        limb, own = self._limb, self._model is None
+        model = load_with_obstacles(None, self._robot, obstacles) if own else load_model(self._model, obstacles)
         limits = limits_of_arm(model, self._robot) if self._limits is None else self._limits
         self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits)
+        self._all_limits: JointLimits = self._bridge.limits
+        self._q_open = _fingers_open(model, limb)
 
     def surround(self, obstacles: Sequence[Obstacle]) -> None:
         """Take what a robot knows of its surroundings, unless obstacles were given or the model is compiled and has its own."""
         from strands_cosmos3.robots.model import is_compiled
 
         if self._takes_obstacles and not is_compiled(self._model) and tuple(obstacles) != self._obstacles:
-            posture_rad = self._bridge.posture_rad
+            postures = self._postures()
             self._build(tuple(obstacles))
-            self._bridge.posture_rad = posture_rad
+            self._set_postures(postures)
+
+    def _postures(self) -> list[F64]:
+        return [self._bridge.posture_rad]
+
+    def _set_postures(self, postures: list[F64]) -> None:
+        (self._bridge.posture_rad,) = postures
 
     def reset(self) -> None:
         """Start a new episode: its first configuration becomes the posture that redundant joints are drawn to."""
         self._begun = False
+
+    def known(self, observation: Observation, embodiment: Embodiment) -> dict[str, Any]:
+        """Return what a :class:`~strands_cosmos3.types.Request` says of the arm: its gripper, its pose and the anchor's."""
+        poses = {"T_base_cosmos": self.T_base_cosmos, "T_base_anchor": self.T_base_anchor}
+        return {"gripper": observation.gripper, **{name: pose(observation, embodiment) for name, pose in poses.items()}}
 
     def T_base_cosmos(self, observation: Observation, embodiment: Embodiment) -> F64:
         """Return the measured pose [4, 4] of the frame whose deltas the model predicts."""
@@ -118,7 +129,7 @@ class PolicyArm:
 
     def steps(self, plan: JointTrajectory, observation: Observation, hz: float | None) -> tuple[JointTrajectory, F64]:
         """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
-        return (plan, plan.t_s) if hz is None else resample(plan, observation, hz, self._bridge.limits, self._lead_s)
+        return (plan, plan.t_s) if hz is None else resample(plan, observation, hz, self._all_limits, self._lead_s)
 
     def bind_model(self, model: Any, namespace: str, joints: Sequence[str], gripper: str) -> GripperConvention | None:
         """Bind the arm that a simulator drives; return its gripper's unit, or None to keep the present one.
@@ -135,7 +146,7 @@ class PolicyArm:
             self._foreign = error
             raise
         self._lead_s = servo_lead_of(model, namespace, joints) if self._servo_lead else None
-        return driven_gripper(model, namespace, gripper)
+        return driven_gripper(model, namespace, gripper, self._limb.gripper)
 
     def require_known(self) -> None:
         """Raise the error with which :meth:`bind_model` refused the simulator's arm, if it did."""
@@ -143,14 +154,18 @@ class PolicyArm:
             raise self._foreign
 
     def _configuration(self, q_rad: F64) -> F64:
-        """[nq] of the arm's model, from angles in range, to a tolerance. Fingers are open, as wide as they can meet things."""
-        q = self._q_open.copy()
-        if len(q_rad) != len(self._bridge.q_address):
-            raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._bridge.q_address)}.")
-        if (outside := self._bridge.limits.outside(q_rad, _START_TOLERANCE_RAD)) is not None:
-            raise ObservationError(f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe 'home'.")
-        q[self._bridge.q_address] = q_rad
-        return q
+        return configuration(self._q_open, self._bridge.q_address, self._all_limits, q_rad)
+
+
+def configuration(q_open: F64, q_address: Any, limits: JointLimits, q_rad: F64) -> F64:
+    """[nq] of an arm's model, from angles in range, to a tolerance. Fingers are open, as wide as they can meet things."""
+    q = q_open.copy()
+    if len(q_rad) != len(q_address):
+        raise InputError(f"{len(q_rad)} joint angles for an arm of {len(q_address)}.")
+    if (outside := limits.outside(q_rad, _START_TOLERANCE_RAD)) is not None:
+        raise ObservationError(f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe 'home'.")
+    q[q_address] = q_rad
+    return q
 
 
 def _fingers_open(model: Any, limb: Limb) -> F64:

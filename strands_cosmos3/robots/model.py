@@ -21,11 +21,10 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.assembly import set_servos
+from strands_cosmos3.robots.assembly import assembled, complete, narrow_ranges, set_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.chain import SerialChain
-from strands_cosmos3.robots.spec import ModelPart, RobotSpec
-from strands_cosmos3.robots.spec_file import model_file
+from strands_cosmos3.robots.spec import RobotSpec
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 
@@ -103,12 +102,34 @@ def load_model(spec: str | Path | mujoco.MjModel | None = None, obstacles: Seque
         if not obstacles:
             return mujoco.MjModel.from_xml_path(str(path))
         arm = mujoco.MjSpec.from_file(str(path))
-        for box in obstacles:
-            size, turned = np.array(box.size_m) / 2, [np.cos(box.yaw_rad / 2), 0.0, 0.0, np.sin(box.yaw_rad / 2)]
-            arm.worldbody.add_geom(name=box.name, type=mujoco.mjtGeom.mjGEOM_BOX, size=size, pos=box.center_m, quat=turned)
+        _add_obstacles(arm, obstacles)
         return arm.compile()
     except (ValueError, mujoco.FatalError) as error:
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+
+
+def _add_obstacles(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> None:
+    for box in obstacles:
+        size, turned = np.array(box.size_m) / 2, [np.cos(box.yaw_rad / 2), 0.0, 0.0, np.sin(box.yaw_rad / 2)]
+        arm.worldbody.add_geom(name=box.name, type=mujoco.mjtGeom.mjGEOM_BOX, size=size, pos=box.center_m, quat=turned)
+
+
+@typed()
+def load_with_obstacles(
+    spec: str | Path | mujoco.MjModel | None, robot: RobotSpec, obstacles: Sequence[Obstacle]
+) -> mujoco.MjModel:
+    """Load a robot's model, which may consist of several files, with obstacles; arguments and errors as :func:`load_model`."""
+    if isinstance(spec, mujoco.MjModel):
+        return load_model(spec, obstacles)
+    arm = load_spec(spec, robot)
+    _add_obstacles(arm, obstacles)
+    try:
+        model = arm.compile()
+    except (ValueError, mujoco.FatalError) as error:
+        raise ConfigError(f"MuJoCo cannot compile the model of robot {robot.name!r}: {error}") from error
+    for limb in robot.limbs if spec is None else ():
+        narrow_ranges(model, limb)
+    return model
 
 
 def is_compiled(spec: object) -> bool:
@@ -121,25 +142,22 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
     """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``; None is the robot's own.
 
     Raises:
-        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the robot's names; the robot has several limbs or
-            models; others as :func:`model_path`.
+        ConfigError: MuJoCo cannot read the file, it is compiled, or it lacks the robot's names; others as :func:`model_path`.
     """
-    limb = robot.limb()
-    if robot.model != (ModelPart(robot.model[0].file),):
-        raise ConfigError(f"a scene needs a robot of one model, at the origin and without a prefix; {robot.name!r} is another.")
-    path = model_file(robot.model[0]) if spec is None or spec == robot.name else model_path(spec)
-    if path.suffix.lower() != ".xml":
+    path = None if spec is None or spec == robot.name else model_path(spec)
+    if path is not None and path.suffix.lower() != ".xml":
         raise ConfigError(f"a scene needs the arm as an .xml file; {str(path)!r} is already compiled.")
-    try:
-        arm = mujoco.MjSpec.from_file(str(path))
-    except (ValueError, mujoco.FatalError) as error:
-        raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
-    set_servos(arm, limb)
-    fingers, grippers = ((), ()) if limb.gripper is None else (limb.gripper.joints, (limb.gripper.actuator,))
-    wanted = {"body": (limb.frame,), "joint": (*limb.joints, *fingers), "actuator": (*limb.actuators, *grippers)}
-    missing = [f"{kind} {name!r}" for kind, names in wanted.items() for name in names if getattr(arm, kind)(name) is None]
+    arm = assembled(robot.model, path)
+    missing: list[str] = []
+    for limb in robot.limbs:
+        set_servos(arm, limb)
+        complete(arm, limb)
+        fingers, grippers = ((), ()) if limb.gripper is None else (limb.gripper.joints, (limb.gripper.actuator,))
+        wanted = {limb.frame_type: (limb.frame,), "joint": (*limb.joints, *fingers), "actuator": (*limb.actuators, *grippers)}
+        missing += [f"{kind} {name!r}" for kind, names in wanted.items() for name in names if getattr(arm, kind)(name) is None]
     if missing:
-        raise ConfigError(f"{str(path)!r} is not a {robot.title} that this package can drive: it lacks {', '.join(missing)}.")
+        file = str(path or robot.model[0].file)
+        raise ConfigError(f"{file!r} is not a {robot.title} that this package can drive: it lacks {', '.join(missing)}.")
     return arm
 
 

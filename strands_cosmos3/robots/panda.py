@@ -133,7 +133,7 @@ class JointLimits:
     """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in rad/s^3, torque in N m.
 
     Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given, and ``other_hands`` those of
-    further arms.
+    further arms. ``assumed`` says that nobody states some of the rates, and the default was taken.
 
     Raises:
         ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
@@ -148,6 +148,7 @@ class JointLimits:
     torque: F64
     hand: HandLimits | None = None
     other_hands: tuple[HandLimits, ...] = ()
+    assumed: bool = False
 
     def __post_init__(self) -> None:
         for name in _BY_JOINT:

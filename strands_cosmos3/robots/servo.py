@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows, whole_number
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
+from strands_cosmos3.robots.assembly import frame_body, tool_in_body
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.panda import JointLimits
 from strands_cosmos3.robots.spec import Limb
@@ -105,26 +106,27 @@ NO_COMPENSATION = Compensation()
 
 
 class JointServo:
-    """The position servos of a limb in a MuJoCo model.
+    """The position servos of a robot's limbs in a MuJoCo model.
 
     Args:
         model: The controller's model.
         compensation: What is known beyond it.
-        limb: The limb; by default the Panda's arm.
+        limbs: The limbs; by default the Panda's arm.
 
     Raises:
-        ConfigError: A joint, an actuator or (with a payload) the hand is missing, an actuator is not a position servo, or the
-            friction is of other joints.
+        ConfigError: A joint, an actuator or (with a payload) the hand is missing, an actuator is not a position servo, the
+            friction is of other joints, or several limbs have a payload.
     """
 
-    def __init__(self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION, limb: Limb = PANDA.limbs[0]):
+    def __init__(self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION, *limbs: Limb):
         self.model = instance_of(model, mujoco.MjModel, "model")
         self.compensation = instance_of(compensation, Compensation, "compensation")
-        self.n = len(instance_of(limb, Limb, "limb").joints)
+        limbs = tuple(instance_of(limb, Limb, "limb") for limb in limbs or PANDA.limbs)
+        self.n = sum(len(limb.joints) for limb in limbs)
         if np.size(self.compensation.friction_nm) not in (1, self.n):
             raise ConfigError(f"friction_nm must be one number or {self.n}, got {np.size(self.compensation.friction_nm)}.")
-        joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in limb.joints]
-        actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for name in limb.actuators]
+        joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints]
+        actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for limb in limbs for name in limb.actuators]
         self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
         self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
         self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
@@ -134,10 +136,15 @@ class JointServo:
             raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
         self._lead_s: F64 = lead_s
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
-        self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address, limb.home_rad)
+        home_rad = np.concatenate([limb.home_rad for limb in limbs])
+        self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address, home_rad)
         self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
+        self._friction_nm: F64 = model.dof_frictionloss[self.dof_address] + self.compensation.friction_nm
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
-        self._payload = Payload(model, self.compensation.payload_kg, limb) if self.compensation.payload_kg else None
+        if self.compensation.payload_kg and len(limbs) > 1:
+            raise ConfigError(f"a payload is compensated for one limb, and this arm has {len(limbs)}; leave payload_kg out.")
+        carried_kg = self.compensation.payload_kg
+        self._payload = next((Payload(model, carried_kg, limb) for limb in limbs if carried_kg), None)
 
     @property
     def damping(self) -> F64:
@@ -145,9 +152,11 @@ class JointServo:
         return self._lead_s * self.kp
 
     def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
-        """Return the torques [M, n] of the compensated payload's weight and friction along references [M, n]."""
+        """Return the torques [M, n] along references [M, n] of the compensated payload's weight, and of friction: the model's
+        own and the compensated one.
+        """
         require_rows(self.n, q_rad, qd_rad_s, axes=2)
-        torque = np.asarray(self.compensation.friction_nm) * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
+        torque = self._friction_nm * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
         return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
     def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0) -> F64:
@@ -197,12 +206,14 @@ class Payload:
     def __post_init__(self) -> None:
         self._data = mujoco.MjData(instance_of(self.model, mujoco.MjModel, "model"))
         self.mass_kg = positive(self.mass_kg, "mass_kg")
-        self._hand = _id(self.model, mujoco.mjtObj.mjOBJ_BODY, instance_of(self.limb, Limb, "limb").frame)
+        site = instance_of(self.limb, Limb, "limb").frame_type == "site"
+        _id(self.model, mujoco.mjtObj.mjOBJ_SITE if site else mujoco.mjtObj.mjOBJ_BODY, self.limb.frame)
+        self._hand, self._tool_m = frame_body(self.model, self.limb), tool_in_body(self.model, self.limb)
         joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in self.limb.joints]
         self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
-        """Return the torques [M, 7] that hold it at angles [M, n], or accelerate it [M, 3]: ``J' m (a - g)``."""
+        """Return the torques [M, n] that hold it at angles [M, n], or accelerate it [M, 3]: ``J' m (a - g)``."""
         require_rows(len(self._q), q_rad, axes=2)
         force = self.mass_kg * (np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity)
         return np.stack([self._jacobian(q)[0].T @ f for q, f in zip(q_rad, force, strict=True)])
@@ -217,7 +228,7 @@ class Payload:
         data.qpos[self._q] = q_rad
         mujoco.mj_kinematics(self.model, data)
         mujoco.mj_comPos(self.model, data)
-        point = data.xpos[self._hand] + data.xmat[self._hand].reshape(3, 3) @ self.limb.T_frame_tool[:3, 3]
+        point = data.xpos[self._hand] + data.xmat[self._hand].reshape(3, 3) @ self._tool_m
         mujoco.mj_jac(self.model, data, jacobian, None, point, self._hand)
         return jacobian[:, self._dof], point
 
@@ -254,7 +265,7 @@ def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:
 def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
     found = mujoco.mj_name2id(model, kind, name)
     if found < 0:
-        raise ConfigError(f"the model has no {name!r}; a Panda needs joint1..joint7 and actuator1..actuator8.")
+        raise ConfigError(f"the model has no {name!r}, which the robot's limb names.")
     return found
 
 

@@ -77,6 +77,11 @@ class LimbLimits:
             if figures is not None and min(figures.values) <= 0:
                 raise ConfigError(f"{name} limits must be above zero, got {list(figures.values)}.")
 
+    @property
+    def unstated(self) -> tuple[str, ...]:
+        """The rates that are assumed: no model states them."""
+        return tuple(name for name in RATES if name != "torque" and getattr(self, name) is None)
+
 
 @dataclass(frozen=True)
 class GripperSpec:
@@ -88,6 +93,9 @@ class GripperSpec:
         opening: A joint's position when it is open and closed.
         command: The actuator's control when it is open and closed.
         grip_gain: Factor on the actuator's stiffness in a scene, where its own is too weak to hold a cube.
+        fingers: The bodies that hold things, one for each finger; by default those that the joints move.
+        gap_m: Gap between the fingers at evenly spaced open fractions, from closed to open. Empty for slides, whose openings
+            add up to it.
     """
 
     joints: tuple[str, ...]
@@ -95,10 +103,17 @@ class GripperSpec:
     opening: GripperConvention
     command: GripperConvention
     grip_gain: float = 1.0
+    fingers: tuple[str, ...] = ()
+    gap_m: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         typed_fields(self)
         _names(self.joints, "the gripper's joints")
+        if self.fingers:
+            _names(self.fingers, "the gripper's fingers")
+        gap_m = finite_array(self.gap_m or (0.0, 1.0), "gap_m", (None,))
+        if len(gap_m) == 1 or (np.diff(gap_m) <= 0).any():
+            raise ConfigError(f"gap_m must grow from closed to open, and have two values or more; got {list(self.gap_m)}.")
         _text(self.actuator, "the gripper's actuator")
         positive(self.grip_gain, "grip_gain")
 
@@ -113,6 +128,8 @@ class Limb:
         actuators: The actuator of each joint.
         frame, frame_type: The frame that inverse kinematics drives: a ``"body"`` or a ``"site"``.
         tool, tool_m: Site between the finger tips, and its position in the frame; a scene adds a site that the model lacks.
+            Its z axis points out of the hand, and the fingers open along y.
+        tool_roll_deg: Turn of an added site about the frame's x axis.
         base: Body at the limb's base, in whose frame its poses are.
         home: Angles [rad] at which an episode begins.
         limits: Limits of its joints.
@@ -132,6 +149,7 @@ class Limb:
     frame_type: str = "body"
     tool: str | None = None
     tool_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    tool_roll_deg: float = 0.0
     gripper: GripperSpec | None = None
     frames: Mapping[str, str] = field(default_factory=dict)
     gains: tuple[Figures, Figures] | None = None
@@ -144,6 +162,7 @@ class Limb:
             raise UnknownNameError(f"frame type of limb {self.name!r}", self.frame_type, FRAME_TYPES)
         _names(self.joints, f"the joints of limb {self.name!r}")
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
+        finite_array((*self.tool_m, self.tool_roll_deg), f"the tool of limb {self.name!r}", (4,))
         lengths = {"actuators": len(self.actuators), "home": len(home)}
         lengths |= {key: len(one.values) for key, one in vars(self.limits).items() if isinstance(one, Figures)}
         lengths |= {f"gains {k}": len(one.values) for k, one in zip(("kp", "kd"), self.gains or (), strict=False)}
@@ -162,6 +181,8 @@ class Limb:
     def T_frame_tool(self) -> F64:
         """[4, 4] pose of the tool centre point in the frame."""
         T = np.eye(4)
+        c, s = np.cos(np.deg2rad(self.tool_roll_deg)), np.sin(np.deg2rad(self.tool_roll_deg))
+        T[1:3, 1:3] = [[c, -s], [s, c]]
         T[:3, 3] = self.tool_m
         return T
 
@@ -173,21 +194,29 @@ class Limb:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """A model file, once, at a pose in the world.
+    """A model file, once, at a pose in the world or on a body of an earlier part.
 
     Args:
-        file: An ``.xml`` file: a path, or the name of a packaged one (``"panda.xml"``).
+        file: An ``.xml`` or ``.urdf`` file: a path, or the name of a packaged one (``"panda.xml"``).
         prefix: Put before every name of the file, so that the same file can be attached several times.
         position_m: Origin of the part.
-        yaw_deg: Turn about the world's z axis.
+        yaw_deg: Turn about the z axis.
+        mount: Body of an earlier part that it is fixed to, with its prefix; None is the world.
+        without: Bodies that are removed from it, with everything on them.
+        exclude: Pairs of bodies that cannot collide, e.g. because the convex hulls of their meshes overlap.
     """
 
     file: str
     prefix: str = ""
     position_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     yaw_deg: float = 0.0
+    mount: str | None = None
+    without: tuple[str, ...] = ()
+    exclude: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.exclude, list | tuple):  # a TOML file has lists
+            object.__setattr__(self, "exclude", tuple(tuple(one) if isinstance(one, list) else one for one in self.exclude))
         typed_fields(self)
         _text(self.file, "a model's file")
         finite_array((*self.position_m, self.yaw_deg), "a part's pose", (4,))
@@ -206,7 +235,38 @@ class RobotCamera:
 
     def __post_init__(self) -> None:
         typed_fields(self)
-        positive(self.fovy_deg, "fovy_deg")
+        if positive(self.fovy_deg, "fovy_deg") >= 180.0:
+            raise ConfigError(f"fovy_deg of camera {self.name!r} must be below 180, got {self.fovy_deg:g}.")
+        position, target, up = (finite_array(getattr(self, name), name, (3,)) for name in ("position_m", "target_m", "up"))
+        if np.linalg.norm(np.cross(up, target - position)) < 1e-9:
+            raise ConfigError(
+                f"camera {self.name!r} must look at a point other than its position, and not along up; got position_m "
+                f"{list(self.position_m)}, target_m {list(self.target_m)}, up {list(self.up)}."
+            )
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a scene puts things, in metres in the world; the defaults suit a Panda.
+
+    Args:
+        x_m, y_m: Ranges of the cubes' centres.
+        bin_m: Centre of the bin.
+        grasp_yaw_deg: Yaw of the tool site's x axis from which the scripted expert turns least.
+        carry_m: Height at which the expert carries a cube.
+    """
+
+    x_m: tuple[float, float] = (0.35, 0.65)
+    y_m: tuple[float, float] = (-0.20, 0.20)
+    bin_m: tuple[float, float] = (0.42, 0.41)
+    grasp_yaw_deg: float = 45.0
+    carry_m: float = 0.20
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        finite_array((*self.x_m, *self.y_m, *self.bin_m, self.grasp_yaw_deg, self.carry_m), "a workspace", (8,))
+        if self.x_m[0] >= self.x_m[1] or self.y_m[0] >= self.y_m[1]:
+            raise ConfigError(f"a workspace's ranges must grow, got x_m {self.x_m} and y_m {self.y_m}.")
 
 
 @dataclass(frozen=True)
@@ -220,7 +280,9 @@ class RobotSpec:
         limbs: Its limbs, with different names.
         cameras: Cameras on it.
         source: Where its kinematics and masses come from.
-        embodiment: Embodiment whose rows move it if none is named; None is the policy's default, ``droid``.
+        embodiment: Embodiment whose rows move it if none is named. None: Cosmos 3 has no domain for it, and a model
+            borrows one.
+        workspace: Where a scene puts cubes and the bin.
 
     Raises:
         InputError, ConfigError, UnknownNameError: A value has another type, is missing, or contradicts another.
@@ -233,6 +295,7 @@ class RobotSpec:
     cameras: tuple[RobotCamera, ...] = ()
     source: str = ""
     embodiment: str | None = None
+    workspace: Workspace = Workspace()
 
     def __post_init__(self) -> None:
         typed_fields(self)
@@ -243,11 +306,15 @@ class RobotSpec:
             raise ConfigError(f"robot {self.name!r} needs at least one model and one limb.")
         _names(tuple(limb.name for limb in self.limbs), f"the limbs of {self.name!r}")
         _names(tuple(part.prefix for part in self.model), f"the prefixes of {self.name!r}'s models", empty=True)
-        if shared := _shared([joint for limb in self.limbs for joint in limb.joints]):
-            raise ConfigError(
-                f"limbs of {self.name!r} share the joints {', '.join(shared)}; limbs must be independent chains. Give a shared "
-                "joint, such as a waist, to none of them: it then stays where it is."
-            )
+        if self.cameras:
+            _names(tuple(camera.name for camera in self.cameras), f"the cameras of {self.name!r}")
+        for joint in self.shared_joints:
+            found = [(i, limb) for limb in self.limbs for i, name in enumerate(limb.joints) if name == joint]
+            if any(_of_joint(limb, i) != _of_joint(found[0][1], found[0][0]) for i, limb in found):
+                raise ConfigError(
+                    f"limbs of {self.name!r} share the joints {', '.join(self.shared_joints)}, but state different things of "
+                    f"{joint!r}; its actuator, home, limits and gains must be the same in each, and so the joints before it."
+                )
 
     def limb(self, name: str | None = None) -> Limb:
         """Return a limb by name; None is the only one. UnknownNameError, or ConfigError if there are several."""
@@ -264,13 +331,27 @@ class RobotSpec:
 
     @property
     def joints(self) -> tuple[str, ...]:
-        """The joints of all limbs, limb by limb."""
-        return tuple(joint for limb in self.limbs for joint in limb.joints)
+        """The joints of all limbs, limb by limb; one that limbs share stands with the first of them."""
+        return tuple(dict.fromkeys(joint for limb in self.limbs for joint in limb.joints))
+
+    @property
+    def shared_joints(self) -> tuple[str, ...]:
+        """The joints, such as a waist, that belong to several limbs."""
+        return tuple(_shared([joint for limb in self.limbs for joint in limb.joints]))
+
+    def require_independent(self, what: str) -> None:
+        """Raise ConfigError if limbs share joints, which ``what`` cannot have."""
+        if self.shared_joints:
+            raise ConfigError(
+                f"{what} needs independent limbs, but those of {self.name!r} share {', '.join(self.shared_joints)}. Plan with "
+                "control.limb_ik.LimbIK, or fix the shared joint in the model."
+            )
 
     @property
     def home_rad(self) -> F64:
         """[n] home angles of :attr:`joints`."""
-        return np.concatenate([limb.home_rad for limb in self.limbs])
+        home = {joint: angle for limb in self.limbs for joint, angle in zip(limb.joints, limb.home, strict=True)}
+        return np.array([home[joint] for joint in self.joints])
 
 
 @typed()
@@ -305,6 +386,13 @@ def _names(values: tuple[str, ...], name: str, empty: bool = False) -> None:
         raise ConfigError(f"{name} must be one or more different names, got {list(values)}.")
 
 
+def _of_joint(limb: Limb, i: int) -> tuple[object, ...]:
+    """What a limb says of its i-th joint, and which joints come before it."""
+    figures = (*(getattr(limb.limits, name) for name in ("q_min", "q_max", *RATES)), *(limb.gains or (None, None)))
+    values = (None if one is None else one.values[i] for one in figures)
+    return (limb.joints[: i + 1], limb.actuators[i], limb.home[i], *values)
+
+
 def _shared(values: list[str]) -> list[str]:
     return sorted({value for value in values if values.count(value) > 1})
 
@@ -320,5 +408,6 @@ __all__ = [
     "ModelPart",
     "RobotCamera",
     "RobotSpec",
+    "Workspace",
     "join_limbs",
 ]

@@ -24,10 +24,12 @@ from strands_cosmos3.robots.spec import (
     ModelPart,
     RobotCamera,
     RobotSpec,
+    Workspace,
 )
 
 _MAX_BYTES = 1 << 20
 _TABLES: Mapping[tuple[type, str], type] = {
+    (RobotSpec, "workspace"): Workspace,
     (Limb, "limits"): LimbLimits,
     (Limb, "gripper"): GripperSpec,
     (LimbLimits, "hand"): HandRates,
@@ -79,9 +81,9 @@ def model_file(part: ModelPart) -> Path:
         with suppress(ResourceNotFoundError):
             return resource(f"assets/{path}")
     for name, fetched in FETCHED.items():
-        if part in fetched.robot.model:
+        if any(part.file == one.file for one in fetched.robot.model):
             if fetched.source.path.is_file():
-                return fetched.source.path
+                return fetched.source.folder / part.file.removeprefix(f"{fetched.source.name}/")
             raise ResourceNotFoundError(
                 f"the model of {name!r} is not on this machine; run `strands-cosmos3 robot fetch {name}`."
             )

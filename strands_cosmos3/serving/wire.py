@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, quaternion_to_matrix, se3
-from strands_cosmos3.checks import F64, finite_array, image_array
+from strands_cosmos3.checks import F64, finite_array, image_array, of_grippers
 from strands_cosmos3.embodiments import JOINT_POS, POSE_ABS, WIRE_GRIPPER, ActionSpace, CameraRig, Embodiment
 from strands_cosmos3.errors import (
     ActionSpaceError,
@@ -156,13 +156,13 @@ def encode_request(
         state = {JOINTS: request.q_rad.astype(np.float32)}
     elif sent.meaning == "pose_absolute":
         if request.T_base_cosmos is None:
-            raise BackendError("a 'midtrain' server requires the measured pose; give the policy robot='panda'.")
+            raise BackendError("a 'midtrain' server requires the measured pose; name the robot, e.g. robot='panda'.")
         position, quaternion = _sent_pose(request.T_base_cosmos)
         state = {POSITION: position, QUATERNION: quaternion}
     message: dict[str, Any] = {
         PROMPT: request.instruction,
         **state,
-        GRIPPER: WIRE_GRIPPER.from_fraction(np.array([request.gripper])).astype(np.float32),
+        GRIPPER: WIRE_GRIPPER.from_fraction(np.atleast_1d(request.gripper)).astype(np.float32),
         **_sent_pictures(request, dialect),
     }
     if dialect.endpoint:
@@ -219,7 +219,6 @@ def decode_request(
         if isinstance(message[key], UnsupportedArray) and (key in _STATE_KEYS or key.startswith(_PICTURES)):
             raise WireFormatError(f"{key!r}: {message[key]}")
     sent = wire_space(embodiment, space.name)
-    own = sent not in (JOINT_POS, POSE_ABS)
     q, pose = _read_state(message, sent)
     prompt = message.get(PROMPT, "")
     if not isinstance(prompt, str):
@@ -233,7 +232,7 @@ def decode_request(
         instruction=prompt,
         n_rows=embodiment.chunk_rows(space.name),
         q_rad=q,
-        gripper=1.0 if own and GRIPPER not in message else float(WIRE_GRIPPER.to_fraction(_last_number(message, GRIPPER))),
+        gripper=_read_gripper(message, embodiment, sent not in (JOINT_POS, POSE_ABS)),
         T_base_cosmos=pose,
         composite=composite,
         seed=int(_number(message.get(SEED, seed), SEED)),
@@ -247,7 +246,7 @@ def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | N
     if space.meaning not in ("joint_position", "pose_absolute"):
         return None, None
     joints_only = space.meaning == "joint_position"
-    name, keys = ("joint_pos", (JOINTS,)) if joints_only else ("midtrain", (QUATERNION, POSITION))
+    name, *keys = ("joint_pos", JOINTS) if joints_only else ("midtrain", QUATERNION, POSITION)
     if missing := [key for key in keys if key not in message]:
         remedy = f" This server speaks {name}: use --action-space {name} (action_space={name!r})."
         raise _missing(message, missing[0], remedy)
@@ -257,10 +256,18 @@ def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | N
     return q, se3(quaternion_to_matrix(_latest(message, QUATERNION, 4)), _latest(message, POSITION, 3))
 
 
+def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment, optional: bool) -> float | F64:
+    """The open fraction; those of several grippers from [G] or [T, G], or one number for all of them."""
+    n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
+    if n > 1 and np.size(message.get(GRIPPER, ())) > 1:
+        return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))
+    closed = 0.0 if optional and GRIPPER not in message else _last_number(message, GRIPPER)
+    return of_grippers(np.full(n, WIRE_GRIPPER.to_fraction(closed)))
+
+
 def _number(value: Any, key: str) -> float:
-    if type(value) in (int, float) and abs(value) < 1e300:  # no infinity, NaN or integer that is too long
-        return float(value)
-    return float(finite_array(value, repr(key), ()))
+    in_range = type(value) in (int, float) and abs(value) < 1e300  # no infinity, NaN or integer that is too long
+    return float(value if in_range else finite_array(value, repr(key), ()))
 
 
 def _latest(message: Mapping[str, Any], key: str, n: int) -> F64:

@@ -17,7 +17,7 @@ from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.datasets.episode import EpisodeWriter
 from strands_cosmos3.datasets.spec import ACTION, DONE, EE_POSE, STATE, SUCCESS, DatasetSpec, arm_spec, camera_key
 from strands_cosmos3.datasets.writer import DatasetWriter
-from strands_cosmos3.embodiments import DROID_RIG, Embodiment, get_embodiment
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ
@@ -32,12 +32,12 @@ Observe = Callable[[mujoco.MjData], Views]
 
 @typed()
 def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PANDA) -> DatasetSpec:
-    """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the DROID rig's three cameras.
+    """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the embodiment's cameras.
 
     Raises ConfigError if the embodiment's tool frame is not on the robot's hand, or its rate does not divide the physics'.
     """
     embodiment, limb = get_embodiment(embodiment), robot.limb()
-    spec = arm_spec(dict.fromkeys(DROID_RIG.views, VIEW_HW), embodiment, None, len(limb.joints), robot.name)
+    spec = arm_spec(dict.fromkeys(embodiment.view_names, VIEW_HW), embodiment, None, len(limb.joints), robot.name)
     _require_tool(embodiment, limb)
     if PHYSICS_HZ % spec.fps:
         raise ConfigError(f"{spec.fps} frames a second do not divide the physics' {PHYSICS_HZ} Hz.")
@@ -86,8 +86,10 @@ class RolloutRecorder:
         """Record in the block; yields a function that saves the finished rollout and returns it.
 
         The robot must stand at the episode's beginning, at rest. An exception discards the episode. ConfigError if the
-        embodiment's tool frame is not on its hand.
+        dataset is another robot's, or the embodiment's tool frame is not on its hand.
         """
+        if (robot := arm.scene.robot.name) != (kind := self._writer.spec.robot_type):
+            raise ConfigError(f"the dataset has episodes of robot {kind!r}, not {robot!r}; record into another folder.")
         _require_tool(self._embodiment, arm.scene.limb)
         T_hand_cosmos = self._embodiment.tool_frame.T_parent_cosmos
         with self._writer.episode(instruction or "no instruction") as episode:
@@ -113,7 +115,7 @@ class _EpisodeRecorder:
         self._episode, self._arm, self._observe = episode, arm, observe
         self._T_hand_cosmos, self._steps_a_frame = T_hand_cosmos, steps_a_frame
         self._steps = 0
-        self._last = self._sample(arm.executor.reference.q_rad, arm.joint_state()[2])
+        self._last = self._sample(arm.executor.reference.q_rad, float(arm.joint_state()[2]))
 
     def step(self, q_commanded_rad: F64, gripper_commanded: float) -> None:
         """Take note of a physics step with these references at its end."""

@@ -69,7 +69,7 @@ class Episode:
     ):
         self.arm, self.planner, self.judge, self.film, self.config = arm, planner, judge, film, config
         self.on_tick = on_tick
-        self.log = EpisodeLog(arm.dt_s, arm.scene.kinematics)
+        self.log = EpisodeLog(arm.dt_s, arm.scene.limbs)
         self._counters_before = dict(planner.counters)
         self._interrupt = Interrupt()
         self._pacer = Pacer(arm.now_s()) if realtime else None
@@ -156,7 +156,8 @@ class Episode:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
         timing = chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms
-        self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, *timing, chunk.q_reference_rad, chunk.T_base_anchor))
+        departure = chunk.q_reference_rad, chunk.T_base_anchor, chunk.limb_anchors
+        self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, *timing, *departure))
         action, video = self.planner.answer
         self.planner.accepted_rows = action
         if action is not None:
@@ -201,6 +202,8 @@ class Episode:
             tracking=log.tracking_error(),
             drift=log.drift(recording),
             loop_drift=log.loop_drift(),
+            between_hands=log.between_hands(),
+            by_limb=log.by_limb(),
             steps=log.steps(),
             latency_ms=log.latency_ms(),
             latency_clock=_clock_of(self.config),
@@ -212,6 +215,8 @@ class Episode:
             fault=log.fault,
             final_state=None if log.final_state is None else str(log.final_state),
             held=log.held,
+            assumed=self.arm.limits.assumed,
+            borrowed_domain=planner.borrowed_domain,
             collisions=log.collisions(),
             arrays=log.arrays(),
         )

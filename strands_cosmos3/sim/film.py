@@ -15,7 +15,7 @@ from strands_cosmos3.checks import finite_array, image_array, instance_of, posit
 from strands_cosmos3.errors import InputError, ShapeError, UnknownNameError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.sim.scene import Scene, SceneLimb
 from strands_cosmos3.types import JointTrajectory
 
 BEAUTY_HW = (360, 640)
@@ -85,8 +85,8 @@ class VideoRecorder:
         self._beauty: Renderer | None = None
         self._ticks = self._early = 0
         self._begun = False
-        self._commanded: NDArray[np.float64] | None = None
-        self._trail: list[NDArray[np.float64]] = []
+        self._commanded: list[NDArray[np.float64]] = []
+        self._trails: dict[str, list[NDArray[np.float64]]] = {name: [] for name in scene.limbs}
         self._predicted: NDArray[np.uint8] | None = None
         self._prediction_from_s = 0.0
 
@@ -101,8 +101,7 @@ class VideoRecorder:
         if self._audience is not None:
             self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
-            T_hand = self.scene.kinematics.forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
-            self._commanded = (T_hand @ self.scene.limb.T_frame_tool)[:, :3, 3]
+            self._commanded = [tool_path(plan, limb) for limb in self.scene.limbs.values()]
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s`` seconds on."""
@@ -140,12 +139,11 @@ class VideoRecorder:
             return np.concatenate(list(views.values()), axis=1)
         if self._beauty is None:
             self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
-        self._trail.append(data.site_xpos[self.scene.tcp_site].copy())
-        paths = []
-        if self._commanded is not None and len(self._commanded) > 1:
-            paths.append(Polyline(self._commanded))
-        if len(self._trail) > 1:
-            paths.append(Polyline(np.array(self._trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
+        paths = [Polyline(path) for path in self._commanded if len(path) > 1]
+        for name, trail in self._trails.items():
+            trail.append(data.site_xpos[self.scene.limbs[name].tcp_site].copy())
+            if len(trail) > 1:
+                paths.append(Polyline(np.array(trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
         predicted = self._predicted_frame()
         observed = None if predicted is None else composite(list(views.values()))
@@ -168,6 +166,14 @@ class VideoRecorder:
         if self._writer is not None:
             interrupted = isinstance(error, KeyboardInterrupt)  # the film up to then is worth keeping
             self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
+
+
+@typed()
+def tool_path(plan: JointTrajectory, limb: SceneLimb) -> NDArray[np.float64]:
+    """Return the commanded path [T, 3] of a limb's tool centre point in the world."""
+    poses = plan.limb_poses.get(limb.limb.name, plan.poses)
+    T_hand = limb.kinematics.forward(plan.q_rad[:, limb.columns]) if poses is None else poses.T_base_frame
+    return (limb.T_world_base @ T_hand @ limb.limb.T_frame_tool)[:, :3, 3]
 
 
 def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:

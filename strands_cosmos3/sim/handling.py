@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.sim.scene import Scene
 
-__all__ = ["CubeHistory", "CubeState", "cube_state"]
+__all__ = ["CubeHistory", "CubeState", "cube_state", "forces_on"]
 
 REACH_M = 0.030
 REST_M_S = 0.010
@@ -50,8 +50,8 @@ def cube_state(scene: Scene, data: mujoco.MjData, cube: str) -> CubeState:
     if instance_of(cube, str, "cube") not in instance_of(scene, Scene, "scene").cubes:
         raise UnknownNameError("cube", cube, scene.cubes)
     model, body, dof = scene.model, scene.cube_body[cube], scene.cube_dof[cube]
-    forces = _forces_on(scene, data, body)
-    robot = {other for other in forces if model.body_rootid[other] == model.body_rootid[scene.hand_body]}
+    forces = forces_on(scene, data, body)
+    robot = {other for other in forces if int(model.body_rootid[other]) in scene.robot_roots}
     support_n = float(sum(forces[other] @ _UP for other in forces if other not in robot))
     weight_n = model.body_mass[body] * float(np.linalg.norm(model.opt.gravity))
     return CubeState(
@@ -61,12 +61,14 @@ def cube_state(scene: Scene, data: mujoco.MjData, cube: str) -> CubeState:
         force_n=forces,
         support_n=support_n,
         supported=support_n >= _SUPPORT * weight_n,
-        gripped=all(_presses(scene, data, joint, forces) for joint in scene.finger_joints),
+        gripped=all(_presses(scene, data, finger, forces) for finger in range(len(scene.finger_bodies))),
         robot_touches=bool(robot),
     )
 
 
-def _forces_on(scene: Scene, data: mujoco.MjData, body: int) -> dict[int, F64]:
+@typed()
+def forces_on(scene: Scene, data: mujoco.MjData, body: int) -> dict[int, F64]:
+    """Return the force [3] on a body, in the world, by each body that touches it."""
     bodies = scene.model.geom_bodyid[data.contact.geom]  # [contacts, 2]
     forces: dict[int, F64] = {}
     wrench = np.zeros(6)
@@ -79,10 +81,10 @@ def _forces_on(scene: Scene, data: mujoco.MjData, body: int) -> dict[int, F64]:
     return forces
 
 
-def _presses(scene: Scene, data: mujoco.MjData, joint: int, forces: dict[int, F64]) -> bool:
-    """Whether a finger presses on the cube against its opening direction, which is its joint's axis."""
-    force = forces.get(int(scene.model.jnt_bodyid[joint]))
-    return force is not None and bool(-data.xaxis[joint] @ force > _PRESS_N)
+def _presses(scene: Scene, data: mujoco.MjData, finger: int, forces: dict[int, F64]) -> bool:
+    """Whether a finger presses on the cube against its opening direction."""
+    force = forces.get(scene.finger_bodies[finger])
+    return force is not None and bool(-scene.only.opening_direction(data, finger) @ force > _PRESS_N)
 
 
 def touched_only_by(state: CubeState, bodies: Iterable[int]) -> bool:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,8 @@ from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.robots.kinematics import LimbKinematics
-from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory
+from strands_cosmos3.sim.scene import SceneLimb
+from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory, PoseTrajectory
 
 _NONE = np.zeros(1)
 _SHORT_M = 1e-4  # a shorter segment of the path is a stop
@@ -48,7 +48,12 @@ class ChunkRecord:
     inference_ms: float  # wall-clock time of inference and planning
     q_reference_rad: F64  # the reference at its observation
     T_base_anchor: F64 | None  # pose of the hand that it departs from; None for a plan without poses
+    limb_anchors: Mapping[str, F64]  # the same by limb, of several
     rows: int = 0  # executed, including the current one
+
+    def poses(self, limb: SceneLimb) -> PoseTrajectory | None:
+        """The commanded poses of a limb."""
+        return self.plan.limb_poses.get(limb.limb.name, self.plan.poses)
 
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
         """Return the entries of a plan's array [T] that belong to executed rows."""
@@ -59,10 +64,10 @@ class ChunkRecord:
 
 @dataclass
 class EpisodeLog:
-    """Log of an episode; ``dt_s`` is the physics step, ``kinematics`` the limb's."""
+    """Log of an episode; ``dt_s`` is the physics step. Errors are over all limbs, or of those that are named."""
 
     dt_s: float
-    kinematics: LimbKinematics
+    limbs: Mapping[str, SceneLimb]
     q_achieved: list[F64] = field(default_factory=list)
     gripper_achieved: list[F64] = field(default_factory=list)
     blocks: list[ReferenceBlock] = field(default_factory=list)
@@ -120,35 +125,62 @@ class EpisodeLog:
             _concatenate(metres), _concatenate([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks])
         )
 
-    def path_error(self) -> ErrorSummary:
+    def path_error(self, *names: str) -> ErrorSummary:
         """The commanded motion against the intended path."""
-        distances, angles, forward = [], [], self.kinematics.forward
-        for chunk, at, nominal_s in self._chunk_steps():
-            T_commanded = forward(self._q_commanded()[at])
-            distance, angle = between(T_commanded, _intended(chunk.plan, chunk.motion, nominal_s, T_commanded, forward))
-            distances.append(distance)
-            angles.append(angle)
+        distances, angles = [], []
+        for limb in self._named(names):
+            for chunk, at, nominal_s in self._chunk_steps():
+                T_commanded = limb.kinematics.forward(self._q_commanded()[at, limb.columns])
+                T_intended = _intended(chunk.poses(limb), limb, chunk.motion, nominal_s, chunk.plan.t_s, T_commanded)
+                distance, angle = between(T_commanded, T_intended)
+                distances.append(distance)
+                angles.append(angle)
         return ErrorSummary.of(_concatenate(distances), _concatenate(angles))
 
-    def tracking_error(self) -> ErrorSummary:
+    def tracking_error(self, *names: str) -> ErrorSummary:
         """The arm against the commanded motion."""
-        forward = self.kinematics.forward
-        return ErrorSummary.of(*between(forward(self._q_commanded()), forward(np.concatenate(self.q_achieved))))
+        return _over([between(*self._poses(limb)) for limb in self._named(names)])
 
-    def loop_drift(self) -> ErrorSummary:
+    def between_hands(self) -> ErrorSummary | None:
+        """The second limb's pose in the first one's against the commanded one, at every step; None for one limb."""
+        if len(self.limbs) < 2:
+            return None
+        first, second = list(self.limbs.values())[:2]
+        T_first_second = se3_inverse(first.T_world_base) @ second.T_world_base
+        relative = [se3_inverse(a) @ T_first_second @ b for a, b in zip(self._poses(first), self._poses(second), strict=True)]
+        return ErrorSummary.of(*between(*relative))
+
+    def loop_drift(self, *names: str) -> ErrorSummary:
         """The arm against the chunks' motions joined end to end.
 
         Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is joined to what was by
         ``T_join[k] = T_join[k - 1] T_reference T_anchor^-1``.
         """
-        T_join = [np.eye(4)]
+        return _over([self._loop_drift(limb) for limb in self._named(names)])
+
+    def _loop_drift(self, limb: SceneLimb) -> tuple[F64, F64]:
+        T_join, forward = [np.eye(4)], limb.kinematics.forward
         for chunk in self.chunks:
-            jump = np.eye(4)
-            if chunk.T_base_anchor is not None:
-                jump = self.kinematics.forward(chunk.q_reference_rad) @ se3_inverse(chunk.T_base_anchor)
+            jump, anchor = np.eye(4), chunk.limb_anchors.get(limb.limb.name, chunk.T_base_anchor)
+            if anchor is not None:
+                jump = forward(chunk.q_reference_rad[limb.columns]) @ se3_inverse(anchor)
             T_join.append(T_join[-1] @ jump)
-        joined = np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ self.kinematics.forward(self._q_commanded())
-        return ErrorSummary.of(*between(joined, self.kinematics.forward(np.concatenate(self.q_achieved))))
+        commanded, achieved = self._poses(limb)
+        return between(np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ commanded, achieved)
+
+    def _named(self, names: tuple[str, ...]) -> list[SceneLimb]:
+        return [self.limbs[name] for name in names or self.limbs]
+
+    def _poses(self, limb: SceneLimb) -> tuple[F64, F64]:
+        """Commanded and achieved poses [M, 4, 4] of a limb's frame in its base."""
+        forward, own = limb.kinematics.forward, (slice(None), limb.columns)
+        return forward(self._q_commanded()[own]), forward(np.concatenate(self.q_achieved)[own])
+
+    def by_limb(self) -> dict[str, dict[str, ErrorSummary]]:
+        """Path, tracking and loop drift of each limb, by name; none for one limb, whose they are in any case."""
+        figures = {"path": self.path_error, "tracking": self.tracking_error, "loop_drift": self.loop_drift}
+        names = self.limbs if len(self.limbs) > 1 else ()
+        return {name: {figure: error(name) for figure, error in figures.items()} for name in names}
 
     def drift(self, recording: Recording | None) -> ErrorSummary | None:
         """The arm against a recording, if any."""
@@ -158,7 +190,8 @@ class EpisodeLog:
         motion_s = np.concatenate([when for _, when in steps])
         within = motion_s <= recording.duration_s
         q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
-        T_base_cosmos = self.kinematics.forward(q) @ get_embodiment("droid").tool_frame.T_parent_cosmos
+        (limb,) = self.limbs.values()
+        T_base_cosmos = limb.kinematics.forward(q) @ get_embodiment("droid").tool_frame.T_parent_cosmos
         return ErrorSummary.of(*between(T_base_cosmos, recording.at(motion_s[within])[0]))
 
     def _q_commanded(self) -> F64:
@@ -182,8 +215,11 @@ class EpisodeLog:
             "q_achieved_rad": q,
             "gripper_commanded": np.concatenate([block.gripper for block in self.blocks]),
             "gripper_achieved": np.concatenate(self.gripper_achieved),
-            "T_base_hand_commanded": self.kinematics.forward(q_ref),
-            "T_base_hand_achieved": self.kinematics.forward(q),
+            **{
+                f"T_base_hand_{which}{'_' if limb.prefix else ''}{limb.prefix.rstrip('_')}": T
+                for limb in self.limbs.values()
+                for which, T in zip(("commanded", "achieved"), self._poses(limb), strict=True)
+            },
             "chunk": np.concatenate(self.chunk_of),
             **({"action": np.concatenate(self.actions)} if self.actions else {}),
         }
@@ -195,17 +231,19 @@ def _percentiles(values: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "max": float(array.max())}
 
 
-def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_commanded: F64, forward: Callable[[F64], F64]) -> F64:
+def _intended(
+    poses: PoseTrajectory | None, limb: SceneLimb, motion: PlannedMotion, at_s: F64, row_s: F64, T_commanded: F64
+) -> F64:
     """Return the point [M, 4, 4] of the intended path that is nearest to each commanded pose, near its time.
 
     The path joins the poses, from the anchor on, by straight lines. A delay along it is not an error, so the foot of the
     perpendicular is compared, within two rows of the pose's time on the chunk's clock.
     """
-    if plan.poses is None:  # the path joins the angles by straight lines
-        knots = motion.spline.q_rad.T  # the rows, and the reference at the start
-        return forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
-    T = np.concatenate((plan.poses.T_base_anchor[None], plan.poses.T_base_frame))
-    t_s = np.concatenate(([0.0], plan.t_s))
+    if poses is None:  # the path joins the angles by straight lines
+        knots = motion.spline.q_rad[:, limb.columns].T  # the rows, and the reference at the start
+        return limb.kinematics.forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
+    T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
+    t_s = np.concatenate(([0.0], row_s))
     corner = T[:, :3, 3]
     side = np.diff(corner, axis=0)
     length_sq = np.sum(side * side, axis=1)
@@ -219,6 +257,11 @@ def _intended(plan: JointTrajectory, motion: PlannedMotion, at_s: F64, T_command
     best = np.argmin(distance, axis=1)[:, None]
     k, u = np.take_along_axis(k, best, 1)[:, 0], np.take_along_axis(u, best, 1)[:, 0]
     return interpolate_poses(T, t_s, t_s[k] + u * (t_s[k + 1] - t_s[k]))
+
+
+def _over(errors: list[tuple[F64, F64]]) -> ErrorSummary:
+    distances, angles = zip(*errors, strict=True)
+    return ErrorSummary.of(np.concatenate(distances), np.concatenate(angles))
 
 
 def _concatenate(parts: list[F64]) -> F64:

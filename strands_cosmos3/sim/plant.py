@@ -14,8 +14,10 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.panda import ARM_JOINTS, HAND_BODY, T_hand_tcp
+from strands_cosmos3.robots.assembly import frame_body, tool_in_body
+from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.servo import Compensation
+from strands_cosmos3.robots.spec import Limb
 
 _MAX_DELAY_S = 0.5
 _STICTION = 0.9999  # impedance of the friction constraint, the highest that MuJoCo takes
@@ -54,22 +56,27 @@ class PlantErrors:
         if self.actuation_delay_s > _MAX_DELAY_S:
             raise InputError(f"actuation_delay_s must be at most {_MAX_DELAY_S:g} s, got {self.actuation_delay_s:g}.")
 
-    def apply(self, model: mujoco.MjModel) -> mujoco.MjModel:
+    def apply(self, model: mujoco.MjModel, *limbs: Limb) -> mujoco.MjModel:
         """Return a copy of a model with these masses and friction; gravity is compensated for the original masses only.
 
+        Args:
+            model: The controller's model.
+            limbs: The limbs, each with the payload; by default the Panda's arm.
+
         Raises:
-            InputError: ``model`` is not an MjModel.
-            ConfigError: It lacks the Franka's joints or hand, or the hand is not fixed to a link.
+            InputError: An argument has another type.
+            ConfigError: The model lacks a limb's joints or frame, or no body for the payload is fixed to its last link.
         """
         plant = copy.copy(instance_of(model, mujoco.MjModel, "model"))
-        hand = _id(plant, mujoco.mjtObj.mjOBJ_BODY, HAND_BODY)
-        joints = [_id(plant, mujoco.mjtObj.mjOBJ_JOINT, name) for name in ARM_JOINTS]
-        arm = plant.body_rootid == plant.body_rootid[hand]
+        limbs = tuple(instance_of(limb, Limb, "limb") for limb in limbs or PANDA.limbs)
+        frames = [_frame(plant, limb) for limb in limbs]
+        joints = [_id(plant, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints]
+        arm = np.isin(plant.body_rootid, plant.body_rootid[frames])
         plant.body_mass[arm] *= self.link_mass_scale
         plant.body_inertia[arm] *= self.link_mass_scale
         plant.body_gravcomp[arm] /= self.link_mass_scale
-        if self.payload_kg:
-            _add_payload(plant, hand, self.payload_kg)
+        for limb, frame in zip(limbs, frames, strict=True) if self.payload_kg else ():
+            _add_payload(plant, limb, frame, self.payload_kg)
         if self.joint_friction_nm:
             dofs = plant.jnt_dofadr[joints]
             plant.dof_frictionloss[dofs] += self.joint_friction_nm
@@ -105,17 +112,22 @@ ALL_ERRORS = PlantErrors(
 """Links 10 % heavier, 0.5 kg in the hand, friction, 10 ms of delay, 0.5 mrad of noise."""
 
 
-def _add_payload(model: mujoco.MjModel, hand: int, payload_kg: float) -> None:
+def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: float) -> None:
     """Fix a point mass at the tool centre point, without compensation of its weight.
 
-    MuJoCo compensates a body's weight at its centre of mass, which the payload would move. The hand's own mass therefore
-    moves to the link that it is fixed to, and the hand's body carries the payload alone.
+    MuJoCo compensates a body's weight at its centre of mass, which the payload would move. The mass of the hand, or of another
+    body that is fixed to the last link, therefore moves to the link, and that body carries the payload alone.
     """
-    link = int(model.body_parentid[hand])
-    if model.body_dofnum[hand] or not model.body_dofnum[link]:
-        raise ConfigError(f"a payload needs the body {HAND_BODY!r} to be fixed to the arm's last link.")
+    hand = _fixed_body(model, limb, frame)
+    link, tool_m = int(model.body_parentid[hand]), tool_in_body(model, limb)
+    if hand != frame:
+        data = mujoco.MjData(model)
+        mujoco.mj_kinematics(model, data)
+        tool_m = data.xpos[frame] + data.xmat[frame].reshape(3, 3) @ tool_m
+        tool_m = data.xmat[hand].reshape(3, 3).T @ (tool_m - data.xpos[hand])
     if not np.isclose(model.body_gravcomp[hand], model.body_gravcomp[link]):
-        raise ConfigError(f"a payload needs equal gravity compensation of {HAND_BODY!r} and the link it is fixed to.")
+        name = model.body(hand).name
+        raise ConfigError(f"a payload needs equal gravity compensation of {name!r} and the link it is fixed to.")
     R_link_hand = _matrix(model.body_quat[hand])
     mass = np.array([model.body_mass[link], model.body_mass[hand]])
     center = np.stack((model.body_ipos[link], model.body_pos[hand] + R_link_hand @ model.body_ipos[hand]))
@@ -128,9 +140,19 @@ def _add_payload(model: mujoco.MjModel, hand: int, payload_kg: float) -> None:
     axes[:, 0] *= np.linalg.det(axes)
     mujoco.mju_mat2Quat(model.body_iquat[link], axes.ravel())
     model.body_mass[link], model.body_ipos[link], model.body_inertia[link] = mass.sum(), mean, principal
-    model.body_mass[hand], model.body_ipos[hand], model.body_inertia[hand] = payload_kg, T_hand_tcp[:3, 3], 0.0
+    model.body_mass[hand], model.body_ipos[hand], model.body_inertia[hand] = payload_kg, tool_m, 0.0
     model.body_iquat[hand], model.body_gravcomp[hand] = (1.0, 0.0, 0.0, 0.0), 0.0
     model.body_sameframe[[link, hand]] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
+
+
+def _fixed_body(model: mujoco.MjModel, limb: Limb, frame: int) -> int:
+    """The body of the limb's frame if it is fixed to a link, else one that is fixed to it."""
+    link = int(model.body_weldid[frame])
+    fixed = [frame, *np.flatnonzero(model.body_weldid == link).tolist()]
+    hand = next((body for body in fixed if body != link), None)
+    if hand is None or link == 0:
+        raise ConfigError(f"a payload needs a body that is fixed to the last link of limb {limb.name!r}, such as its hand.")
+    return hand
 
 
 def _matrix(quat_wxyz: F64) -> F64:
@@ -139,8 +161,13 @@ def _matrix(quat_wxyz: F64) -> F64:
     return R.reshape(3, 3)
 
 
+def _frame(model: mujoco.MjModel, limb: Limb) -> int:
+    _id(model, mujoco.mjtObj.mjOBJ_SITE if limb.frame_type == "site" else mujoco.mjtObj.mjOBJ_BODY, limb.frame)
+    return frame_body(model, limb)
+
+
 def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
     found = mujoco.mj_name2id(model, kind, name)
     if found < 0:
-        raise ConfigError(f"the model has no {name!r}; plant errors apply to an arm with the Franka's names.")
+        raise ConfigError(f"the model has no {name!r}; plant errors apply to a limb's joints.")
     return found

@@ -50,11 +50,19 @@ def plot_rollout(rollout: Rollout, path: str | Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def hands_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Return the commanded and achieved poses of each limb in a rollout's arrays; the name of an only limb is empty."""
+    first = "T_base_hand_commanded"
+    names = [key.removeprefix(first) for key in arrays if key.startswith(first)]
+    return {name.removeprefix("_"): (arrays[first + name], arrays[f"T_base_hand_achieved{name}"]) for name in names}
+
+
 def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-    t, commanded, achieved = arrays["t_s"], arrays["T_base_hand_commanded"], arrays["T_base_hand_achieved"]
-    for axis, name, colour in zip(range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True):
-        axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
-        axes[0].plot(t, achieved[:, axis, 3], color=colour, lw=1.4, alpha=0.8, label=name)
+    t, hands = arrays["t_s"], hands_of(arrays)
+    for limb, (commanded, achieved) in hands.items():
+        for axis, name, colour in zip(range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True):
+            axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
+            axes[0].plot(t, achieved[:, axis, 3], color=colour, lw=1.4, alpha=0.8, label=f"{limb} {name}".strip())
     axes[0].set_ylabel("hand, base frame [m]\n(dashed: commanded)")
     axes[0].legend(ncols=3, loc="upper right", fontsize=8)
     for joint in range(arrays["q_achieved_rad"].shape[1]):
@@ -63,12 +71,14 @@ def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     axes[1].set_ylabel("joints [rad]\n(dashed: commanded)")
     axes[1].legend(ncols=7, loc="upper right", fontsize=7)
     axes[2].plot(t, arrays["gripper_commanded"], "k--", lw=1.0, label="commanded")
-    axes[2].plot(t, arrays["gripper_achieved"], color="tab:purple", label="achieved")
+    for gripper in np.atleast_2d(arrays["gripper_achieved"].T):
+        axes[2].plot(t, gripper, color="tab:purple", label="achieved")
     axes[2].set_ylabel("gripper\nopen fraction")
     axes[2].legend(loc="upper right", fontsize=8)
-    distance_m, angle_rad = between(commanded, achieved)
-    axes[3].plot(t, distance_m * 1e3, color="tab:red", label="position [mm]")
-    axes[3].plot(t, np.rad2deg(angle_rad) * 10, color="tab:gray", lw=0.9, label="rotation [0.1 deg]")
+    for limb, (commanded, achieved) in hands.items():
+        distance_m, angle_rad = between(commanded, achieved)
+        axes[3].plot(t, distance_m * 1e3, color="tab:red", label=f"{limb} position [mm]".strip())
+        axes[3].plot(t, np.rad2deg(angle_rad) * 10, color="tab:gray", lw=0.9, label=f"{limb} rotation [0.1 deg]".strip())
     axes[3].set_ylabel("tracking error")
     axes[3].legend(loc="upper right", fontsize=8)
     axes[3].set_xlabel("simulated time [s]")

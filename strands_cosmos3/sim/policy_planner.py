@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
-from strands_cosmos3.checks import positive, typed
+from strands_cosmos3.checks import of_grippers, positive, typed
 from strands_cosmos3.control.loop import PrefixSpan
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
@@ -39,6 +39,7 @@ class PolicyPlanner:
         self.instruction, self.replan_rows, self.model_sha256 = instruction, policy.replan_rows, policy.model_sha256
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
+        self.borrowed_domain = policy.borrowed_domain
         self._arm, self._policy, self._film = arm, policy, film
         policy.set_obstacles(arm.scene.obstacles)
         self._action_prefix: NDArray[Any] | None = None
@@ -62,7 +63,7 @@ class PolicyPlanner:
         plan = self._policy.plan(observation, self.instruction, action_prefix=self._action_prefix)
         self.answer = (np.asarray(self._policy.last_rollout["action"]), self._policy.last_rollout["video"])
         if isinstance(plan, ActionChunk):
-            raise ConfigError("this policy returns raw columns; give it robot='panda' to drive the arm.")
+            raise ConfigError("this policy returns raw columns; name the arm's robot, e.g. robot='panda'.")
         return plan
 
     @property
@@ -84,10 +85,11 @@ class AdaptedPolicyPlanner:
     """
 
     model_sha256: str | None = None
+    borrowed_domain: str | None = None
     counters: Mapping[str, int] = {}
 
     def __init__(self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float):
-        policy.set_robot_state_keys([*arm.scene.limb.joints, arm.scene.gripper.joints[0]])
+        policy.set_robot_state_keys([*arm.scene.robot.joints, *(one.gripper.joints[0] for one in arm.scene.limbs.values())])
         policy.set_control_frequency(hz)
         self.instruction, self.replan_rows = instruction, policy.actions_per_step
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
@@ -137,11 +139,12 @@ def recording_of(policy: Policy) -> Recording | None:
 def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> JointTrajectory:
     """Return steps, due one control period apart, as a joint trajectory."""
     try:
-        rows = np.array([[float(np.asarray(step[key])) for key in scene.limb.joints] for step in steps])
+        rows = np.array([[float(np.asarray(step[key])) for key in scene.robot.joints] for step in steps])
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
-    finger = scene.gripper.joints[0]
+    fingers = {one.gripper.joints[0]: one.gripper.opening for one in scene.limbs.values()}
     gripper: Any = None
-    if all(finger in step for step in steps):
-        gripper = scene.gripper.opening.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
+    if all(finger in step for step in steps for finger in fingers):
+        given = {finger: np.array([float(np.asarray(step[finger])) for step in steps]) for finger in fingers}
+        gripper = of_grippers(np.stack([opening.to_fraction(given[name]) for name, opening in fingers.items()], axis=1))
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

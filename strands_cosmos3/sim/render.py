@@ -120,6 +120,7 @@ class Renderer:
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self.quality.shadow_px > 0
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self._option = mujoco.MjvOption()
+        self._option.sitegroup[:] = 0  # frames, which a camera does not see
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._context = _make_context(self.backend, height, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
-from strands_cosmos3.robots.catalogue import PANDA, get_robot
+from strands_cosmos3.robots.catalogue import ALIASES, PANDA, get_robot
 from strands_cosmos3.robots.catalogue import ROBOTS as catalogue
+from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import RolloutListener, VideoRecorder
@@ -28,7 +30,12 @@ from strands_cosmos3.types import Rollout
 if TYPE_CHECKING:
     from strands_cosmos3.sim.dataset import RolloutRecorder  # needs pyarrow, which other rollouts do not
 
-ROBOTS = ("panda", "franka", *(robot.name for robot in catalogue.values() if len(robot.limbs) == 1 and robot is not PANDA))
+ROBOTS = (
+    "panda",
+    "franka",
+    *(name for name in catalogue if name != PANDA.name),
+    *(name for name, one in FETCHED.items() if len(one.robot.limbs) == 1),
+)
 """Names of the robots that can be simulated."""
 Progress = Callable[[float, float], None]
 
@@ -56,10 +63,13 @@ class Robot(SimulatedArm):
         super().__init__(control, scene, None, plant)
 
     def identify(self) -> Compensation:
-        """Identify this robot's delay, payload and friction from a motion of 6 s from home; the robot itself stays as it is."""
-        control = replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION)
+        """Identify this robot's delay, payload and friction from a motion of 6 s from home; the robot itself stays as it is.
+
+        ConfigError: It has several limbs.
+        """
+        limb, control = self.scene.limb, replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION)
         twin = SimulatedArm(control, self.scene, plant=self.plant)
-        return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping)
+        return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb)
 
     @typed("policy", "duration", "control_frequency")
     def run_policy(
@@ -98,7 +108,8 @@ class Robot(SimulatedArm):
             video: A film to write (.mp4).
             film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
             policy: A policy object instead of provider and config; the caller closes it. Other packages' policies are wrapped.
-            task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, or None for no success criterion.
+            task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, for two arms ``"lift_bar"``, or None for no success
+                criterion.
             seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
             layout: Positions of the cubes, instead of random ones.
             latency: Simulated duration of an inference [s], or a callable that returns the next one's: the arm follows its
@@ -118,6 +129,8 @@ class Robot(SimulatedArm):
         robot_name = self.name if robot_name is None else _known_robot(robot_name)
         if get_robot(robot_name).name != self.scene.robot.name:
             raise ConfigError(f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave it out.")
+        _require_arguments(on_tick, "on_tick", 1)
+        _require_arguments(progress, "progress", 2)
         _require_members(policy, "policy", "get_actions_sync", "reset")
         _require_members(recorder, "recorder", "recording")
         _require_members(audience, "audience", "show_plan", "show_prediction")
@@ -161,9 +174,21 @@ class Robot(SimulatedArm):
 
 
 def _known_robot(name: str) -> str:
-    if not isinstance(name, str) or (name not in ROBOTS and not name.lower().endswith(".toml")):
+    if not isinstance(name, str) or (ALIASES.get(name, name) not in ROBOTS and not name.lower().endswith(".toml")):
         raise UnknownNameError("robot", name, ROBOTS)
     return name
+
+
+def _require_arguments(callback: Callable[..., Any] | None, name: str, n: int) -> None:
+    """Refuse a callback that cannot be called with ``n`` arguments; of some built-in functions that is not known."""
+    if callback is None:
+        return
+    try:
+        inspect.signature(callback).bind(*range(n))
+    except TypeError as error:
+        raise InputError(f"{name} is called with {n} argument{'s'[: n > 1]}, which it does not take: {error}.") from None
+    except ValueError:
+        pass
 
 
 def _require_members(value: object, name: str, *members: str) -> None:

@@ -1,28 +1,30 @@
-"""The scene: an arm on a table, three cubes, an open bin, and the cameras of the DROID rig.
+"""The scene: a robot on a table, three cubes and an open bin, or for two hands a bar, and the cameras of the robot's rig.
 
-The world's origin is the robot's base; z = 0 is the table's top. x points away from the robot, y to its left. Lengths
-are in metres, angles in radians. A :class:`Scene` is a model and the indices into it; it holds no state.
+The world's origin is the robot's base, or halfway between those of two arms; z = 0 is the table's top. x points away from the
+robot, y to its left. Lengths are in metres, angles in radians. A :class:`Scene` is a model and the indices into it; it holds no
+state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, require_type, typed
 from strands_cosmos3.collision import Obstacle
-from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.robots.assembly import narrow_ranges
+from strands_cosmos3.robots.assembly import base_pose, frame_body, narrow_ranges
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.kinematics import kinematics_of
-from strands_cosmos3.robots.spec import GripperSpec, RobotSpec
+from strands_cosmos3.robots.drives import require_drives
+from strands_cosmos3.robots.kinematics import LimbKinematics, kinematics_of
+from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance
-from strands_cosmos3.sim.scene_builder import BIN, VIEWS, Bin, Cube, build
+from strands_cosmos3.sim.scene_builder import BAR, BIN, VIEWS, Bar, Bin, Cube, bin_of, build, view_names_of
 
 DEFAULT_CUBES = (
     Cube("cube_red", (0.83, 0.12, 0.11)),
@@ -31,16 +33,17 @@ DEFAULT_CUBES = (
 )
 DISTRACTORS = (Cube("other_yellow", (0.90, 0.78, 0.12), 0.032, 0.03), Cube("other_violet", (0.50, 0.18, 0.62), 0.048, 0.09))
 """Cubes that no instruction names."""
-SPAWN_X_M = (0.35, 0.65)
-SPAWN_Y_M = (-0.20, 0.20)
+SPAWN_X_M, SPAWN_Y_M = PANDA.workspace.x_m, PANDA.workspace.y_m
+BAR_X_M, BAR_Y_M, BAR_YAW_RAD = (0.44, 0.54), (-0.04, 0.04), (-0.15, 0.15)
+"""Where a bar may lie, so that two arms reach both of its ends."""
 SEPARATION_M = 0.10
 """Least distance between the centres of two cubes: an open finger fits beside a cube at any yaw of both."""
-_MAX_DRAWS = 10_000
+_MAX_DRAWS, _FRESH_START = 10_000, 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Poses of the named cubes on the table; ShapeError or NonFiniteError if an array does not fit."""
+    """Poses of the named cubes, or of the bar, on the table; ShapeError or NonFiniteError if an array does not fit."""
 
     names: tuple[str, ...]
     xy_m: F64  # [n, 2] centres in the world
@@ -53,18 +56,98 @@ class Layout:
         object.__setattr__(self, "yaw_rad", finite_array(self.yaw_rad, "yaw_rad", (len(self.names),)))
 
 
+@dataclass(frozen=True, eq=False)
+class SceneLimb:
+    """A limb with a gripper, and the indices of its parts in a scene's model.
+
+    Args:
+        prefix: Of its cameras and of its entries in ``Observation.privileged``: empty, or ``<name>_`` of one limb of several.
+        columns: Its joints among all of the robot's.
+        kinematics, T_world_base: Its kinematics, and the pose [4, 4] of its base.
+        frame_body, tcp_site, gripper_actuator: Ids.
+        finger_qpos, finger_joints, finger_bodies: Addresses and ids of its fingers.
+    """
+
+    limb: Limb
+    gripper: GripperSpec
+    prefix: str
+    columns: slice
+    kinematics: LimbKinematics
+    T_world_base: F64
+    frame_body: int
+    tcp_site: int
+    gripper_actuator: int
+    finger_qpos: NDArray[np.intp]
+    finger_joints: tuple[int, ...]
+    finger_bodies: tuple[int, ...]
+
+    @typed()
+    def opening_direction(self, data: mujoco.MjData, finger: int) -> F64:
+        """Return the direction [3] in which a finger (index of ``finger_bodies``) opens, in the world."""
+        if not self.gripper.fingers:
+            return data.xaxis[self.finger_joints[finger]].copy()
+        bodies = list(self.finger_bodies)
+        away = data.xpos[bodies[finger]] - np.mean(data.xpos[bodies[:finger] + bodies[finger + 1 :]], axis=0)
+        return away / np.linalg.norm(away)
+
+    @property
+    def gap_m(self) -> F64:
+        """Gap between the open fingers; [K] at evenly spaced open fractions from closed to open, if the robot states them."""
+        if self.gripper.gap_m:
+            return np.array(self.gripper.gap_m)
+        return np.array(len(self.finger_qpos) * self.gripper.opening.open_value)
+
+
+def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
+    require_drives(model, robot)
+    found: dict[str, SceneLimb] = {}
+    first = 0
+    for limb in robot.limbs:
+        gripper = limb.gripper
+        if gripper is None or limb.tool is None:
+            raise ConfigError(
+                f"the scene needs arms with a gripper and a tool centre point; {robot.name!r} has none on {limb.name!r}."
+            )
+        if not gripper.gap_m and gripper.opening.open_value <= gripper.opening.closed_value:
+            raise ConfigError(
+                f"the gripper of limb {limb.name!r} opens from {gripper.opening.closed_value:g} to "
+                f"{gripper.opening.open_value:g}; state gap_m, the gap between its fingers, unless they are slides that open "
+                "upwards."
+            )
+        fingers = tuple(int(model.joint(name).id) for name in gripper.joints)
+        found[limb.name] = SceneLimb(
+            limb,
+            gripper,
+            "" if len(robot.limbs) == 1 else f"{limb.name}_",
+            slice(first, first + len(limb.joints)),
+            kinematics_of(model, limb),
+            base_pose(model, limb),
+            frame_body(model, limb),
+            int(model.site(limb.tool).id),
+            int(model.actuator(gripper.actuator).id),
+            model.jnt_qposadr[list(fingers)].astype(np.intp),
+            fingers,
+            tuple(int(model.body(name).id) for name in gripper.fingers) or tuple(model.jnt_bodyid[list(fingers)].tolist()),
+        )
+        first += len(limb.joints)
+    return found
+
+
 class Scene:
     """A compiled scene and the indices into it.
 
     Attributes:
         model: 600 Hz, ``implicitfast``.
-        view_names: The observation cameras, in the order of the DROID rig.
-        robot, limb, gripper: The robot, its only limb and its gripper; kinematics: The limb's.
-        arm_qpos, arm_dof: [n] addresses of the arm's joints in ``qpos`` and ``qvel``.
-        finger_qpos, finger_dof: [2] the fingers'; finger_joints: Indices of their joints.
-        arm_actuators: [n] indices into ``ctrl``; gripper_actuator: the gripper's.
+        view_names: The observation cameras, in the order of the robot's rig.
+        robot, limbs: The robot, and its limbs by name.
+        arm_qpos, arm_dof: [n] addresses of all limbs' joints in ``qpos`` and ``qvel``.
+        finger_qpos, finger_dof: All fingers'.
+        arm_actuators, gripper_actuators: [n] and [G] indices into ``ctrl``.
         obstacles: The table and the bin's walls, for the arm's controller.
-        hand_body, tcp_site: Indices of the hand's body and of the tool centre point.
+        robot_roots: Ids of the bodies that carry the limbs.
+        bar: The bar, or None; bar_qpos, bar_dof, bar_body: As of a cube.
+        limb, gripper, kinematics, hand_body, tcp_site, finger_joints, finger_bodies, gripper_actuator: Those of the only
+            limb; of several limbs a ConfigError.
         cube_qpos, cube_dof, cube_body: By cube: address of its 7 ``qpos`` entries (x y z, quaternion wxyz), of its 6
             ``qvel`` entries, index of its body.
     """
@@ -72,49 +155,98 @@ class Scene:
     @typed()
     def __init__(
         self,
-        cubes: tuple[Cube, ...] = DEFAULT_CUBES,
+        cubes: tuple[Cube, ...] | None = None,
         arm: str | Path | None = None,
         appearance: Appearance = NOMINAL,
         robot: RobotSpec = PANDA,
+        bar: Bar | None = None,
     ):
-        """Compile the scene; ConfigError if two cubes share a name, or the robot is not one limb with a gripper.
+        """Compile the scene; ConfigError if two cubes share a name, or a limb has no gripper.
 
-        ``arm`` is None (the robot's own model), the path of an ``.xml`` with its names, or ``"menagerie"`` (a Panda, over the
-        network).
+        Without cubes and a bar, it has three cubes for one limb, and a bar for several. ``arm`` is None (the robot's own
+        model), the path of an ``.xml`` with its names, or ``"menagerie"`` (a Panda, over the network).
         """
+        robot.require_independent("a scene")
+        bar = Bar() if bar is None and cubes is None and len(robot.limbs) > 1 else bar
+        cubes = (DEFAULT_CUBES if bar is None else ()) if cubes is None else cubes
         if len({cube.name for cube in cubes}) != len(cubes):
             raise ConfigError(f"every cube needs its own name, got {[cube.name for cube in cubes]}.")
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
-        self.robot, self.limb = robot, robot.limb()
-        self.gripper = gripper = _gripper_of(robot)
-        self.bin: Bin = BIN
+        self.robot, self.bar = robot, bar
+        self.bin: Bin = bin_of(robot)
         self.appearance = appearance
-        self.view_names: tuple[str, ...] = DROID_RIG.views
-        self.model: mujoco.MjModel = build(cubes, arm, appearance, robot).compile()
-        model, limb = self.model, self.limb
-        if arm is None:
+        self.view_names: tuple[str, ...] = view_names_of(robot)
+        self.model: mujoco.MjModel = build(cubes, arm, appearance, robot, bar).compile()
+        model = self.model
+        for limb in robot.limbs if arm is None else ():
             narrow_ranges(model, limb)
-        self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in limb.joints])
-        self.arm_dof = np.array([model.joint(name).dofadr[0] for name in limb.joints])
-        self.finger_qpos = np.array([model.joint(name).qposadr[0] for name in gripper.joints])
-        self.finger_dof = np.array([model.joint(name).dofadr[0] for name in gripper.joints])
-        self.finger_joints = tuple(int(model.joint(name).id) for name in gripper.joints)
-        self.arm_actuators = np.array([model.actuator(name).id for name in limb.actuators])
-        self.gripper_actuator = int(model.actuator(gripper.actuator).id)
-        self.hand_body = int(model.body(limb.frame).id)
-        self.tcp_site = int(model.site(self.limb.tool).id)
-        self.obstacles = _standing_boxes(model, self.hand_body)
-        self.kinematics = kinematics_of(model, limb)
+        self.limbs = _limbs_of(model, robot)
+        self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in robot.joints])
+        self.arm_dof = np.array([model.joint(name).dofadr[0] for name in robot.joints])
+        fingers = [joint for one in self.limbs.values() for joint in one.finger_joints]
+        self.finger_qpos, self.finger_dof = model.jnt_qposadr[fingers].astype(int), model.jnt_dofadr[fingers].astype(int)
+        self.arm_actuators = np.array([model.actuator(name).id for limb in robot.limbs for name in limb.actuators])
+        self.gripper_actuators = np.array([one.gripper_actuator for one in self.limbs.values()])
+        self.robot_roots = frozenset(int(model.body_rootid[one.frame_body]) for one in self.limbs.values())
+        self.obstacles = _standing_boxes(model, self.robot_roots)
+        if bar is not None:
+            self.bar_qpos, self.bar_dof = int(model.joint(BAR).qposadr[0]), int(model.joint(BAR).dofadr[0])
+            self.bar_body = int(model.body(BAR).id)
         self.cube_qpos = {name: int(model.joint(name).qposadr[0]) for name in self.cubes}
         self.cube_dof = {name: int(model.joint(name).dofadr[0]) for name in self.cubes}
         self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
 
+    @property
+    def only(self) -> SceneLimb:
+        """The only limb; of several limbs a ConfigError."""
+        return self.limbs[self.robot.limb().name]
+
+    @property
+    def limb(self) -> Limb:
+        return self.only.limb
+
+    @property
+    def gripper(self) -> GripperSpec:
+        return self.only.gripper
+
+    @property
+    def kinematics(self) -> LimbKinematics:
+        return self.only.kinematics
+
+    @property
+    def hand_body(self) -> int:
+        return self.only.frame_body
+
+    @property
+    def tcp_site(self) -> int:
+        return self.only.tcp_site
+
+    @property
+    def finger_joints(self) -> tuple[int, ...]:
+        return self.only.finger_joints
+
+    @property
+    def finger_bodies(self) -> tuple[int, ...]:
+        return self.only.finger_bodies
+
+    @property
+    def gripper_actuator(self) -> int:
+        return self.only.gripper_actuator
+
     @typed()
     def sample_layout(self, rng: np.random.Generator, separation_m: float = SEPARATION_M) -> Layout:
-        """Return a layout uniform in the spawn region, at any yaw, ``separation_m`` apart; ConfigError if it cannot fit."""
+        """Return a layout uniform in the spawn region, at any yaw, ``separation_m`` apart; ConfigError if it cannot fit.
+
+        A bar lies where both of its ends can be reached, and no cubes lie beside it.
+        """
+        if self.bar is not None:
+            xy = np.array([[rng.uniform(*BAR_X_M), rng.uniform(*BAR_Y_M)]])
+            return Layout((BAR,), xy, np.array([rng.uniform(*BAR_YAW_RAD)]))
         placed: list[F64] = []
-        for _ in range(_MAX_DRAWS):
-            xy = np.array([rng.uniform(*SPAWN_X_M), rng.uniform(*SPAWN_Y_M)])
+        for draw in range(_MAX_DRAWS):
+            if draw % _FRESH_START == _FRESH_START - 1:  # the cubes that lie may leave no room for another
+                placed.clear()
+            xy = np.array([rng.uniform(*self.robot.workspace.x_m), rng.uniform(*self.robot.workspace.y_m)])
             if all(np.linalg.norm(xy - other) >= separation_m for other in placed):
                 placed.append(xy)
             if len(placed) == len(self.cubes):
@@ -128,23 +260,28 @@ class Scene:
         ``data`` is overwritten, then forwarded (``mj_forward``); ``q_arm_rad`` [n] is the robot's home by default.
 
         Raises:
-            UnknownNameError, ConfigError: The layout does not place exactly this scene's cubes.
+            UnknownNameError, ConfigError: The layout does not place exactly this scene's cubes, or its bar.
             ShapeError, NonFiniteError: The configuration is not one finite number a joint.
         """
-        q = finite_array(self.limb.home if q_arm_rad is None else q_arm_rad, "q_arm_rad", (len(self.limb.joints),))
+        q = finite_array(self.robot.home_rad if q_arm_rad is None else q_arm_rad, "q_arm_rad", (len(self.arm_qpos),))
+        heights = {name: cube.edge_m for name, cube in self.cubes.items()}
+        places = dict(self.cube_qpos)
+        if self.bar is not None:
+            heights[BAR], places[BAR] = self.bar.size_m[2], self.bar_qpos
         for name in layout.names:
-            if name not in self.cubes:
-                raise UnknownNameError("cube", name, self.cubes)
-        if set(layout.names) != set(self.cubes):
-            raise ConfigError(f"the layout places {list(layout.names)}, the scene has {list(self.cubes)}.")
+            if name not in places:
+                raise UnknownNameError("cube", name, places)
+        if set(layout.names) != set(places):
+            raise ConfigError(f"the layout places {list(layout.names)}, the scene has {list(places)}.")
         mujoco.mj_resetData(self.model, data)
         data.qpos[self.arm_qpos] = q
         data.ctrl[self.arm_actuators] = q
-        data.qpos[self.finger_qpos] = self.gripper.opening.from_fraction(float(gripper_open))
-        data.ctrl[self.gripper_actuator] = self.gripper.command.from_fraction(float(gripper_open))
+        for one in self.limbs.values():
+            data.qpos[one.finger_qpos] = one.gripper.opening.from_fraction(float(gripper_open))
+            data.ctrl[one.gripper_actuator] = one.gripper.command.from_fraction(float(gripper_open))
         for name, (x_m, y_m), yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
-            at = self.cube_qpos[name]
-            data.qpos[at : at + 3] = x_m, y_m, self.cubes[name].edge_m / 2
+            at = places[name]
+            data.qpos[at : at + 3] = x_m, y_m, heights[name] / 2
             data.qpos[at + 3 : at + 7] = np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)
         mujoco.mj_forward(self.model, data)
 
@@ -164,19 +301,12 @@ class Scene:
         return self.bin.contains(finite_array(position_m, "position_m", (3,)))
 
 
-def _gripper_of(robot: RobotSpec) -> GripperSpec:
-    limb = robot.limb()
-    if limb.gripper is None or limb.tool is None:
-        raise ConfigError(f"the scene needs an arm with a gripper and a tool centre point; {robot.name!r} has none.")
-    return limb.gripper
-
-
-def _standing_boxes(model: mujoco.MjModel, hand: int) -> tuple[Obstacle, ...]:
-    """The solid boxes of a model that neither move nor belong to the arm."""
+def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:
+    """The solid boxes of a model that neither move nor belong to the robot."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    arm = model.body_rootid[hand]
-    standing = (model.body_weldid[model.geom_bodyid] == 0) & (model.body_rootid[model.geom_bodyid] != arm)
+    of_robot = np.isin(model.body_rootid[model.geom_bodyid], list(robot))
+    standing = (model.body_weldid[model.geom_bodyid] == 0) & ~of_robot
     solid_box = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & ((model.geom_contype | model.geom_conaffinity) != 0)
     found: list[Obstacle] = []
     for geom in np.flatnonzero(standing & solid_box).tolist():
@@ -188,6 +318,7 @@ def _standing_boxes(model: mujoco.MjModel, hand: int) -> tuple[Obstacle, ...]:
 
 
 __all__ = [
+    "BAR",
     "BIN",
     "DEFAULT_CUBES",
     "DISTRACTORS",
@@ -195,8 +326,10 @@ __all__ = [
     "SPAWN_X_M",
     "SPAWN_Y_M",
     "VIEWS",
+    "Bar",
     "Bin",
     "Cube",
     "Layout",
     "Scene",
+    "SceneLimb",
 ]

@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.checks import F64, positive, typed, typed_fields
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
@@ -47,6 +48,25 @@ class Cube:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the mass is not above zero."""
+
+    size_m: tuple[float, float, float] = (0.04, 0.60, 0.04)
+    mass_kg: float = 0.5
+    grasp_m: float = 0.22  # of each hand from its centre, along the long axis
+    rgb: tuple[float, float, float] = (0.85, 0.42, 0.12)
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        for value in (*self.size_m, self.mass_kg, self.grasp_m):
+            positive(value, "a bar's sizes and mass")
+
+
+BAR = "bar"
+"""Name of the bar's body, joint and geom."""
+
+
+@dataclass(frozen=True)
 class Bin:
     """An open box on the table, with its sides along x and y."""
 
@@ -76,6 +96,12 @@ class View:
     parent: str = "world"  # the body that it is fixed to
 
 
+@typed()
+def bin_of(robot: RobotSpec) -> Bin:
+    """Return the bin where the robot's workspace has it."""
+    return Bin(robot.workspace.bin_m)
+
+
 def _on(robot: RobotSpec) -> dict[str, View]:
     """A robot's own cameras."""
     return {one.name: View(one.position_m, one.target_m, one.fovy_deg, one.up, one.body) for one in robot.cameras}
@@ -90,6 +116,14 @@ VIEWS: Mapping[str, View] = MappingProxyType(
     }
 )
 """The cameras by name with the Panda: the views of the DROID rig, and one for the film."""
+_AROUND: Mapping[str, View] = {
+    **VIEWS,
+    "front": View((1.65, 0.0, 0.85), (0.30, 0.0, 0.30), 52.0),
+    "left": VIEWS["exterior_1"],
+    "right": VIEWS["exterior_2"],
+    "camera_top": View((1.02, 0.0, 0.78), (0.49, 0.0, 0.03), 24.0),  # in front of the arm, which would hide the cubes
+}
+"""Cameras beside the robot that a rig may have."""
 _NEAR: Mapping[str, View] = {
     "exterior_1": View((1.08, 0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
     "exterior_2": View((1.08, -0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
@@ -99,41 +133,61 @@ BIN = Bin()
 
 @typed()
 def cameras(appearance: Appearance, robot: RobotSpec = PANDA) -> dict[str, View]:
-    """Return the cameras of an appearance by name, those on the robot first; ConfigError if it has no camera ``wrist``."""
-    views = {**VIEWS, **_on(robot), **(_NEAR if appearance.rig == "near" else {})}
-    if "wrist" not in _on(robot):
-        raise ConfigError(f"robot {robot.name!r} needs a camera 'wrist' for the scene's views; add one to its cameras.")
-    x_m, y_m, z_m = np.add(views["wrist"].position_m, appearance.wrist_offset_m).tolist()
-    return {**views, "wrist": replace(views["wrist"], position_m=(x_m, y_m, z_m))}
+    """Return the cameras of an appearance by name, those on the robot first; ConfigError if it lacks one of the rig's."""
+    around = {**_AROUND, **(_NEAR if appearance.rig == "near" else {})}
+    own, found = _on(robot), dict[str, View]()
+    for name, view in own.items():
+        x_m, y_m, z_m = np.add(view.position_m, appearance.wrist_offset_m).tolist()
+        found[name] = replace(view, position_m=(x_m, y_m, z_m))
+    for name in (*view_names_of(robot), "beauty"):
+        if name not in own and (name not in around or around[name].parent != "world"):
+            raise ConfigError(f"robot {robot.name!r} needs a camera {name!r} for the scene's views; add one to its cameras.")
+        found.setdefault(name, around[name])
+    return found
+
+
+@typed()
+def view_names_of(robot: RobotSpec) -> tuple[str, ...]:
+    """Return the names of the views of a robot's embodiment; DROID's if it states none."""
+    return get_embodiment(robot.embodiment or "droid").view_names
 
 
 @typed()
 def build(
-    cubes: tuple[Cube, ...], arm: str | Path | None = None, appearance: Appearance = NOMINAL, robot: RobotSpec = PANDA
+    cubes: tuple[Cube, ...],
+    arm: str | Path | None = None,
+    appearance: Appearance = NOMINAL,
+    robot: RobotSpec = PANDA,
+    bar: Bar | None = None,
 ) -> mujoco.MjSpec:
-    """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as for ``load_spec``."""
+    """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as for ``load_spec``.
+
+    A bar stands in the place of the bin.
+    """
     spec = load_spec(arm, robot)
     spec.modelname = "tabletop"
-    _set_physics(spec, robot.limb())
-    _stiffen_gripper(spec, robot.limb())
+    _set_physics(spec, robot)
+    for limb in robot.limbs:
+        _stiffen_gripper(spec, limb)
     _add_lights(spec, appearance.light)
     _add_table(spec, appearance.surface)
-    _add_bin(spec, BIN)
+    if bar is None:
+        _add_bin(spec, bin_of(robot))
+    else:
+        _add_free_box(spec, BAR, bar.size_m, bar.mass_kg, bar.rgb)
     for cube in cubes:
-        _add_cube(spec, cube)
+        _add_free_box(spec, cube.name, (cube.edge_m, cube.edge_m, cube.edge_m), cube.mass_kg, cube.rgb)
     for name, view in cameras(appearance, robot).items():
         _add_camera(spec, name, view)
     return spec
 
 
-def _set_physics(spec: mujoco.MjSpec, limb: Limb) -> None:
+def _set_physics(spec: mujoco.MjSpec, robot: RobotSpec) -> None:
     """Set what the control loop relies on: physics rate, gravity compensation, a tool centre point."""
     spec.option.timestep = 1.0 / PHYSICS_HZ
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for body in spec.bodies[1:]:  # the real arm compensates its own weight
         body.gravcomp = 1.0
-    if limb.tool is not None and spec.site(limb.tool) is None:
-        spec.body(limb.frame).add_site(name=limb.tool, pos=limb.T_frame_tool[:3, 3])
 
 
 def _stiffen_gripper(spec: mujoco.MjSpec, limb: Limb) -> None:
@@ -227,17 +281,15 @@ def _add_bin(spec: mujoco.MjSpec, box: Bin) -> None:
         body.add_geom(name=name, type=_BOX, pos=pos, size=size, material="bin", **_CONTACT)
 
 
-def _add_cube(spec: mujoco.MjSpec, cube: Cube) -> None:
-    spec.add_material(name=cube.name, rgba=[*cube.rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
-    body = spec.worldbody.add_body(
-        name=cube.name,
-        pos=[0, 0, cube.edge_m / 2],
-        mass=cube.mass_kg,
-        inertia=[cube.mass_kg * cube.edge_m**2 / 6] * 3,
-        explicitinertial=True,
-    )
-    body.add_freejoint(name=cube.name)
-    body.add_geom(name=cube.name, type=_BOX, size=[cube.edge_m / 2] * 3, material=cube.name, **_CONTACT)
+def _add_free_box(
+    spec: mujoco.MjSpec, name: str, size_m: tuple[float, float, float], mass_kg: float, rgb: tuple[float, float, float]
+) -> None:
+    spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
+    x, y, z = (edge * edge for edge in size_m)
+    inertia = [mass_kg * two / 12 for two in (y + z, x + z, x + y)]
+    body = spec.worldbody.add_body(name=name, pos=[0, 0, size_m[2] / 2], mass=mass_kg, inertia=inertia, explicitinertial=True)
+    body.add_freejoint(name=name)
+    body.add_geom(name=name, type=_BOX, size=[edge / 2 for edge in size_m], material=name, **_CONTACT)
 
 
 def _add_camera(spec: mujoco.MjSpec, name: str, view: View) -> None:

@@ -11,16 +11,16 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, require_rows, seed_number, typed
+from strands_cosmos3.checks import F64, instance_of, of_grippers, require_rows, seed_number, typed
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, UnknownNameError
-from strands_cosmos3.robots.limits import is_franka, robot_limits
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, ShapeError, UnknownNameError
+from strands_cosmos3.robots.limits import all_limits, is_franka
 from strands_cosmos3.robots.model import chain_to_body
 from strands_cosmos3.robots.panda import LIMITS, JointLimits
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo
 from strands_cosmos3.sim.plant import PlantErrors
-from strands_cosmos3.sim.scene import Layout, Scene
+from strands_cosmos3.sim.scene import BAR, Layout, Scene
 from strands_cosmos3.types import Observation
 
 
@@ -32,6 +32,7 @@ class ControlConfig:
     derating: float = 1.0  # factor in (0, 1] on velocity, acceleration and jerk
     feed_forward: str = "velocity"  # or "computed_torque" or "none"
     compensation: Compensation = NO_COMPENSATION  # of a known delay, payload and friction
+    strict: bool = False  # refuse limits that are assumed
 
     def joint_limits(self) -> JointLimits:
         """Return a Panda's limits in force; UnknownNameError if there is no such table."""
@@ -70,7 +71,7 @@ class SimulatedArm:
     ):
         self.scene = Scene(arm=arm_model) if scene is None else scene
         self.plant = None if plant is None else instance_of(plant, PlantErrors, "plant")
-        self.model = self.scene.model if self.plant is None else self.plant.apply(self.scene.model)
+        self.model = self.scene.model if self.plant is None else self.plant.apply(self.scene.model, *self.scene.robot.limbs)
         self.data = mujoco.MjData(self.model)
         self._nominal = self.data if self.plant is None else mujoco.MjData(self.scene.model)  # the controller's view of it
         self._seed = 0
@@ -78,23 +79,30 @@ class SimulatedArm:
         self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
         self.control = ControlConfig() if control is None else control
         self.limits = self._joint_limits()
-        self.servo = JointServo(self.scene.model, self.control.compensation, self.scene.limb)
+        if self.control.strict and self.limits.assumed:
+            raise ConfigError(
+                f"some limits of {self.scene.robot.name!r} are assumed, which strict refuses; state all of them in the robot's "
+                "limits, with their source, or leave strict out."
+            )
+        self.servo = JointServo(self.scene.model, self.control.compensation, *self.scene.robot.limbs)
         try:
             self._feed_forward = FeedForward(self.control.feed_forward)
         except ValueError:
             raise UnknownNameError("feed-forward", self.control.feed_forward, tuple(FeedForward)) from None
         self.dt_s = float(self.scene.model.opt.timestep)
-        self.executor = Executor(self.limits, self.dt_s, self.scene.limb.home_rad)
+        self._open: float | F64 = of_grippers(np.ones(len(self.scene.limbs)))
+        self.executor = Executor(self.limits, self.dt_s, self.scene.robot.home_rad, self._open)
         self._loop_counters: Mapping[str, int] = {}
-        self.on_step: Callable[[F64, float], None] | None = None
-        """Called after every physics step with the references at its end: angles [n] and open fraction."""
+        self.on_step: Callable[[F64, Any], None] | None = None
+        """Called after every physics step with the references at its end: angles [n] and open fraction, or [G]."""
         self.reset(0)
 
     def _joint_limits(self) -> JointLimits:
         """The robot's own limits, or the table that the control names."""
-        model, limb, table = self.scene.model, self.scene.limb, self.control.joint_limits()
+        model, table = self.scene.model, self.control.joint_limits()
         if self.control.limits is None:
-            return robot_limits(model, self.scene.robot)[limb.name].derated(self.control.derating)
+            return all_limits(model, self.scene.robot).derated(self.control.derating)
+        limb = self.scene.limb
         if not is_franka(model, [model.joint(name).id for name in limb.joints]):
             raise ConfigError(
                 f"limits {self.control.limits!r} are a Franka's, and {self.scene.robot.name!r} is none; leave them out."
@@ -107,8 +115,8 @@ class SimulatedArm:
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
         """Place the arm at rest (at ``q_rad`` [n], by default at home) and the cubes (at ``layout``, by default random)."""
         layout = self.scene.sample_layout(np.random.default_rng(seed_number(seed))) if layout is None else layout
-        start = self.scene.limb.home_rad if q_rad is None else q_rad
-        self.executor = Executor(self.limits, self.dt_s, start)
+        start = self.scene.robot.home_rad if q_rad is None else q_rad
+        self.executor = Executor(self.limits, self.dt_s, start, self._open)
         self._loop_counters = {}
         self.scene.reset(self.data, layout, start)
         self._seed = seed
@@ -124,11 +132,11 @@ class SimulatedArm:
         """Simulated time in seconds."""
         return float(self.data.time)
 
-    def joint_state(self) -> tuple[F64, F64, float]:
-        """Measured angles [n], velocities [n] and the gripper's open fraction."""
+    def joint_state(self) -> tuple[F64, F64, float | F64]:
+        """Measured angles [n], velocities [n] and the gripper's open fraction, or those [G] of several."""
         data, scene = self.data, self.scene
-        fingers = float(np.mean(data.qpos[scene.finger_qpos]))
-        return (self._measured_q(), data.qvel[scene.arm_dof].copy(), float(scene.gripper.opening.to_fraction(fingers)))
+        opening = [one.gripper.opening.to_fraction(float(np.mean(data.qpos[one.finger_qpos]))) for one in scene.limbs.values()]
+        return self._measured_q(), data.qvel[scene.arm_dof].copy(), of_grippers(np.array(opening))
 
     def _measured_q(self) -> F64:
         q_rad = self.data.qpos[self.scene.arm_qpos].copy()
@@ -140,7 +148,7 @@ class SimulatedArm:
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
         data, scene = self.data, self.scene
-        names = (*scene.limb.joints, *scene.gripper.joints)
+        names = (*scene.robot.joints, *(joint for one in scene.limbs.values() for joint in one.gripper.joints))
         q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
         qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
         flat: dict[str, Any] = {name: float(value) for name, value in zip(names, q, strict=True)}
@@ -156,30 +164,36 @@ class SimulatedArm:
 
     def _privileged(self) -> dict[str, F64]:
         scene, data = self.scene, self.data
-        tcp, twist = np.eye(4), np.zeros(6)
-        tcp[:3, :3], tcp[:3, 3] = data.site_xmat[scene.tcp_site].reshape(3, 3), data.site_xpos[scene.tcp_site]
-        mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, scene.tcp_site, twist, 0)
-        cubes = {name: scene.T_world_body(data, name) for name in scene.cubes}
+        known: dict[str, F64] = {name: scene.T_world_body(data, name) for name in scene.cubes}
+        for one in scene.limbs.values():
+            tcp, twist = np.eye(4), np.zeros(6)
+            tcp[:3, :3], tcp[:3, 3] = data.site_xmat[one.tcp_site].reshape(3, 3), data.site_xpos[one.tcp_site]
+            mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, one.tcp_site, twist, 0)
+            known[f"{one.prefix}tcp"] = tcp
+            known[f"{one.prefix}tcp_twist"] = np.concatenate((twist[3:], twist[:3]))  # MuJoCo puts rotation first
+            known[f"{one.prefix}base"] = one.T_world_base
+            known[f"{one.prefix}gap_m"] = one.gap_m
+        if scene.bar is not None:
+            bar = scene.bar
+            return known | {BAR: scene.T_world_body(data, BAR), "bar_m": np.array([*bar.size_m, bar.grasp_m])}
         edge = next(iter(scene.cubes.values())).edge_m
-        return {
-            **cubes,
-            "tcp": tcp,
-            "tcp_twist": np.concatenate((twist[3:], twist[:3])),  # MuJoCo puts rotation first
+        return known | {
             "edge_m": np.array(edge),
-            "gap_m": np.array(len(scene.finger_qpos) * scene.gripper.opening.open_value),
             "bin": np.array([*scene.bin.center_m, scene.bin.height_m]),
+            "carry_m": np.array(scene.robot.workspace.carry_m),
+            "grasp_yaw_rad": np.deg2rad(scene.robot.workspace.grasp_yaw_deg),
         }
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         """Follow references at the end of each of M physics steps; ``before`` is the one at the beginning of the first.
 
-        Returns the true angles [M, n] and open fractions [M] after each step.
+        Returns the true angles [M, n] and open fractions [M] (or [M, G]) after each step.
 
         Raises:
             InputError, ShapeError: An argument is malformed; nothing was written.
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
         """
-        _require_references(block, before, self.servo.n)
+        _require_references(block, before, self.servo.n, np.shape(self._open))
         scene, data, model = self.scene, self.data, self.model
         references = [
             np.concatenate((first[None], rest))
@@ -191,12 +205,15 @@ class SimulatedArm:
         ]
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
             raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
-        fingers = scene.gripper.command.from_fraction(block.gripper)
+        limbs, n = list(scene.limbs.values()), len(block)
+        wanted = block.gripper.reshape(n, len(limbs)).T
+        fingers = np.stack([one.gripper.command.from_fraction(row) for one, row in zip(limbs, wanted, strict=True)], axis=1)
+        first_finger = [one.finger_qpos[0] for one in limbs]
         until_s = data.time + len(block) * self.dt_s
         q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, references[2], load_nm)
-        q, finger_q = np.empty((len(block), self.servo.n)), np.empty(len(block))
+        q, finger_q = np.empty((n, self.servo.n)), np.empty((n, len(limbs)))
         for k in range(len(block)):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
@@ -208,12 +225,13 @@ class SimulatedArm:
                 self._write_ctrl(arm_ctrl[k], fingers[k])
                 mujoco.mj_step(model, data)
             q[k] = data.qpos[scene.arm_qpos]
-            finger_q[k] = data.qpos[scene.finger_qpos[0]]
+            finger_q[k] = data.qpos[first_finger]
             if self.on_step is not None:
-                self.on_step(block.q_rad[k], float(block.gripper[k]))
+                self.on_step(block.q_rad[k], block.gripper[k])
         if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is not finite, and its clock
             raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
-        return q, scene.gripper.opening.to_fraction(finger_q)
+        opening = [one.gripper.opening.to_fraction(column) for one, column in zip(limbs, finger_q.T, strict=True)]
+        return q, of_grippers(np.stack(opening, axis=1))
 
     def _led(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
         """Lead references [M, n] by the known delay, inside range and velocity limit, and count the rows that this changes."""
@@ -227,10 +245,10 @@ class SimulatedArm:
             self.executor.counters["lead_clipped"] += int(clipped[1:].sum())
         return led_q, led_qd
 
-    def _write_ctrl(self, arm: F64, gripper: float) -> None:
+    def _write_ctrl(self, arm: F64, gripper: F64) -> None:
         """Write the controls, or those of a delay ago."""
         ctrl = self.data.ctrl.copy()
-        ctrl[self.scene.arm_actuators], ctrl[self.scene.gripper_actuator] = arm, gripper
+        ctrl[self.scene.arm_actuators], ctrl[self.scene.gripper_actuators] = arm, gripper
         self._ctrl_under_way.append(ctrl)
         self.data.ctrl[:] = self._ctrl_under_way.popleft()
 
@@ -255,9 +273,11 @@ class SimulatedArm:
         return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
 
 
-def _require_references(block: ReferenceBlock, before: JointState, n: int) -> None:
+def _require_references(block: ReferenceBlock, before: JointState, n: int, grippers: tuple[int, ...]) -> None:
     """Check types and shapes, which is cheap: this runs at every control tick."""
     now = vars(instance_of(block, ReferenceBlock, "block"))
     require_rows(n, now["q_rad"], now["qd_rad_s"], now["qdd_rad_s2"], axes=2)
-    require_rows(len(block), now["gripper"], axes=1)
+    gripper = now["gripper"]
+    if not isinstance(gripper, np.ndarray) or gripper.dtype != np.float64 or gripper.shape != (len(block), *grippers):
+        raise ShapeError(f"open fractions must be a float64 array {[len(block), *grippers]}, got {np.shape(gripper)}.")
     require_rows(n, *vars(instance_of(before, JointState, "before")).values(), axes=1)

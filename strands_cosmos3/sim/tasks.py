@@ -16,8 +16,8 @@ stack two fingers took the cube from elsewhere and released it within 20 mm (sid
       touches either
 ===== ====================================================================================================
 
-Two fingers hold a cube while both press on it from opposite sides. A cube that moves further than its speed explains was
-moved by hand: its history starts again.
+``lift_bar``, the level lift of a bar by two hands, is judged in ``bar.py``. Two fingers hold a cube while both press on it from
+opposite sides. A cube that moves further than its speed explains was moved by hand: its history starts again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, typed
-from strands_cosmos3.errors import UnknownNameError
-from strands_cosmos3.instruction import Goal
+from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.instruction import LIFT_THE_BAR, Goal, Verb
+from strands_cosmos3.sim.bar import BarMonitor
 from strands_cosmos3.sim.handling import REACH_M, REST_M_S, CubeHistory, CubeState, cube_state, touched_only_by
 from strands_cosmos3.sim.scene import Scene
 
@@ -64,7 +65,12 @@ class Task:
     name: str
     instruction: str  # by default
     hold_s: float  # time for which the condition must hold
-    holds: Condition  # whether the condition holds now
+    holds: Condition | None  # whether the condition holds now, of a cube; None is a bar's
+
+    @property
+    def with_bar(self) -> bool:
+        """Whether it is about a bar, and not about cubes."""
+        return self.holds is None
 
 
 def _reach(at: Situation) -> bool:
@@ -76,7 +82,7 @@ def _reach(at: Situation) -> bool:
 
 
 def _pick(at: Situation) -> bool:
-    taken, fingers = at.history.taken_m, at.scene.model.jnt_bodyid[list(at.scene.finger_joints)].tolist()
+    taken, fingers = at.history.taken_m, at.scene.finger_bodies
     if taken is None or not (at.history.held and at.now.gripped and touched_only_by(at.now, fingers)):
         return False
     return bool(at.now.position_m[2] - taken[2] >= LIFT_M)
@@ -122,9 +128,11 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         "pick": Task("pick", "pick up the red cube", 0.5, _pick),
         "place": Task("place", "place the red cube in the bin", 0.3, _place),
         "stack": Task("stack", "stack the red cube on the blue cube", 0.5, _stack),
+        "lift_bar": Task("lift_bar", LIFT_THE_BAR, 1.0, None),
     }
 )
 """The tasks by name."""
+CUBE_TASKS = tuple(name for name, task in TASKS.items() if not task.with_bar)
 
 
 def get_task(name: str) -> Task:
@@ -134,29 +142,56 @@ def get_task(name: str) -> Task:
     return TASKS[name]
 
 
+class _CubeMonitor:
+    """Whether a condition of a cube holds now."""
+
+    def __init__(self, scene: Scene, goal: Goal, holds: Condition):
+        self._scene, self._goal, self._holds, self._history = scene, goal, holds, CubeHistory()
+
+    def update(self, data: mujoco.MjData) -> bool:
+        """Add the present state; return whether the condition holds."""
+        now, onto = cube_state(self._scene, data, self._goal.cube), self._goal.onto
+        base_m = None if onto is None else data.xpos[self._scene.cube_body[onto]].copy()
+        self._history.update(now, data.site_xpos[self._scene.tcp_site], base_m)
+        return self._holds(Situation(self._scene, self._goal, data, now, self._history))
+
+
 class Judge:
-    """Judges one episode of a task; ``goal`` is the parsed instruction, with the cube to judge."""
+    """Judges one episode of a task; ``goal`` is the parsed instruction, with the cube to judge.
+
+    Raises:
+        ConfigError: The scene does not have what the task or the instruction is about.
+    """
 
     @typed()
     def __init__(self, task: Task, scene: Scene, goal: Goal):
+        has = scene.bar is not None
+        if task.with_bar != has or (goal.verb is Verb.LIFT) != has:
+            raise ConfigError(
+                f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of {scene.robot.name!r}, which has "
+                f"{'a bar' if has else 'cubes'}, do not go together; choose another task, instruction or robot."
+            )
         self.task, self._scene, self._goal = task, scene, goal
-        self._history = CubeHistory()
+        self._monitor = self._start()
+        self._at_s = -float("inf")
         self._since_s: float | None = None
+
+    def _start(self) -> BarMonitor | _CubeMonitor:
+        holds = self.task.holds
+        return BarMonitor(self._scene) if holds is None else _CubeMonitor(self._scene, self._goal, holds)
 
     def succeeded(self, data: mujoco.MjData) -> bool:
         """Return whether the condition has held for long enough; call it at every tick.
 
         A clock that goes back starts a new episode.
         """
-        now = cube_state(self._scene, data, self._goal.cube)
-        if self._history.now is not None and now.time_s < self._history.now.time_s:
-            self._history, self._since_s = CubeHistory(), None
-        onto = self._goal.onto
-        base_m = None if onto is None else data.xpos[self._scene.cube_body[onto]].copy()
-        self._history.update(now, data.site_xpos[self._scene.tcp_site], base_m)
-        if not self.task.holds(Situation(self._scene, self._goal, data, now, self._history)):
+        now_s = float(instance_of(data, mujoco.MjData, "data").time)
+        if now_s < self._at_s:
+            self._monitor, self._since_s = self._start(), None
+        self._at_s = now_s
+        if not self._monitor.update(data):
             self._since_s = None
             return False
         if self._since_s is None:
-            self._since_s = now.time_s
-        return now.time_s - self._since_s >= self.task.hold_s - 1e-9
+            self._since_s = now_s
+        return now_s - self._since_s >= self.task.hold_s - 1e-9

@@ -1,12 +1,13 @@
 """Windows of any arm's LeRobot v3 episodes, for post-training, made by the checkpoint's own processor as in inference.
 
-``midtrain`` rows follow from measured poses, except those in a controller's units (``libero``), which are the recorded actions.
+``midtrain`` rows follow from measured poses, except those in a controller's units (``libero``), which are the recorded actions,
+and an expert's answers for several goals (``strands-cosmos3 demos --robot``), which give as many windows of one picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
 from strands_cosmos3.actions.normalization import ActionStats, Method
-from strands_cosmos3.actions.stats import stats_for
+from strands_cosmos3.actions.stats import denormalize_chunk, stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
 from strands_cosmos3.embodiments import Embodiment
@@ -24,11 +25,20 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
-from strands_cosmos3.training.windows import Batch, cached_latents, poses_of, raw_rows, state_columns
+from strands_cosmos3.training.windows import (
+    EXPERT,
+    INSTRUCTIONS,
+    LABELLED,
+    Batch,
+    cached_latents,
+    poses_of,
+    raw_rows,
+    state_columns,
+)
 
 LATENTS = "latents.npy"
 _MIN_RANGE = 1e-4
-_HELD_OUT_BATCHES = 16
+_VALIDATION_BATCHES = 16
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,20 @@ class ArmKeys:
                 + ("one or two cameras." if told else
                    "the pose, the state, the gripper's commands, and one camera or the rig's three.")
             )  # fmt: skip
-        if told and (recorded := features[ACTION].info.get("embodiment")) != embodiment.name:
+        recorded = features[ACTION].info.get("embodiment") if ACTION in features else None
+        if told and recorded != embodiment.name:
             raise ConfigError(
                 f"the dataset's actions are of {recorded!r}, not of {embodiment.name!r}; its info must name the embodiment."
+            )
+        if isinstance(recorded, str) and recorded != embodiment.name:
+            raise ConfigError(
+                f"the dataset was recorded for embodiment {recorded!r} and not for {embodiment.name!r}: its poses are of "
+                f"another frame. Give --embodiment {recorded}."
+            )
+        if embodiment.fps is not None and dataset.spec.fps != embodiment.fps:
+            raise ConfigError(
+                f"the dataset has {dataset.spec.fps} frames a second, and {embodiment.name!r} {embodiment.fps:g} rows; record "
+                "it at that rate."
             )
         if not told and features[self.pose].shape != (7,):
             raise ConfigError(
@@ -77,7 +98,7 @@ class WindowConfig:
     every: int  # frames between windows
     batch: int = 8  # windows per step
     dropout: float = 0.08  # fraction of windows that read the empty caption
-    held_out: float = 0.1  # fraction of the episodes, at the end, that are not trained on
+    validation_fraction: float = 0.1  # fraction of the episodes, at the end, that are not trained on
     seed: int = 0
 
     @property
@@ -116,32 +137,40 @@ class ArmWindows:
         lengths, rows = dataset.lengths, config.rows
         # recorded actions go on after the end as the last one, and the end of an episode is where a gripper opens
         beyond = rows - 1 if embodiment.in_controller_units and config.frames == 1 else 0
-        starts = [(e, t) for e in range(len(dataset)) for t in range(0, int(lengths[e]) - rows + beyond, config.every)]
+        self._instructions = _instructions_of(dataset, embodiment, config)
+        if self._instructions:
+            starts = [(e, int(t)) for e in range(len(dataset)) for t in np.flatnonzero(dataset[e][LABELLED])]
+        else:
+            starts = [(e, t) for e in range(len(dataset)) for t in range(0, int(lengths[e]) - rows + beyond, config.every)]
         if not starts:
             raise ConfigError(f"no episode is longer than a chunk of {rows} rows; the longest has {int(lengths.max())} frames.")
-        windows = [self._processed(episode, t) for episode, t in starts]
-        self._trained = sum(e < len(dataset) - int(config.held_out * len(dataset)) for e, _ in starts)
+        self._ids: dict[str, tuple[int, ...]] = {}  # of an instruction's caption
+        pictures = [_without_pixels(*self._processed(episode, t)) for episode, t in starts]
+        windows = [(i, *answer) for i, (_, answers) in enumerate(pictures) for answer in answers]
+        training = len(dataset) - int(config.validation_fraction * len(dataset))
+        self._trained = sum(starts[i][0] < training for i, *_ in windows)
         if not self._trained:
-            raise ConfigError("every episode that is longer than a chunk would be held out; lower --held-out.")
-        processed = [window for window, _ in windows]
+            raise ConfigError("every episode that is longer than a chunk would be held out; lower --validation-fraction.")
+        processed = [picture for picture, _ in pictures]
         first = processed[0]
-        self._prompts = [tuple(window.text_ids[0].tolist()) for window in processed]
-        self._chunks = np.stack([chunk for _, chunk in windows]).astype(np.float32)
+        self._picture = np.array([i for i, *_ in windows])
+        self._prompts = [ids for _, ids, _ in windows]
+        self._chunks = np.stack([chunk for *_, chunk in windows]).astype(np.float32)
         states = [w.action_prefix[0, : first.raw_action_dim] for w in processed if w.action_prefix is not None]
         self._state = torch.stack(states) if states else None
         self._fps, self.empty = float(first.fps), tuple(first.neg_text_ids[0].tolist())
         _, height, width = pixel_to_latent_shape(*first.video_shape)
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
-            return torch.cat([encode(processed[i].pixel_values)[..., :height, :width] for i in some])
+            return torch.cat([encode(self._processed(*starts[i])[0].pixel_values)[..., :height, :width] for i in some])
 
-        self._latents = cached_latents(latents, np.arange(len(windows)), cache / LATENTS, width, on_window, batch=4)
+        self._latents = cached_latents(latents, np.arange(len(pictures)), cache / LATENTS, width, on_window, batch=4)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def _processed(self, episode: int, t: int) -> tuple[Any, F64]:
-        """Return a window as the processor makes it, and its rows in the model's scale."""
+    def _processed(self, episode: int, t: int) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+        """Return a picture as the processor makes it, and its windows: token ids and rows in the model's scale."""
         recorded, config = self._dataset[episode], self._config
         span = slice(t, t + config.rows + 1)
         views = [recorded.frames(key, range(t, t + config.frames)) for key in self._keys.cameras]
@@ -151,7 +180,8 @@ class ArmWindows:
             assert self._affine is not None
             rows = np.asarray(recorded[ACTION][span], np.float64)[: config.rows]
             rows = np.concatenate([rows, np.repeat(rows[-1:], config.rows - len(rows), axis=0)])
-            return self._processor.preprocess(raw), self._affine(rows)
+            made = self._processor.preprocess(raw)
+            return made, [(_ids_of(made), self._affine(rows))]
         measured = np.asarray(recorded[self._keys.state][span], np.float64)
         if config.space == "joint_pos":
             raw["state"] = measured[0].tolist()
@@ -161,7 +191,21 @@ class ArmWindows:
             rows = raw_rows(poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1])[:-1]
             if config.state_row:
                 raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
-        return self._processor.preprocess(raw), rows if self._affine is None else self._affine(rows, True)
+        if self._instructions:
+            return self._labelled(raw, np.asarray(recorded[EXPERT][t], np.float64))
+        made = self._processor.preprocess(raw)
+        return made, [(_ids_of(made), rows if self._affine is None else self._affine(rows, True))]
+
+    def _labelled(self, raw: Mapping[str, Any], answers: F64) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+        """Return a picture, and a window for each goal that the expert answered."""
+        assert self._affine is not None
+        made = self._processor.preprocess({**raw, "task": self._instructions[0]})
+        for text in self._instructions:
+            if text not in self._ids:
+                self._ids[text] = _ids_of(self._processor.preprocess({**raw, "task": text}))
+        chunks = answers.reshape(len(self._instructions), self._config.rows, -1)
+        rows = [self._affine(denormalize_chunk(chunk, self._embodiment), True) for chunk in chunks]
+        return made, list(zip((self._ids[text] for text in self._instructions), rows, strict=True))
 
     def _composed(self, views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
         rig = self._embodiment.rig
@@ -178,10 +222,10 @@ class ArmWindows:
         chosen = rng.integers(self._trained, size=self._config.batch)
         return self._pick(chosen, rng.random(self._config.batch) < self._config.dropout)
 
-    def held_out(self) -> Iterator[Batch]:
+    def validation(self) -> Iterator[Batch]:
         """Return whole batches of windows of held-out episodes, evenly spaced; none without such episodes."""
         first, size = self._trained, self._config.batch
-        count = min(-(-(len(self) - first) // size), _HELD_OUT_BATCHES)
+        count = min(-(-(len(self) - first) // size), _VALIDATION_BATCHES)
         for chosen in np.linspace(first, len(self) - 1, count * size).round().astype(np.int64).reshape(count, size):
             yield self._pick(chosen, np.zeros(size, bool))
 
@@ -189,9 +233,34 @@ class ArmWindows:
         prompts = list(dict.fromkeys(self._prompts[i] for i in chosen))
         prompt = torch.tensor([prompts.index(self._prompts[i]) for i in chosen])
         prompt = torch.where(torch.from_numpy(dropped), torch.tensor(len(prompts)), prompt)
-        state = None if self._state is None else self._state[torch.from_numpy(chosen)]
-        latents = torch.from_numpy(self._latents[chosen].astype(np.float32))
+        pictures = self._picture[chosen]
+        state = None if self._state is None else self._state[torch.from_numpy(pictures)]
+        latents = torch.from_numpy(self._latents[pictures].astype(np.float32))
         return Batch(latents, state, torch.from_numpy(self._chunks[chosen]), (*prompts, self.empty), prompt, fps=self._fps)
+
+
+def _without_pixels(picture: Any, answers: Any) -> tuple[Any, Any]:
+    """Drop what is made again when it is encoded: the pixels of all pictures would fill the memory."""
+    return replace(picture, pixel_values=picture.pixel_values[..., :0]), answers
+
+
+def _ids_of(processed: Any) -> tuple[int, ...]:
+    return tuple(processed.text_ids[0].tolist())
+
+
+def _instructions_of(dataset: Dataset, embodiment: Embodiment, config: WindowConfig) -> tuple[str, ...]:
+    """Return the goals that the dataset's expert answered, or none: a clip shows what was done, and not what was answered."""
+    feature = dataset.spec.features.get(EXPERT)
+    if feature is None or INSTRUCTIONS not in feature.info or config.frames != 1 or config.space != "midtrain":
+        return ()
+    found, scale = tuple(feature.info[INSTRUCTIONS]), feature.info.get("normalized")
+    width = embodiment.action_space("midtrain").width
+    if feature.shape != (len(found) * config.rows * width,) or scale != f"{embodiment.stats} quantiles":
+        raise ConfigError(
+            f"{EXPERT} holds {feature.shape[0]} numbers, normalised by {scale!r}; {len(found)} chunks of {config.rows} rows of "
+            f"{embodiment.name!r} are needed. Record it again: strands-cosmos3 demos --robot NAME."
+        )
+    return found
 
 
 def method_of(embodiment: Embodiment) -> Method:

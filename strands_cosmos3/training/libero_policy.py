@@ -66,7 +66,7 @@ class LiberoRecipe:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
         demos = ("demos", "--suite", SUITE, "--out", "demos", "--episodes", str(self.episodes), "--seed", str(self.seed))
         train = ("train", "--out", "run", "--checkpoint", START, "--dataset", "demos", "--embodiment", _DOMAIN, "--train", "*")
-        train += ("--stats", "packaged", "--held-out", "0.05", "--validate-every", "250", "--seed", str(self.seed))
+        train += ("--stats", "packaged", "--validation-fraction", "0.05", "--validate-every", "250", "--seed", str(self.seed))
         train += ("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}")
         made = (*_MADE, *_EVALUATIONS)
         reads = (TRAINED, *(f"records/{name}.json" for name in made), *(f"{name}/report.json" for name in _EVALUATIONS))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +187,9 @@ class Loop:
     @cached_property
     def _board(self) -> Any:
         """TensorBoard's event file; points after the step that is resumed are dropped."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
-        except ImportError:
-            how = "pip install 'strands-cosmos3[train]', or train with --no-tensorboard"
-            raise MissingDependencyError(f"TensorBoard's curves need tensorboard: {how}.") from None
+        require_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+
         return SummaryWriter(str(self.folder), purge_step=self.step)
 
     def save(self) -> None:
@@ -262,3 +261,10 @@ def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if isinstance(like, DTensor):
         return distribute_tensor(tensor, like.device_mesh, like.placements)
     return tensor
+
+
+def require_tensorboard() -> None:
+    """Raise MissingDependencyError if TensorBoard is not installed."""
+    if find_spec("tensorboard") is None:
+        how = "pip install 'strands-cosmos3[train]', or train with --no-tensorboard"
+        raise MissingDependencyError(f"TensorBoard's curves need tensorboard: {how}.")

@@ -27,7 +27,7 @@ from strands_cosmos3.training.adapters import ALPHA, HEADS, adapter_state, add_l
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
+from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
@@ -37,6 +37,8 @@ from strands_cosmos3.training.windows import Batch
 
 SETTINGS = "settings.json"
 _FREE = ("steps", "lr", "validate_every")  # options that may change during a run
+VALIDATION = "validation"
+"""Name of the curve."""
 _VALIDATION_SEED = 11
 
 
@@ -54,8 +56,9 @@ class PostConfig:
     lr: float = 1e-4
     accumulate: int = 1  # draws of windows per step, whose gradients are averaged
     every: int = 4  # frames between windows
-    held_out: float = 0.1  # fraction of the episodes, at the end, that only validate; rounded down
+    validation_fraction: float = 0.1  # fraction of the episodes, at the end, that only validate; rounded down
     validate_every: int = 100  # steps between validations
+    policy_frames: int | None = None  # of a policy's clip, one of the checkpoint's; 1 trains actions alone. None: its default
     seed: int = 0
 
 
@@ -72,6 +75,7 @@ class PostTraining:
     Raises:
         CheckpointError, DatasetError: One of the two cannot be used.
         ConfigError: They do not fit each other, or the new checkpoint would overwrite its source.
+        MissingDependencyError: TensorBoard is not installed.
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class PostTraining:
         shard: DataShard | None = None,
         closed_loop: ClosedLoop | None = None,
     ):
+        if tensorboard:
+            require_tensorboard()
         self.config, self.folder, self._tensorboard = config or PostConfig(), folder, tensorboard
         self.shard, self._closed_loop = shard or DataShard(), closed_loop or ClosedLoop()
         self._require_numbers()
@@ -101,6 +107,7 @@ class PostTraining:
         self.policy, self.trained = self._load()
         with Dataset(dataset) as data:
             keys = (keys or ArmKeys()).resolved(data, self.embodiment)
+            self._dataset = identity_of(data)
             self._keep_settings(data, keys)
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
@@ -108,14 +115,17 @@ class PostTraining:
     def _require_numbers(self) -> None:
         config = self.config
         whole_number(config.validate_every, "validate_every", 1)
-        if not 0 <= config.held_out < 1:
-            raise ConfigError(f"--held-out must be a fraction in 0..1, below 1, got {config.held_out!r}.")
+        if not 0 <= config.validation_fraction < 1:
+            raise ConfigError(f"--validation-fraction must be a fraction in 0..1, below 1, got {config.validation_fraction!r}.")
         if config.batch < self.shard.ranks:
             raise ConfigError(f"--batch {config.batch} has no window for some of {self.shard.ranks} processes; raise it.")
 
     def _load(self) -> tuple[TrainedPolicy, list[str]]:
         """Return the checkpoint's policy, with fresh adapters if any, and the released names of what is trained beside them."""
-        policy, config = load_policy(self.checkpoint, self.embodiment.domain_id), self.config
+        config, named = self.config, self.checkpoint.metadata.get("domain")
+        policy = load_policy(self.checkpoint, self.embodiment.domain_id)
+        if named and not policy.w_in.any() and not policy.w_out.any():  # no training filled this domain's heads
+            policy = load_policy(self.checkpoint, get_embodiment(named).domain_id)
         trained = train_only(policy, config.train)
         if config.lora_rank:
             with torch.random.fork_rng():
@@ -132,13 +142,15 @@ class PostTraining:
         """Require that latents and state were made with the same settings; steps and learning rate may change."""
         path = self.folder / SETTINGS
         how = {name: value for name, value in asdict(self.config).items() if name not in _FREE}
-        named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": identity_of(data)}
+        named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": self._dataset}
         settings = {**how, **named, "keys": asdict(keys)}
         if not (self.folder / LATENTS).exists() and not has_state(self.folder):
             write_json(path, settings)  # nothing depends on older settings
         elif not path.exists():
             write_json(path, {})
-        keep_settings(path, settings)
+        elif "held_out" in (recorded := json.loads(path.read_text(encoding="utf-8"))):  # the name in 0.1
+            write_json(path, {_renamed(name): value for name, value in recorded.items()})
+        keep_settings(path, settings, optional=("policy_frames",))
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
@@ -152,9 +164,11 @@ class PostTraining:
         assert space is not None
         vae = WanVae(found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False)
         rows = self.embodiment.chunk_rows(space)
-        processor = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name=self.embodiment.name, action_chunk_size=rows)
-        policy_frames, how = next(iter(found.policy_frames), None), self.config
-        more = {"held_out": how.held_out, "seed": how.seed}
+        how = self.config
+        policy_frames = next(iter(found.policy_frames), None) if how.policy_frames is None else how.policy_frames
+        options = {"domain_name": self.embodiment.name, "action_chunk_size": rows, "policy_frames": policy_frames}
+        processor = Cosmos3PolicyProcessor.for_checkpoint(found, **options)
+        more = {"validation_fraction": how.validation_fraction, "seed": how.seed}
         every = data.spec.features[ACTION].info.get("pictures_every", how.every) if ACTION in data.spec.features else how.every
         config = WindowConfig(space, found.state_row is not None, policy_frames, rows, every, how.batch, **more)
         report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
@@ -192,7 +206,7 @@ class PostTraining:
     def _judge(self, loop: Loop, policy: TrainedPolicy, again: bool = True) -> None:
         """Validate and evaluate the averaged weights where it is time to; what is recorded already, only ``again``."""
         step, steps = loop.step, self.config.steps
-        if (step % self.config.validate_every == 0 or step == steps) and (again or loop.lacks("held_out")):
+        if (step % self.config.validate_every == 0 or step == steps) and (again or loop.lacks(VALIDATION)):
             self._validate(loop, policy)
         if self._closed_loop.due(step, steps) and (again or loop.lacks(CLOSED_LOOP)):
             self._export_average(loop)
@@ -203,10 +217,10 @@ class PostTraining:
         """Record the loss on held-out windows, at noise that is the same each time and for any number of processes."""
         noise = torch.Generator().manual_seed(_VALIDATION_SEED)
         with torch.no_grad(), loop.averaged():
-            seen = [self._loss(policy, batch, noise)[1] for batch in self.windows.held_out()]
+            seen = [self._loss(policy, batch, noise)[1] for batch in self.windows.validation()]
             reshard(policy)  # else the next step would compute with averaged weights that are still gathered
         if seen:
-            loop.record("held_out", {name: sum(one[name] for one in seen) / len(seen) for name in seen[0]})
+            loop.record(VALIDATION, {name: sum(one[name] for one in seen) / len(seen) for name in seen[0]})
 
     def _export_average(self, loop: Loop) -> None:
         average = loop.average()
@@ -245,6 +259,28 @@ class PostTraining:
         if self.stats is not None:
             write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
         self._describe(target)
+        self._write_card(target)
+
+    def _write_card(self, target: Path) -> None:
+        """Write how the checkpoint was made to ``README.md``; the source's card becomes ``SOURCE.md``."""
+        if (target / "README.md").exists():
+            (target / "README.md").replace(target / "SOURCE.md")
+        config, curve = self.config, self.folder / f"{VALIDATION}.jsonl"
+        lines = curve.read_text(encoding="utf-8").splitlines() if curve.exists() else []
+        facts = {
+            "source": f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
+            "dataset": f"{self._dataset['episodes']} episodes, {self._dataset['frames']} frames, {len(self.windows)} windows",
+            "training": f"{config.steps} steps of {config.accumulate} x {config.batch} windows, learning rate {config.lr:g}",
+            "weights": f"{', '.join(config.train)}; adapters of rank {config.lora_rank}",
+            "validation loss": ", ".join(f"{one['loss']:.4f} (step {one['step']})" for one in map(json.loads, lines[-3:]))
+            or "none",
+        }
+        rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items())
+        about = (
+            f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train --checkpoint`.\n\n| | |\n|---|---|\n"
+        )
+        what = "\nTraining measures no success: `rollout` and `evaluate` do (docs/post_training.md).\n"
+        (target / "README.md").write_text(about + rows + what, encoding="utf-8")
 
     def _describe(self, target: Path) -> None:
         path = target / METADATA
@@ -252,9 +288,17 @@ class PostTraining:
         ours = dict(data.get("strands_cosmos3", {}))
         ours |= {"variant": self.checkpoint.variant.name, "action_space": self.checkpoint.action_space}
         ours |= {"domain": self.embodiment.name, "post_training": {**asdict(self.config), "trained": self.trained}}
+        if self.config.policy_frames is not None:
+            ours["policy_frames"] = [self.config.policy_frames]
+        for of_the_source in ("label", "language", "novelty_rmse"):
+            ours.pop(of_the_source, None)
         files = sorted(target.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
         write_json(path, {**data, "strands_cosmos3": ours})
+
+
+def _renamed(setting: str) -> str:
+    return "validation_fraction" if setting == "held_out" else setting
 
 
 def _transformer_weights(folder: str, names: list[str]) -> list[str]:

@@ -21,6 +21,9 @@ from strands_cosmos3.resources import write_whole
 ROWS = 16
 FPS = 15.0
 RAW_WIDTH = 10
+EXPERT, LABELLED, INSTRUCTIONS = "expert.rows", "expert.labelled", "instructions"
+"""Features of demonstrations: an expert's chunks for several goals, and whether a frame has them. The first one's info may name
+the goals' instructions."""
 POLICY, FORWARD, INVERSE = 0, 1, 2
 """Mode of a window: policy, forward dynamics, inverse dynamics."""
 

@@ -17,7 +17,7 @@ from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, se3_inv
 from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
 from strands_cosmos3.datasets.spec import ACTION, EE_POSE, IMAGES, STATE
-from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
 from strands_cosmos3.sim.pacing import Pacer
@@ -120,7 +120,7 @@ def play(stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], b
         if stopped():
             return
         data.qpos[scene.arm_qpos] = q
-        data.qpos[scene.finger_qpos] = PANDA_FINGER.from_fraction(opening)
+        data.qpos[scene.finger_qpos] = scene.gripper.opening.from_fraction(opening)
         mujoco.mj_kinematics(scene.model, data)
         trail.append(data.site_xpos[scene.tcp_site].copy())
         stage.pose(data)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.limit_sweep import NAMES, ratios, sweep
+from helpers.limit_sweep import NAMES, ratios, sweep, sweep_robot
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.trajectory import MAX_DURATION_S, MAX_ROWS, MAX_STRETCH_S
 from strands_cosmos3.errors import (
@@ -21,6 +21,8 @@ from strands_cosmos3.errors import (
     NonFiniteError,
     ShapeError,
 )
+from strands_cosmos3.robots.catalogue import ROBOTS
+from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.panda import FER, FR3, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
@@ -401,6 +403,33 @@ def test_ten_million_references_keep_every_limit():
     assert sum(judged for judged, _, _ in parts) >= 10_000_000
     assert max(max(worst.values()) for _, worst, _ in parts) <= 1.001
     assert not any("withheld" in tally for _, _, tally in parts)
+
+
+@pytest.mark.parametrize(("robot", "seed"), [("dual_panda", 1), ("ur5e", 1), ("ur5e", 35)])
+def test_references_of_other_robots_keep_every_limit(robot, seed):
+    """All joints of all limbs, differentiated outside the executor, and the hands by MuJoCo's kinematics.
+
+    Stops of ur5e's seed 35 would end 0.01 urad beyond a joint's end, were 0.2 urad forgiven there.
+    """
+    judged, worst, tally = sweep_robot(robot, seed, 10_000, chunks=4)
+    assert judged >= 10_000
+    assert "withheld" not in tally
+    assert max(worst.values()) <= 1.001, worst
+    assert worst["jerk"] > 0.9
+
+
+@pytest.mark.slow
+def test_ten_million_references_of_all_robots_keep_every_limit():
+    """Those that are installed or have been fetched."""
+    robots = [*ROBOTS, *(name for name, fetched in FETCHED.items() if fetched.source.path.is_file())]
+    assert {"dual_panda", "ur5e"} <= set(robots)
+    jobs = [(robot, seed) for seed in range(20) for robot in robots]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as workers:
+        parts = list(workers.map(sweep_robot, *zip(*jobs, strict=True), [10_000_000 // len(jobs) + 1] * len(jobs)))
+    assert sum(judged for judged, _, _ in parts) >= 10_000_000
+    for _, worst, tally in parts:
+        assert "withheld" not in tally
+        assert max(worst.values()) <= 1.001, worst
 
 
 def far_rows(n=32):

@@ -11,7 +11,7 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
-from strands_cosmos3.robots.servo import JointServo
+from strands_cosmos3.robots.servo import Compensation, JointServo
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import JointTrajectory
 
@@ -130,6 +130,15 @@ def test_acceleration_leads_by_each_joints_own_inertia():
         lead = servo.velocity_feed_forward(HOME_Q, np.zeros(7), qdd) - HOME_Q
         torque = data.qfrc_inverse[dof] - resting.qfrc_inverse[dof]
         assert lead[joint] * servo.kp[joint] == pytest.approx(torque, rel=1e-6)
+
+
+def test_the_models_own_friction_is_overcome_in_the_direction_of_motion():
+    model = load_panda()
+    qd = np.array([[1.0, -1.0, 0.0, 1.0, -1.0, 0.0, 1.0]])
+    assert not JointServo(model).load_torque(HOME_Q[None], qd).any()
+    model.dof_frictionloss[:7] = 1.0
+    servo = JointServo(model, Compensation(friction_nm=0.5))
+    np.testing.assert_allclose(servo.load_torque(HOME_Q[None], qd), 1.5 * qd, atol=1e-9)
 
 
 def test_a_model_without_the_arm_is_refused():

@@ -18,7 +18,9 @@ from strands_cosmos3.training.windows import pose7, raw_rows
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 SMALL_CANVAS = {480: ((32, 48),)}
-SHARED = PostConfig(steps=6, batch=5, lr=1e-2, every=4, held_out=0.5, validate_every=2, lora_rank=2, lora_targets=("q", "v"))
+SHARED = PostConfig(
+    steps=6, batch=5, lr=1e-2, every=4, validation_fraction=0.5, validate_every=2, lora_rank=2, lora_targets=("q", "v")
+)
 
 
 def made_up_arm(root: Path, tasks: tuple[str, ...]) -> Path:

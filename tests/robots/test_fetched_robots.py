@@ -52,19 +52,16 @@ def test_a_fetched_robot_follows_its_own_feasible_chunks(ik):
     assert max(velocity, acceleration) <= 1.001
 
 
-PADS = {"openarm": "openarm_{limb}_ee_{side}_finger", "xarm7": "gripper_{side}_finger"}
-SIDES = {"openarm": ("inner", "outer")}
-
-
 def test_a_gripper_opens_and_closes_by_its_own_convention(ik):
     """Its actuator takes it to the opening that its specification states, and its fingers are farther apart when it is open."""
     for limb in (limb for limb in ik.robot.limbs if limb.gripper is not None):
-        name = PADS.get(ik.robot.name, "gripper_{side}_pad")
-        pads = [name.format(limb=limb.name, side=side) for side in SIDES.get(ik.robot.name, ("left", "right"))]
         gap_m, at = {}, {}
         for state in ("open_value", "closed_value"):
             data = held(ik, limb.gripper.actuator, getattr(limb.gripper.command, state))
-            gap_m[state], at[state] = distance_m(ik.model, data, pads), float(data.joint(limb.gripper.joints[0]).qpos[0])
+            gap_m[state], at[state] = (
+                distance_m(ik.model, data, limb.gripper.fingers),
+                float(data.joint(limb.gripper.joints[0]).qpos[0]),
+            )
             assert abs(at[state] - getattr(limb.gripper.opening, state)) < 0.15, (limb.name, state, at)
         assert gap_m["open_value"] - gap_m["closed_value"] > 0.04, (limb.name, gap_m)
 

@@ -204,9 +204,27 @@ def test_the_command_names_what_can_be_fetched(capsys, wheels):
 @pytest.mark.parametrize("name", FETCHED)
 def test_a_robot_that_is_not_fetched_says_how_to_get_it(name, tmp_path):
     robot = get_robot(name)
-    assert (robot.name, FETCHED[name].source.name) == (name, name)
+    assert robot.name == name
+    assert name.startswith(FETCHED[name].source.name)  # one source for a pair of arms and each of them
     assert FETCHED[name].source.path.is_relative_to(models_folder())
-    with pytest.raises(ResourceNotFoundError, match=f"run `strands-cosmos3 robot fetch {name}`"):
+    with pytest.raises(ResourceNotFoundError, match=f"run `strands-cosmos3 robot fetch {FETCHED[name].source.name}`"):
         load_robot(robot)
     (tmp_path / "copy.toml").write_text(write_robot(robot))
     assert read_robot(tmp_path / "copy.toml") == robot
+
+
+def test_a_damaged_model_in_the_cache_says_what_to_delete(cache, capsys):
+    source = FETCHED["openarm"].source
+    source.path.parent.mkdir(parents=True)
+    source.path.write_text("<mujoco/>", encoding="utf-8")
+    assert main(["robot", "fetch", "openarm"]) == 1
+    said = capsys.readouterr().err
+    assert str(source.folder) in said
+    assert "Delete that folder, and fetch it again" in said
+
+
+def test_out_is_not_for_a_robots_file(tmp_path, capsys):
+    robot = tmp_path / "ur5e.toml"
+    robot.write_text(write_robot(get_robot("ur5e")), encoding="utf-8")
+    assert main(["robot", "inspect", str(robot), "--out", str(tmp_path / "new.toml")]) == 2
+    assert "only checked" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.cli import main
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetWriter, arm_spec
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
@@ -164,3 +164,24 @@ def test_a_failing_policy_leaves_no_episode(tmp_path: Path):
 def test_other_embodiments_are_refused():
     with pytest.raises(ConfigError, match="tool frame"):
         rollout_spec("umi")
+
+
+def test_a_dataset_takes_the_episodes_of_one_robot(tmp_path: Path):
+    moved: list[int] = []
+    refused = pytest.raises(ConfigError, match="episodes of robot 'panda', not 'fr3'; record into another folder")
+    with DatasetWriter(tmp_path / "set", rollout_spec()) as writer, refused:
+        Robot("fr3").run_policy(
+            policy_config={"backend": "scripted"},
+            task="reach",
+            recorder=RolloutRecorder(writer),
+            on_tick=lambda _: moved.append(1),
+        )
+    assert not moved
+
+
+@pytest.mark.parametrize(
+    ("callback", "name"), [({"on_tick": lambda: None}, "on_tick"), ({"progress": lambda _: None}, "progress")]
+)
+def test_callbacks_that_cannot_be_called_are_refused(callback, name):
+    with pytest.raises(InputError, match=f"{name} is called with . argument"):
+        Robot().run_policy(policy_config={"backend": "scripted"}, task="reach", **callback)

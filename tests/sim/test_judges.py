@@ -10,7 +10,7 @@ from helpers.cheats import Carry, Creep, Hand, Motion, SlideUnder, Teleport, Thr
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp, dh_forward
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import BIN, Layout
-from strands_cosmos3.sim.tasks import TASKS
+from strands_cosmos3.sim.tasks import CUBE_TASKS, TASKS
 from strands_cosmos3.types import Outcome
 
 EDGE = 0.04
@@ -52,14 +52,14 @@ def closes_at(robot, time_s):
     return Motion(robot, lambda t: (HOME_Q, float(t < time_s)))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", CUBE_TASKS)
 def test_a_teleported_cube(robot, task):
     """Into the bin, onto the other cube, into the closing fingers, to the hand; the arm stays at home."""
     hand = Teleport(task, GOALS[task], until_s={"reach": 2.0, "pick": 0.9}.get(task, 0.32))
     fails(robot, task, hand, closes_at(robot, 0.4 if task == "pick" else 9.0))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", CUBE_TASKS)
 def test_a_cube_carried_by_someone_else(robot, task):
     """Its velocity fits its motion."""
 
@@ -140,7 +140,7 @@ def test_a_cube_that_lies_on_the_fingers(robot):
     assert touching(robot, "cube_red") == {"left_finger", "right_finger"}
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", CUBE_TASKS)
 def test_a_cube_that_is_pushed(robot, task):
     """By closed fingers, against the other cube, or against the wall of the bin."""
     start, way = (LOW - 0.07 * HAND_X, HAND_X) if task != "place" else (np.array([0.42, 0.15, EDGE / 2]), np.array([0, 1.0, 0]))

@@ -53,7 +53,7 @@ def test_a_robot_keeps_its_own_limits(ur5e):
 
 def test_other_robots_are_refused_where_they_do_not_fit(ur5e, tmp_path):
     with pytest.raises(UnknownNameError, match="ur5e"):
-        Robot("dual_panda")
+        Robot("openarm")
     with pytest.raises(ConfigError, match="another robot"):
         ur5e.run_policy("panda", "reach the red cube", policy_config={"backend": "scripted"})
     with pytest.raises(ConfigError, match="built around robot 'ur5e'"):

@@ -1,5 +1,7 @@
 """The simulated plant's errors: what they do to the arm, and that the controller's model knows nothing of them."""
 
+from dataclasses import replace
+
 import mujoco
 import numpy as np
 import pytest
@@ -7,7 +9,9 @@ import pytest
 from strands_cosmos3.control.executor import ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.panda import HOME_Q
+from strands_cosmos3.robots.spec import LimbLimits
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 
@@ -140,3 +144,43 @@ def test_errors_of_another_robot_are_refused(scene):
         Robot(scene=scene, plant="all")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="hand"):
         PlantErrors().apply(mujoco.MjModel.from_xml_string("<mujoco/>"))
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+def test_the_errors_apply_to_any_robots_limbs():
+    plant = PlantErrors(payload_kg=0.5, joint_friction_nm=0.3, link_mass_scale=1.1)
+    robot = Robot("ur5e", plant=PlantErrors(payload_kg=0.5))
+    start = robot.scene.robot.home_rad
+    zeros = np.zeros((1200, 6))
+    block = ReferenceBlock(np.tile(start, (1200, 1)), zeros, zeros, np.ones(1200), np.full(1200, np.nan))
+    q = robot.execute(block, JointState.at_rest(start))[0][-1]
+    np.testing.assert_allclose(robot.servo.kp * (q - start), weight_torque(robot, 0.5), atol=5e-2)
+    heavier, model = plant.apply(robot.scene.model, *robot.scene.robot.limbs), robot.scene.model
+    np.testing.assert_allclose(heavier.dof_frictionloss[robot.scene.arm_dof], 0.3)
+    arm = model.body_rootid == model.body_rootid[robot.scene.hand_body]
+    assert heavier.body_mass[arm].sum() == pytest.approx(1.1 * model.body_mass[arm].sum() + 0.5)
+    assert heavier.body_mass[~arm].sum() == pytest.approx(model.body_mass[~arm].sum())
+
+
+def test_a_frame_that_a_joint_moves_needs_a_body_fixed_to_it():
+    arm = """<mujoco><worldbody><body name="arm"><joint name="j"/><geom size=".1"/>{}</body></worldbody></mujoco>"""
+    limb = replace(PANDA.limbs[0], joints=("j",), actuators=("a",), home=(0.0,), limits=LimbLimits(), frame="arm")
+    with pytest.raises(ConfigError, match="fixed to the last link"):
+        PlantErrors(payload_kg=0.5).apply(mujoco.MjModel.from_xml_string(arm.format("")), limb)
+    mounted = arm.format('<body name="hand" pos="0 0 .1" euler="180 0 0"><geom size=".05"/></body>')
+    plant = PlantErrors(payload_kg=0.5).apply(mujoco.MjModel.from_xml_string(mounted), limb)
+    data = mujoco.MjData(plant)
+    mujoco.mj_kinematics(plant, data)
+    hand = plant.body("hand").id
+    assert plant.body_mass[hand] == 0.5
+    np.testing.assert_allclose(data.xipos[hand], limb.tool_m, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+def test_another_arms_errors_are_identified():
+    plant = PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, joint_friction_nm=0.5)
+    found = Robot("ur5e", plant=plant).identify()
+    assert found.delay_s == pytest.approx(0.010, abs=0.002)
+    assert found.payload_kg == pytest.approx(0.5, rel=0.1)
+    assert np.abs(np.array(found.friction_nm) - 0.5).max() < 0.25
+    assert found.n_joints == 6

@@ -183,6 +183,18 @@ def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
             assert getattr(getattr(scene.model.vis, group), name) == getattr(getattr(fresh, group), name), name
 
 
+def test_frames_of_a_model_are_not_in_the_picture():
+    xml = """<mujoco><worldbody><camera name="c" pos="0 0 1"/>{}</worldbody></mujoco>"""
+    pictures = []
+    for site in ("", '<site size=".1" rgba="1 0 0 1" group="1"/>'):
+        model = mujoco.MjModel.from_xml_string(xml.format(site))
+        data = mujoco.MjData(model)
+        mujoco.mj_forward(model, data)
+        with Renderer(model) as drawn:
+            pictures.append(drawn.render(data, "c"))
+    np.testing.assert_array_equal(*pictures)
+
+
 def test_errors_and_closing(scene, data):
     with pytest.raises(ConfigError, match="positive size"):
         Renderer(scene.model, 0, 10)

@@ -11,7 +11,7 @@ from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.sim.handling import CubeHistory, cube_state
 from strands_cosmos3.sim.scene import Layout, Scene
-from strands_cosmos3.sim.tasks import DISTURBED_M, LIFT_M, RELEASE_M_S, TASKS, Judge, Situation, get_task
+from strands_cosmos3.sim.tasks import CUBE_TASKS, DISTURBED_M, LIFT_M, RELEASE_M_S, Judge, Situation, get_task
 
 SCENE = Scene()
 EDGE = SCENE.cubes["cube_red"].edge_m
@@ -262,7 +262,7 @@ def test_a_cube_is_alone_with_the_hand_out_of_reach(lying):
     assert history([replace(lying, speed_m_s=0.02)]).alone_m is None
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", CUBE_TASKS)
 def test_a_condition_must_hold_without_a_break(name, data):
     now = {"holds": True}
     task = get_task(name)

@@ -55,7 +55,7 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def post(demos, start, tmp_path_factory):
-    how = PostConfig(train=("*",), stats="packaged", embodiment="libero", steps=1, batch=2, held_out=0.5)
+    how = PostConfig(train=("*",), stats="packaged", embodiment="libero", steps=1, batch=2, validation_fraction=0.5)
     return PostTraining(start, demos, tmp_path_factory.mktemp("libero") / "run", how)
 
 

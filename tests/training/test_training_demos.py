@@ -22,7 +22,7 @@ from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
-from strands_cosmos3.training.bundled.phrases import GOALS, HELD_OUT, TRAINED, plain, sentence
+from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows, undisturbed
 from strands_cosmos3.training.validation import chunk_errors
@@ -104,22 +104,22 @@ def test_goals_differ_in_their_labels(demos):
 
 def test_every_sentence_is_understood_and_none_is_both_trained_and_held_out():
     rng = np.random.default_rng(0)
-    for templates in (TRAINED, HELD_OUT):
+    for templates in (TRAINED, VALIDATION):
         for i, (verb, colour) in enumerate(GOALS):
             for template in templates[verb]:
                 goal = parse_instruction(template.format(colour))
                 assert (goal.verb, goal.cube) == (verb, f"cube_{colour}"), template
             assert colour in sentence(i, rng, templates)
     for verb in TRAINED:
-        assert not set(TRAINED[verb]) & set(HELD_OUT[verb])
+        assert not set(TRAINED[verb]) & set(VALIDATION[verb])
         assert len(TRAINED[verb]) > 300
     assert plain(3) == "pick up the red cube"
 
 
 def test_no_demonstration_is_told_what_the_evaluation_holds_out():
     for verb in TRAINED:
-        held_out = {template.format(a="{}", b="{}") for template in PARAPHRASES[verb]}
-        assert not [way for way in TRAINED[verb] if any(text in way for text in held_out)]
+        untrained = {template.format(a="{}", b="{}") for template in PARAPHRASES[verb]}
+        assert not [way for way in TRAINED[verb] if any(text in way for text in untrained)]
 
 
 def test_every_word_of_a_held_out_wording_is_trained_in_other_sentences():
@@ -130,7 +130,7 @@ def test_every_word_of_a_held_out_wording_is_trained_in_other_sentences():
 
     for verb in TRAINED:
         trained = set().union(*map(words, TRAINED[verb]))
-        for wording in (*PARAPHRASES[verb], *HELD_OUT[verb]):
+        for wording in (*PARAPHRASES[verb], *VALIDATION[verb]):
             assert words(wording) <= trained, wording
 
 

@@ -126,11 +126,11 @@ def test_the_average_is_not_the_last_weights(tmp_path):
 def test_figures_of_a_step_that_is_trained_again_replace_the_earlier_ones(tmp_path):
     config = TrainLoopConfig(steps=6, warmup=1, save_s=1e9)
     loop = Loop(net := model(), loss_of(net), config, tmp_path)
-    loop.run(until=2, on_step=lambda step, _: loop.record("held_out", {"mse": step}))
-    assert not loop.lacks("held_out")
+    loop.run(until=2, on_step=lambda step, _: loop.record("validation", {"mse": step}))
+    assert not loop.lacks("validation")
     assert loop.lacks("closed_loop")
-    loop.record("held_out", {"mse": 7.0})
-    lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    loop.record("validation", {"mse": 7.0})
+    lines = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "mse": 1}, {"step": 2, "mse": 7.0}]
 
 

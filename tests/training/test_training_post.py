@@ -180,6 +180,11 @@ def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path,
     other = arm_set if change else made_up_arm(tmp_path / "other", ("open the drawer",))
     with pytest.raises(ConfigError, match=said):
         PostTraining(source, other, tmp_path / "out", replace(config, **change))
+    settings = json.loads((tmp_path / "out/settings.json").read_text())
+    settings["held_out"] = settings.pop("validation_fraction")  # as 0.1 called it
+    (tmp_path / "out/settings.json").write_text(json.dumps(settings))
+    if not change:
+        PostTraining(source, arm_set, tmp_path / "out", config)
     (tmp_path / "out/settings.json").unlink()
     with pytest.raises(ConfigError, match=r"older version, which did not record .*dataset"):
         PostTraining(source, arm_set, tmp_path / "out", config)
@@ -247,33 +252,33 @@ def test_a_dataset_without_poses_is_refused(source, tmp_path):
 def test_held_out_episodes_validate_and_are_not_trained_on(source, arm_set, tmp_path, space):
     if space == "midtrain":
         return  # five times the latents
-    config = PostConfig(steps=4, batch=3, every=2, held_out=0.5, validate_every=2)
+    config = PostConfig(steps=4, batch=3, every=2, validation_fraction=0.5, validate_every=2)
     post = PostTraining(source, arm_set, tmp_path / "out", config)
     half = len(post.windows) // 2  # of two equal episodes
     rows = post.windows._chunks
     drawn = torch.cat([post.windows.batch(step).rows for step in range(40)])
     assert all((rows[:half] == window.numpy()).all((1, 2)).any() for window in drawn)
-    held = torch.cat([batch.rows for batch in post.windows.held_out()])
+    held = torch.cat([batch.rows for batch in post.windows.validation()])
     assert all((rows[half:] == window.numpy()).all((1, 2)).any() for window in held)
     assert len(held) % config.batch == 0
     post.run()
-    figures = lines_of(tmp_path / "out/held_out.jsonl")
+    figures = lines_of(tmp_path / "out/validation.jsonl")
     assert [line["step"] for line in figures] == [2, 4]
     assert figures[0]["action"] > 0
     assert figures[0]["loss"] != figures[1]["loss"]
-    with pytest.raises(ConfigError, match="--held-out must be a fraction"):
-        PostTraining(source, arm_set, tmp_path / "no", replace(config, held_out=1.0))
+    with pytest.raises(ConfigError, match="--validation-fraction must be a fraction"):
+        PostTraining(source, arm_set, tmp_path / "no", replace(config, validation_fraction=1.0))
 
 
 def test_a_validation_that_was_interrupted_is_made_up_for_and_changes_no_weight(source, arm_set, tmp_path, space):
     if space == "joint_pos":
         return  # the same code
-    config = PostConfig(steps=3, batch=2, every=8, held_out=0.5, validate_every=1, lr=1e-2)
+    config = PostConfig(steps=3, batch=2, every=8, validation_fraction=0.5, validate_every=1, lr=1e-2)
     PostTraining(source, arm_set, tmp_path / "out", config).run()
-    whole = (tmp_path / "out/held_out.jsonl").read_text()
-    (tmp_path / "out/held_out.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))
+    whole = (tmp_path / "out/validation.jsonl").read_text()
+    (tmp_path / "out/validation.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))
     PostTraining(source, arm_set, tmp_path / "out", config).run()
-    assert (tmp_path / "out/held_out.jsonl").read_text() == whole
+    assert (tmp_path / "out/validation.jsonl").read_text() == whole
     PostTraining(source, arm_set, tmp_path / "rarely", replace(config, validate_every=3)).run()
     one, other = (released(tmp_path / name / "checkpoint") for name in ("out", "rarely"))
     assert all(torch.equal(one[key], other[key]) for key in one)

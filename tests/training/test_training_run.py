@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import plot
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.training import closed_loop
 from strands_cosmos3.training.bundled import run as run_module
@@ -28,6 +29,7 @@ from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import PictureWindows
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
+from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
 
@@ -60,7 +62,7 @@ def shards(records, tmp_path_factory) -> Path:
 def few_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vae_stage, "_GATE_PICTURES", 8)
-        patch.setattr(run_module, "_HELD_OUT_WINDOWS", 16)
+        patch.setattr(run_module, "_VALIDATION_WINDOWS", 16)
         patch.setattr(run_module, "_JUDGED_CLIPS", 1)
         yield
 
@@ -107,7 +109,7 @@ def trained(shards, tmp_path_factory) -> Trained:
         checkpoint = run.train_policy(run.vae_stage.train())
     weights, path = weights_of(checkpoint), checkpoint / "checkpoint.json"
     metadata, vae = json.loads(path.read_text())["strands_cosmos3"], (folder / "vae/final.pt").read_bytes()
-    errors = lines_of(folder / "policy/held_out.jsonl")
+    errors = lines_of(folder / "policy/validation.jsonl")
     path.write_text(path.read_text().replace('"steps": 4', '"steps": 2'))  # Ctrl-C interrupted the last export
     run = TrainingRun(folder, shards, TINY)
     finished = run.vae_stage.train()
@@ -166,7 +168,7 @@ def test_an_interrupted_export_is_repeated_and_nothing_is_trained_again(trained)
     assert json.loads((trained.again / "checkpoint.json").read_text())["strands_cosmos3"]["steps"] == 4
     Checkpoint.open(trained.again).verify()
     assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in trained.again_weights.items())
-    assert len(lines_of(trained.folder / "policy/held_out.jsonl")) == 1
+    assert len(lines_of(trained.folder / "policy/validation.jsonl")) == 1
 
 
 def test_the_joint_checkpoint_predicts_video(trained):
@@ -425,3 +427,14 @@ def test_renamed_flags_still_work_and_warn(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "--perturbed must be a fraction in 0..1, got 2.0" in said
     assert "--look is deprecated; use --visual-randomization" in said
+    with pytest.warns(DeprecationWarning, match="--held-out is renamed to --validation-fraction"):
+        assert main(["train", "--out", "y", "--held-out", "2", "--checkpoint", "nowhere", "--dataset", "nothing"]) > 0
+
+
+def test_without_tensorboard_nothing_begins(shards, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(MissingDependencyError, match="--no-tensorboard"):
+        TrainingRun(tmp_path / "run", shards, TINY, tensorboard=True)
+    with pytest.raises(MissingDependencyError, match="--no-tensorboard"):
+        PostTraining(tmp_path / "checkpoint", tmp_path / "dataset", tmp_path / "run", tensorboard=True)
+    assert not (tmp_path / "run").exists()

@@ -52,7 +52,7 @@ def test_two_processes_post_train_and_validate_as_one_does(tmp_path, harness):
     where = {"source": str(source), "dataset": str(dataset), "folder": str(tmp_path / "two")}
     harness.group(2, joined=False).run("post_train", **where, until=4)
     post_training.main(source, dataset, tmp_path / "two")  # and on with a single process
-    one, two = ((tmp_path / run / "held_out.jsonl").read_text().splitlines() for run in ("one", "two"))
+    one, two = ((tmp_path / run / "validation.jsonl").read_text().splitlines() for run in ("one", "two"))
     assert [json.loads(line)["step"] for line in one] == [2, 4, 6]
     for alone, shared in zip(one, two, strict=True):
         assert json.loads(shared) == pytest.approx(json.loads(alone), rel=1e-4)

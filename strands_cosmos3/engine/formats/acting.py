@@ -28,7 +28,8 @@ def require_acting(checkpoint: Checkpoint, asked: Embodiment, space: ActionSpace
     known, wrong = checkpoint.metadata, list[str]()
     domain = get_embodiment(known.get("domain") or asked)
     if (domain.domain_id, domain.stats) != (asked.domain_id, asked.stats):
-        wrong.append(f"its domain is {domain.name!r}, asked for {asked.name!r}; pass embodiment={domain.name!r}")
+        remedy = f"pass embodiment={domain.name!r}, choose its robot, or post-train it (docs/post_training.md)"
+        wrong.append(f"its domain is {domain.name!r}, asked for {asked.name!r}; {remedy}")
     if checkpoint.needs_contract and known["action_space"] != space.name:
         wrong.append(f"its action space is {known['action_space']!r}, asked for {space.name!r}")
     elif known.get("width", space.width) != space.width:

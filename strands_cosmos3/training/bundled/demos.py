@@ -3,7 +3,7 @@
 An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start over the table. Some chunks
 drift at random, so that states beside the expert's path are seen as well (DART), and some episodes wander about, so that a
 world model sees what no goal explains. At every fourth tick the expert, which is stateless, also answers for *each* goal: nine
-labels per picture. Everything random follows from (seed, episode).
+labels per picture. Everything random follows from (seed, episode). Another robot's rows have its embodiment's rate and camera.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
-from strands_cosmos3.embodiments import DROID_RIG, PANDA_TENDON, get_embodiment
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.instruction import Verb
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
-from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
-from strands_cosmos3.sim.appearance import Appearance
+from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.robots.spec_file import model_file
+from strands_cosmos3.sim.appearance import NOMINAL, Appearance
+from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import SEPARATION_M, Layout
@@ -36,8 +40,6 @@ from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.training.bundled.random_stage import RandomStage
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 
-ROW_HZ = 15.0
-_STEPS_PER_ROW = round(PHYSICS_HZ / ROW_HZ)
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
 _HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
 _SETTLED_RAD_S = 0.03
@@ -56,7 +58,7 @@ class DemoConfig:
     """Options of demonstrations."""
 
     tier: int = 128  # resolution tier of the pictures
-    ticks: int = 60  # longest episode, in rows at 15 Hz; twice that for the bin, which is far
+    ticks: int = 60  # longest episode, in rows; twice that for the bin, which is far
     label_every: int = 4  # ticks between labels
     perturbed: float = 0.4  # fraction of chunks
     wandering: float = 0.15  # fraction of episodes that move at random
@@ -65,8 +67,29 @@ class DemoConfig:
     close: float = 0.35  # fraction of episodes whose cubes may be as close as CLOSE_M
     edges_m: tuple[float, ...] = EDGES_M  # of the cubes, one for each episode
     goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
-    appearance: Appearance = TABLE  # nominal
+    appearance: Appearance | None = None  # nominal; None: TABLE for the DROID rig, and else that of rollouts
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
+    robot: str = "panda"  # a name, or the path of its TOML file
+
+    @property
+    def spec(self) -> RobotSpec:
+        """The robot."""
+        return get_robot(self.robot)
+
+    @property
+    def embodiment(self) -> Embodiment:
+        """Embodiment of the rows."""
+        return get_embodiment(self.spec.embodiment or "droid")
+
+    @property
+    def labelled(self) -> tuple[int, ...]:
+        """Goals that each label answers: all for the DROID rig, as the bundled policy's recipe expects."""
+        return tuple(range(len(GOALS))) if self.embodiment.rig is not None else self.goals
+
+    @property
+    def nominal(self) -> Appearance:
+        """The nominal appearance."""
+        return self.appearance or (TABLE if self.embodiment.rig is not None else NOMINAL)
 
 
 @dataclass
@@ -74,7 +97,7 @@ class EpisodeRecord:
     """One episode of T ticks, L of them with labels."""
 
     frames: NDArray[np.uint8]  # [T, H, W, 3] canvases
-    q_rad: F64  # [T, 7] measured
+    q_rad: F64  # [T, n] measured
     T_base_cosmos: F64  # [T, 4, 4] measured
     gripper_opening: F64  # [T] measured open fractions
     gripper_command: F64  # [T] open fraction commanded for the row that follows
@@ -140,11 +163,17 @@ class DemoCollector:
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
         self.expert = PerturbedExpert()
-        self.composite = canvas_composite(DROID_RIG, (VIEW_HW,) * 3, self.config.tier)
         self._stages: dict[tuple[bool, float], RandomStage] = {}
-        self._policy = Cosmos3Policy("droid", "panda", backend=self.expert)
-        self._bridge = MinkIKBridge(load_model())
-        self._droid = get_embodiment("droid")
+        robot, embodiment, limb = self.config.spec, self.config.embodiment, self.config.spec.limb()
+        self.composite = None
+        if embodiment.rig is not None:
+            self.composite = canvas_composite(embodiment.rig, (VIEW_HW,) * len(embodiment.view_names), self.config.tier)
+        self.steps_per_row = PHYSICS_HZ // rollout_spec(embodiment, robot).fps
+        self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
+        model = load_model(model_file(robot.model[0]))
+        self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits_of_arm(model, robot))
+        self._home, self._T_tcp_frame = np.array(limb.home), np.linalg.inv(limb.T_frame_tool)
+        self._embodiment = replace(embodiment, tool_frame=replace(embodiment.tool_frame, parent=limb.frame))
 
     def record(self, seed: int, episode: int) -> EpisodeRecord | None:
         """Record one episode, or return None if it ended within two ticks because the arm cannot reach its start."""
@@ -169,7 +198,7 @@ class DemoCollector:
 
     def _stage(self, crowded: bool, edge_m: float) -> RandomStage:
         if (crowded, edge_m) not in self._stages:
-            self._stages[crowded, edge_m] = RandomStage.make(self.config.appearance, edge_m, crowded)
+            self._stages[crowded, edge_m] = RandomStage.make(self.config.nominal, edge_m, crowded, self.config.robot)
         return self._stages[crowded, edge_m]
 
     def _play(self, robot: Robot, recorder: EpisodeRecorder) -> None:
@@ -178,21 +207,21 @@ class DemoCollector:
         far = GOALS[self.expert.goal][0] is Verb.PLACE and not self.expert.wandering
         recorder.tick(robot)  # the first picture shows the start
         for _ in range(self.config.ticks * (2 if far else 1)):
-            spent = executor.state is not ExecutorState.RUNNING or executor.steps_to_row(horizon - 1) < _STEPS_PER_ROW
+            spent = executor.state is not ExecutorState.RUNNING or executor.steps_to_row(horizon - 1) < self.steps_per_row
             if spent:
                 plan = self._policy.plan(robot.observation(), plain(0))
                 assert isinstance(plan, JointTrajectory)  # the policy has an arm
                 executor.accept(plan)
                 horizon = recorder.horizon
             before = executor.reference
-            robot.execute(executor.advance(_STEPS_PER_ROW), before)
+            robot.execute(executor.advance(self.steps_per_row), before)
             if not recorder.tick(robot):
                 break
 
     def _start(self, rng: np.random.Generator, layout: Layout) -> F64:
-        """Draw the start [7]: near home, or with the hand pointing down anywhere over the table or near a cube."""
+        """Draw the start [n]: near home, or with the hand pointing down anywhere over the table or near a cube."""
         if rng.random() < self.config.home:
-            return HOME_Q + rng.normal(0, 0.03, 7)
+            return self._home + rng.normal(0, 0.03, len(self._home))
         place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M])
         if rng.random() < 0.6:  # near a cube, where precision matters
             centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
@@ -200,9 +229,9 @@ class DemoCollector:
         yaw = np.pi / 4 + rng.uniform(-np.pi / 4, np.pi / 4)
         tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
         down = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [np.sin(yaw), -np.cos(yaw), 0.0], [0.0, 0.0, -1.0]])
-        target = se3(tilt @ down, place) @ np.linalg.inv(T_hand_tcp)
-        solved = self._bridge.solve(np.stack([target] * 3), self._configuration(HOME_Q))
-        return solved.q_rad[-1][self._bridge.q_address] if solved.converged[-1] else HOME_Q
+        target = se3(tilt @ down, place) @ self._T_tcp_frame
+        solved = self._bridge.solve(np.stack([target] * 3), self._configuration(self._home))
+        return solved.q_rad[-1][self._bridge.q_address] if solved.converged[-1] else self._home
 
     def _configuration(self, q_rad: F64) -> F64:
         q = np.zeros(self._bridge.model.nq)
@@ -213,13 +242,13 @@ class DemoCollector:
         """Return a policy's request; the caller replaces its instruction."""
         q = self._configuration(observation.q_rad)
         return Request(
-            embodiment=self._droid,
-            action_space=self._droid.action_space("midtrain"),
+            embodiment=self._embodiment,
+            action_space=self._embodiment.action_space("midtrain"),
             instruction=plain(0),
-            n_rows=self._droid.chunk_rows("midtrain"),
+            n_rows=self._embodiment.chunk_rows("midtrain"),
             q_rad=observation.q_rad,
             gripper=observation.gripper,
-            T_base_cosmos=self._bridge.ee_pose(q) @ tool_frame_in_ee(self._droid, self._bridge, q),
+            T_base_cosmos=self._bridge.ee_pose(q) @ tool_frame_in_ee(self._embodiment, self._bridge, q),
             privileged=observation.privileged,
         )
 
@@ -253,17 +282,19 @@ class EpisodeRecorder:
         """Record the robot's current state; return whether the episode continues."""
         collector, expert = self._collector, self._collector.expert
         if self.frames:
-            command = float(PANDA_TENDON.to_fraction(float(robot.data.ctrl[robot.scene.gripper_actuator])))
+            command = float(robot.scene.gripper.command.to_fraction(float(robot.data.ctrl[robot.scene.gripper_actuator])))
             self._commands.append((command, expert.perturbed))
         observation = robot.observation()
         request = collector.request(observation)
         assert request.T_base_cosmos is not None
         tick = len(self.frames)
-        views = {name: self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names}
-        self.frames.append(collector.composite.padded([views[name] for name in DROID_RIG.views]))
-        self._states.append((observation.q_rad, request.T_base_cosmos, observation.gripper, expert.goal))
+        views = [self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names]
+        self.frames.append(views[0] if collector.composite is None else collector.composite.padded(views))
+        self._states.append((observation.q_rad, request.T_base_cosmos, float(observation.gripper), expert.goal))
         if tick % collector.config.label_every == 0:
-            answers = [expert.expert.infer(replace(request, instruction=plain(goal))).action for goal in range(len(GOALS))]
+            answers = [
+                expert.expert.infer(replace(request, instruction=plain(goal))).action for goal in collector.config.labelled
+            ]
             self._labels[tick] = np.stack(answers)
         return self._choose(observation)
 

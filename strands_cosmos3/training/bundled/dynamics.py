@@ -37,7 +37,7 @@ from strands_cosmos3.training.validation import chunk_errors
 from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, state_columns
 from strands_cosmos3.types import Mode
 
-HELD_OUT_SEED = 1_000_000
+VALIDATION_SEED = 1_000_000
 _CLIPS_PER_EPISODE = 4
 _MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel counts as moving
 
@@ -110,7 +110,7 @@ def judge_on_expert(
 
     Args:
         clips: Number of clips; on average four per episode.
-        seed: Tables are drawn by ``HELD_OUT_SEED + seed``, apart from those of demonstrations.
+        seed: Tables are drawn by ``VALIDATION_SEED + seed``, apart from those of demonstrations.
         steps: Denoising steps; None means the checkpoint's preset.
     """
     whole_number(clips, "clips", 1)
@@ -122,7 +122,7 @@ def judge_on_expert(
     with TemporaryDirectory(prefix="sc3-clips-") as folder, DemoCollector(config) as collector:
         records, episode, episodes = [], 0, -(-clips // _CLIPS_PER_EPISODE)
         while len(records) < episodes:
-            record = collector.record(HELD_OUT_SEED + seed, episode)
+            record = collector.record(VALIDATION_SEED + seed, episode)
             episode += 1
             if record is not None and len(record.gripper_opening) > ROWS + 1:
                 records.append(record)

@@ -16,30 +16,36 @@ import numpy as np
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetWriter, VideoConfig
 from strands_cosmos3.datasets.spec import DONE, SUCCESS, DatasetSpec, Feature, arm_spec, camera_key
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training.bundled.demos import ROW_HZ, EpisodeRecord
-from strands_cosmos3.training.bundled.phrases import GOALS, sentence
+from strands_cosmos3.training.bundled.demos import DemoConfig, EpisodeRecord
+from strands_cosmos3.training.bundled.phrases import GOALS, plain, sentence
 from strands_cosmos3.training.bundled.shards import EPISODES_PER_SHARD, pack, read_shard, shard_indices, shard_path, write_shard
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
-from strands_cosmos3.training.windows import RAW_WIDTH, ROWS, pose7, poses_of, raw_rows
+from strands_cosmos3.training.windows import EXPERT, INSTRUCTIONS, LABELLED, RAW_WIDTH, ROWS, pose7, poses_of, raw_rows
 
 COMPOSITE = camera_key("composite")
-EXPERT, LABELLED, PERTURBED, GOAL = "expert.rows", "expert.labelled", "perturbed", "goal"
+PERTURBED, GOAL = "perturbed", "goal"
 _OLD_PERTURBED = "bent"  # of 0.1.0
 VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
 """Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
 
 
-def demo_spec(canvas_hw: tuple[int, int]) -> DatasetSpec:
-    """Return the schema of demonstrations with composites of a size."""
+def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> DatasetSpec:
+    """Return the schema of demonstrations with pictures of a size: composites, or those of the embodiment's only camera."""
+    config = config or DemoConfig()
+    robot, embodiment = config.spec, config.embodiment
     names = [f"{verb}_{colour}" for verb, colour in GOALS]
-    labels = {"goals": names, "rows": ROWS, "width": RAW_WIDTH, "normalized": "droid_lerobot quantiles"}
+    labels: dict[str, Any] = {"goals": [names[goal] for goal in config.labelled], "rows": ROWS, "width": RAW_WIDTH}
+    labels |= {"normalized": f"{embodiment.stats} quantiles"}
+    if embodiment.rig is None:
+        labels[INSTRUCTIONS] = [plain(goal) for goal in config.labelled]
     extra = {
-        EXPERT: Feature("float32", (len(GOALS) * ROWS * RAW_WIDTH,), None, labels),
+        EXPERT: Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
         LABELLED: Feature("bool", (1,)),
         PERTURBED: Feature("bool", (1,)),
         GOAL: Feature("int64", (1,), None, {"goals": names}),
     }
-    return arm_spec({"composite": canvas_hw}, fps=int(ROW_HZ), extra=extra)
+    camera = "composite" if embodiment.rig is not None else embodiment.view_names[0]
+    return arm_spec({camera: picture_hw}, embodiment, None, len(robot.limb().joints), robot.name, extra)
 
 
 def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode: int) -> int:
@@ -48,8 +54,9 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
     labelled, done = np.zeros(n, bool), np.zeros(n, bool)
     labelled[record.label_ticks] = True
     done[-1] = True
-    labels = np.zeros((n, len(GOALS) * ROWS * RAW_WIDTH), np.float32)
-    labels[record.label_ticks] = record.labels.reshape(len(record.label_ticks), -1)
+    given = record.labels.reshape(len(record.label_ticks), -1)
+    labels = np.zeros((n, given.shape[1]), np.float32)
+    labels[record.label_ticks] = given
     columns: dict[str, Any] = {
         STATE: np.concatenate([record.q_rad, record.gripper_opening[:, None]], axis=1).astype(np.float32),
         EE_POSE: pose7(record.T_base_cosmos).astype(np.float32),
@@ -62,7 +69,8 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
         GOAL: record.goal.astype(np.int64),
     }
     task = sentence(int(record.goal[0]), np.random.default_rng([seed, episode, 7]))
-    return writer.add_episode(columns, {COMPOSITE: record.frames}, task, {"seed": seed, "episode": episode})
+    (camera,) = writer.spec.cameras
+    return writer.add_episode(columns, {camera: record.frames}, task, {"seed": seed, "episode": episode})
 
 
 def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Sentences of demonstrations: many trained wordings, and some that are held out.
 
-Trained wordings combine verbs, names and endings; a few are written out. None contains one of :data:`HELD_OUT` or of the
+Trained wordings combine verbs, names and endings; a few are written out. None contains one of :data:`VALIDATION` or of the
 evaluation's ``paraphrased`` rows, but their words occur. ``parse_instruction`` must understand every sentence.
 """
 
@@ -67,7 +67,7 @@ _PLAIN: Mapping[Verb, str] = {
     Verb.PLACE: "place the {} cube in the bin",
 }
 
-HELD_OUT: Mapping[Verb, tuple[str, ...]] = MappingProxyType(
+VALIDATION: Mapping[Verb, tuple[str, ...]] = MappingProxyType(
     {
         Verb.REACH: ("please reach the {} cube", "approach the {} block", "touch the {} block", "go to the cube that is {}"),
         Verb.PICK: ("please pick up the {} cube", "grasp the {} block", "take the {} block", "lift up the cube that is {}"),
@@ -86,9 +86,9 @@ def _trained(verb: Verb) -> tuple[str, ...]:
     """Return every trained wording, the plainest first."""
     verbs, places = _VERBS[verb], tuple(f" {place}" for place in _PLACES) if verb is Verb.PLACE else ("",)
     combined = ("".join((act, " ", *rest)) for act, *rest in product(verbs, _NAMES, places, _ENDINGS[verb]))
-    held_out = (*HELD_OUT[verb], *(text.replace("{a}", "{}") for text in PARAPHRASES[verb]))
+    untrained = (*VALIDATION[verb], *(text.replace("{a}", "{}") for text in PARAPHRASES[verb]))
     wordings = dict.fromkeys((_PLAIN[verb], *_OTHER[verb], *combined))
-    return tuple(wording for wording in wordings if not any(text in wording for text in held_out))
+    return tuple(wording for wording in wordings if not any(text in wording for text in untrained))
 
 
 TRAINED: Mapping[Verb, tuple[str, ...]] = MappingProxyType({verb: _trained(verb) for verb in _VERBS})

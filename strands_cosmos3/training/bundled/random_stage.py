@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.checks import F64
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.sim.appearance import PATTERNS, Appearance, Surface
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
@@ -38,15 +39,15 @@ class RandomStage:
     texture: Any
 
     @classmethod
-    def make(cls, appearance: Appearance, edge_m: float, crowded: bool) -> RandomStage:
+    def make(cls, appearance: Appearance, edge_m: float, crowded: bool, robot: str = "panda") -> RandomStage:
         """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is crowded."""
         cubes = tuple(Cube(cube.name, cube.rgb, edge_m, cube.mass_kg) for cube in DEFAULT_CUBES)
-        robot = Robot(scene=Scene((*cubes, *DISTRACTORS) if crowded else cubes, appearance=appearance))
-        model: Any = robot.scene.model
+        scene = Scene((*cubes, *DISTRACTORS) if crowded else cubes, appearance=appearance, robot=get_robot(robot))
+        model: Any = scene.model
         nominal = {name: np.array(getattr(model, name)) for name in _ARRAYS}
         headlight = model.vis.headlight
         nominal |= {name: np.array(getattr(headlight, name)) for name in ("ambient", "diffuse")}
-        return cls(robot, Renderer(model, *VIEW_HW), nominal, np.array(_texture(model)))
+        return cls(Robot(robot, scene=scene), Renderer(model, *VIEW_HW), nominal, np.array(_texture(model)))
 
     def randomize(self, rng: np.random.Generator, scale: float) -> None:
         """Draw an episode's looks around the nominal ones; ``scale`` 0 leaves them, 1 is the full range."""

@@ -3,8 +3,8 @@
     vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
     latents/    every picture and clip, encoded once     frame0.npy, clips.npy
     preview/    the preview decoder                      state.pt, checkpoint/
-    policy/     frame 0 and actions                      state.pt, held_out.jsonl, checkpoint/
-    joint/      with the future, and both dynamics       state.pt, held_out.jsonl, checkpoint/
+    policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
+    joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
 """
@@ -41,7 +41,7 @@ from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder
 from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, latent_columns, state_row_of
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
+from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
 from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
@@ -55,8 +55,8 @@ from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 Preview = PreviewDecoder | None
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
-_HELD_OUT_WINDOWS = 384
-_HELD_OUT_FRACTION = 0.04
+_VALIDATION_WINDOWS = 384
+_VALIDATION_FRACTION = 0.04
 
 
 class TrainingRun:
@@ -71,6 +71,7 @@ class TrainingRun:
 
     Raises:
         ConfigError: There are no demonstrations, or the folder holds a run with other options or demonstrations.
+        MissingDependencyError: TensorBoard is not installed.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class TrainingRun:
         tensorboard: bool = False,
         closed_loop: ClosedLoop | None = None,
     ):
+        if tensorboard:
+            require_tensorboard()
         self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
         self._closed_loop = closed_loop or ClosedLoop()
         self._how: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
@@ -132,11 +135,11 @@ class TrainingRun:
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
-        windows, held_out = self._pictures(vae, config.policy_batch)
+        windows, validation = self._pictures(vae, config.policy_batch)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
         how = TrainLoopConfig(config.policy_steps, config.policy_lr, accumulate=config.accumulate, **self._how)
-        return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), held_out)
+        return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
     def train_joint(self, vae: Any) -> Path:
         """Continue the policy stage with the future and both dynamics; return the checkpoint."""
@@ -151,7 +154,7 @@ class TrainingRun:
             prefix_rows=config.prefix_rows,
         )
         preview = self.train_preview(vae)
-        pictures, held_out = self._pictures(vae, config.joint_pictures)
+        pictures, validation = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
         if has_state(self.folder / "policy"):
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
@@ -159,7 +162,7 @@ class TrainingRun:
         loss = self._loss(policy, config.seed + 1, windows, pictures)
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, accumulate=config.accumulate, **self._how)
         loop = Loop(policy, loss, how, self.folder / "joint")
-        checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), held_out, preview)
+        checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), validation, preview)
         if not self.shard.rank:
             clips = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
             report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
@@ -189,9 +192,9 @@ class TrainingRun:
         """Return the quantile of the reconstruction's errors on held-out pictures."""
         ticks = self.demos.label_ticks
         latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
-        held_out = np.arange(self._training_windows(ticks), len(ticks))
-        pixels = to_pixels(self.demos.frames(ticks[held_out]))[..., : 16 * latents.shape[-1]]
-        chosen = torch.from_numpy(latents[held_out].astype(np.float32))
+        unseen = np.arange(self._training_windows(ticks), len(ticks))
+        pixels = to_pixels(self.demos.frames(ticks[unseen]))[..., : 16 * latents.shape[-1]]
+        chosen = torch.from_numpy(latents[unseen].astype(np.float32))
         return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
 
     def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
@@ -222,7 +225,7 @@ class TrainingRun:
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
         windows = PictureWindows(*args, seed=seed, among=range(n_train), prefix_rows=self.config.prefix_rows)
-        return windows, self._held_out(windows, n_train)
+        return windows, self._validation_batch(windows, n_train)
 
     def _latents(
         self, vae: Any, name: str, ticks: NDArray[np.int64], frames_of: Callable[[int], NDArray[np.uint8]], batch: int
@@ -239,18 +242,18 @@ class TrainingRun:
     def _training_windows(self, ticks: NDArray[np.int64]) -> int:
         """Return the number of windows to train on, given their first ticks; whole episodes at the end are held out."""
         ends = self.demos.last[ticks]
-        n = int(len(ticks) * (1 - _HELD_OUT_FRACTION))
+        n = int(len(ticks) * (1 - _VALIDATION_FRACTION))
         while n > 0 and ends[n] == ends[n - 1]:
             n -= 1
         if n == 0:
             raise ConfigError("too few demonstrations to hold an episode out; record more.")
         return n
 
-    def _held_out(self, windows: PictureWindows, first: int) -> Batch:
+    def _validation_batch(self, windows: PictureWindows, first: int) -> Batch:
         rng = np.random.default_rng(5)
-        chosen = rng.integers(first, len(windows), size=_HELD_OUT_WINDOWS)
+        chosen = rng.integers(first, len(windows), size=_VALIDATION_WINDOWS)
         drawn = rng.integers(len(GOALS), size=len(chosen))
-        goal = np.where(np.arange(_HELD_OUT_WINDOWS) % 2 == 0, windows.pursued[chosen], drawn)
+        goal = np.where(np.arange(_VALIDATION_WINDOWS) % 2 == 0, windows.pursued[chosen], drawn)
         return windows.pick(chosen, goal, tuple(sentences[0] for sentences in self.captions.by_goal), goal)
 
     def _loss(
@@ -278,7 +281,7 @@ class TrainingRun:
         return loss
 
     def _fit(
-        self, loop: Loop, vae: Any, windows: int, frames: tuple[int, ...], held_out: Batch, preview: Preview = None
+        self, loop: Loop, vae: Any, windows: int, frames: tuple[int, ...], validation: Batch, preview: Preview = None
     ) -> Path:
         """Run a stage's loop, with a validation and a checkpoint every now and then; return the checkpoint."""
         stage, steps = loop.folder.name, loop.config.steps
@@ -288,7 +291,7 @@ class TrainingRun:
             average = loop.average()
             if self.shard.rank:
                 return
-            self._validate(average, loop, windows, held_out)
+            self._validate(average, loop, windows, validation)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
             more: dict[str, Any] = {"prefix_rows": self.config.prefix_rows, "language": LANGUAGE, "preview": preview}
@@ -315,12 +318,12 @@ class TrainingRun:
         loop.run(on_step=on_step)
         return checkpoint
 
-    def _validate(self, average: dict[str, torch.Tensor], loop: Loop, windows: int, held_out: Batch) -> None:
-        """Append the errors of averaged weights on held-out windows to the stage's ``held_out.jsonl``."""
+    def _validate(self, average: dict[str, torch.Tensor], loop: Loop, windows: int, validation: Batch) -> None:
+        """Append the errors of averaged weights on held-out windows to the stage's ``validation.jsonl``."""
         policy = fresh_policy(self.transformer_config)
         policy.load_state_dict(average)
-        errors = asdict(chunk_errors(predict_rows(policy, held_out), held_out.rows))
-        loop.record("held_out", {"windows": loop.step * windows, **errors})
+        errors = asdict(chunk_errors(predict_rows(policy, validation), validation.rows))
+        loop.record("validation", {"windows": loop.step * windows, **errors})
 
     @cached_property
     def tokenizer(self) -> Path:

@@ -1,0 +1,28 @@
+"""The simulation with robots whose models are fetched; `make test-robots` fetches them."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.limits import LimitsAssumedWarning
+from strands_cosmos3.sim.robot import ROBOTS, Robot
+
+pytestmark = pytest.mark.robots
+ARMS = sorted(name for name, one in FETCHED.items() if len(one.robot.limbs) == 1)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_fetched_arm_takes_and_places_a_cube(name):
+    if not FETCHED[name].source.path.is_file():
+        pytest.skip(f"not fetched; run `strands-cosmos3 robot fetch {name}`")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LimitsAssumedWarning)
+        robot = Robot(name)
+    rollout = robot.run_policy(policy_config={"backend": "scripted"}, task="place", seed=1, duration=20.0)
+    assert name in ROBOTS
+    assert rollout.success, rollout
+    assert rollout.ik.max_mm < 0.01
+    speed = np.abs(np.diff(rollout.arrays["q_commanded_rad"], axis=0)) * 600
+    assert (speed / robot.limits.velocity).max() <= 1.001
