@@ -50,7 +50,8 @@ class View(Rollout):
     no_cameras: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Leave the camera frames out; rendering them takes most of the time."""
     play: Path | None = None
-    """Play back recorded episodes instead: a dataset's folder, or the .npz of a rollout."""
+    """Play back recorded episodes instead: a dataset's folder, or the .npz of a rollout. An .npz does not name its robot;
+    give --robot unless it is a panda's."""
     episode: int = 0
     """For --play: the first episode of the dataset to show."""
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -83,16 +84,17 @@ class View(Rollout):
     def _play(self, path: Path) -> None:
         if not path.exists():
             raise ResourceNotFoundError(f"--play {str(path)!r} does not exist; give a dataset's folder or a rollout's .npz.")
-        Stage = _stage()
+        from strands_cosmos3.robots.catalogue import get_robot
         from strands_cosmos3.sim.interrupt import deferred_interrupt
         from strands_cosmos3.sim.scene import Scene
-        from strands_cosmos3.view.playback import play, recorded_episodes
 
-        scene, console = Scene(arm=self.arm_model), Console()
-        with Stage(scene.model, self.page_address, self.page_port, self.expose, origins=self.page_origin) as stage:
+        with needed_by("the live page"):
+            from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
+        scene, console = Scene(arm=self.arm_model, robot=robot_of(path, get_robot(self.robot))), Console()
+        with self._open_stage(scene) as stage:
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
-                for n, recorded in enumerate(recorded_episodes(path, self.episode), 1):
+                for n, recorded in enumerate(recorded_episodes(path, scene, self.episode), 1):
                     play(stage, scene, recorded, lambda: interrupt.requested)
                     if n == self.episodes or interrupt.requested:
                         break
@@ -146,7 +148,11 @@ class View(Rollout):
     @property
     def _task(self) -> str | None:
         task, asked = super()._task, self.controls.instruction
-        return str(parse_instruction(asked).verb) if task is not None and asked else task
+        if task is None or not asked:
+            return task
+        from strands_cosmos3.sim.tasks import task_of
+
+        return task_of(parse_instruction(asked)).name
 
     @property
     def _policy_instruction(self) -> str:
@@ -160,22 +166,29 @@ class View(Rollout):
     def _wants_prediction(self) -> bool:
         return True
 
+    def _open_stage(self, scene: Any) -> Any:
+        """Open the page of a scene."""
+        with needed_by("the live page"):
+            from strands_cosmos3.view.stage import Stage
+        origins, robot = self.page_origin, scene.robot.name
+        return Stage(scene.model, self.page_address, self.page_port, self.expose, origins=origins, robot=robot)
+
     @contextmanager
     def _listeners(self, robot: Any, policy: Any, console: Console) -> Iterator[Listeners]:
-        Stage = _stage()
         from strands_cosmos3.sim.interrupt import deferred_interrupt
-        from strands_cosmos3.view.live import LiveView
 
-        controls, language = self.controls, policy.backend.language
+        with needed_by("the live page"):
+            from strands_cosmos3.view.live import LiveView
+        controls, language, of_bar = self.controls, policy.backend.language, robot.scene.bar is not None
 
         def novelty() -> float | None:
             return policy.last_rollout.get("novelty")
 
         controls.latency_s = self.latency
-        controls.check = lambda text: check_instruction(text, language)
-        sentences = suggestions(language) if policy.reads_instruction else []
+        controls.check = lambda text: check_instruction(text, language, of_bar)
+        sentences = suggestions(language, of_bar) if policy.reads_instruction else []
         with (
-            Stage(robot.scene.model, self.page_address, self.page_port, self.expose, origins=self.page_origin) as stage,
+            self._open_stage(robot.scene) as stage,
             LiveView(robot, stage, str(self.backend), not self.no_cameras, controls, novelty=novelty) as live,
         ):
             panel = ControlPanel(stage.server.gui, controls, sentences, self._policy_instruction, self.realtime)
@@ -197,10 +210,3 @@ class View(Rollout):
             with deferred_interrupt() as interrupt:
                 while not (self.leave or interrupt.requested or Outcome.INTERRUPTED in outcomes):
                     time.sleep(_WAIT_S)
-
-
-def _stage() -> Any:
-    """Import the page's class; it needs viser."""
-    with needed_by("the live page"):
-        from strands_cosmos3.view.stage import Stage
-    return Stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -146,7 +147,7 @@ class VideoRecorder:
                 paths.append(Polyline(np.array(trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
         predicted = self._predicted_frame()
-        observed = None if predicted is None else composite(list(views.values()))
+        observed = None if predicted is None else observed_picture(views)
         return compose_film(beauty, views, predicted, self.caption or None, observed, float(data.time), outcome)
 
     def _predicted_frame(self) -> NDArray[np.uint8] | None:
@@ -166,6 +167,13 @@ class VideoRecorder:
         if self._writer is not None:
             interrupted = isinstance(error, KeyboardInterrupt)  # the film up to then is worth keeping
             self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
+
+
+@typed()
+def observed_picture(views: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Return what a rig of one or three cameras sees as one picture, as a policy's predicted video shows it."""
+    pictures = list(views.values())
+    return pictures[0] if len(pictures) == 1 else composite(pictures)
 
 
 @typed()

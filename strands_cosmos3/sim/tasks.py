@@ -142,6 +142,12 @@ def get_task(name: str) -> Task:
     return TASKS[name]
 
 
+def task_of(goal: Goal) -> Task:
+    """Return the task that judges an instruction's goal."""
+    verb = instance_of(goal, Goal, "goal").verb
+    return TASKS["lift_bar" if verb is Verb.LIFT else str(verb)]
+
+
 class _CubeMonitor:
     """Whether a condition of a cube holds now."""
 

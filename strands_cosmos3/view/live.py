@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW, composite
+from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW, observed_picture, tool_path
 from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory, Rollout
 from strands_cosmos3.view.controls import LiveControls
+from strands_cosmos3.view.limbs import limb_states
 from strands_cosmos3.view.stage import Stage, Status
 
 _POSE_S = 1 / 25
@@ -59,8 +60,8 @@ class LiveView:
         """Start a new episode: nothing of the last one stays on the page."""
         self.instruction, self.inference_ms, self.novelty = instruction, None, None
         self.stage.clear()
-        self._commanded: F64 | None = None
-        self._trail: list[F64] = []
+        self._commanded: dict[str, F64] = {}
+        self._trails: dict[str, list[F64]] = {name: [] for name in self.robot.scene.limbs}
         self._video: NDArray[np.uint8] | None = None
         self._video_from_s = 0.0
         self._pose_due = self._panel_due = self._camera_due = -1.0
@@ -71,10 +72,8 @@ class LiveView:
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Show the path of an accepted chunk."""
         self._notice_reset()
-        scene = self.robot.scene
-        T_hand = scene.kinematics.forward(plan.q_rad) if plan.poses is None else plan.poses.T_base_frame
-        self._commanded, self.inference_ms = (T_hand @ scene.limb.T_frame_tool)[:, :3, 3], inference_ms
-        self.novelty = self._novelty_now()
+        self._commanded = {name: tool_path(plan, limb) for name, limb in self.robot.scene.limbs.items()}
+        self.inference_ms, self.novelty = inference_ms, self._novelty_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
@@ -111,9 +110,10 @@ class LiveView:
         robot, stage = self.robot, self.stage
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
-            self._trail = [*self._trail[1 - _TRAIL_POINTS :], robot.data.site_xpos[robot.scene.tcp_site].copy()]
+            for name, limb in robot.scene.limbs.items():
+                self._trails[name] = [*self._trails[name][1 - _TRAIL_POINTS :], robot.data.site_xpos[limb.tcp_site].copy()]
             stage.pose(robot.data)
-            stage.path(self._commanded, np.array(self._trail))
+            stage.path(list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()])
         if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
             self._camera_due = now_s + _CAMERA_S
             self._views = {name: self.policy_renderer.render(robot.data, name) for name in robot.scene.view_names}
@@ -123,7 +123,9 @@ class LiveView:
             state = robot.executor.state.name
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
             stage.status(Status(state, self.instruction, self.source, now_s, *figures))
-            stage.world(self._predicted(now_s), observed=composite(list(self._views.values())) if self._views else None)
+            stage.world(self._predicted(now_s), observed=observed_picture(self._views) if self._views else None)
+            q_rad, _, gripper = robot.joint_state()
+            stage.limbs(limb_states(robot.scene, q_rad, gripper))
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
 from strands_cosmos3.datasets.spec import ACTION, EE_POSE, IMAGES, STATE
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.panda import T_hand_tcp, dh_forward
+from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
+from strands_cosmos3.robots.catalogue import PANDA, get_robot
+from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.pacing import Pacer
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.sim.scene import BAR, Scene
+from strands_cosmos3.view.limbs import limb_states
 from strands_cosmos3.view.stage import Stage, Status
 
 _NPZ_FPS = 15.0
@@ -33,9 +36,9 @@ class Recorded:
     """An episode to play back.
 
     Args:
-        q_rad: [N, 7] measured angles.
-        gripper: [N] measured open fractions.
-        tcp_commanded_m: [N, 3] commanded path of the tool centre point.
+        q_rad: [N, n] measured angles of all limbs' joints.
+        gripper: [N] measured open fractions, or those [N, G] of several grippers.
+        tcp_commanded_m: By limb: [N, 3] commanded path of its tool centre point in the world.
         fps: Rows a second.
         label: The instruction or file name.
         episode: Source of the camera frames, or None.
@@ -43,35 +46,40 @@ class Recorded:
 
     q_rad: F64
     gripper: F64
-    tcp_commanded_m: F64
+    tcp_commanded_m: Mapping[str, F64]
     fps: float
     label: str
     episode: RecordedEpisode | None = None
 
 
-def from_episode(episode: RecordedEpisode) -> Recorded:
+def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     """Return an episode of a dataset.
 
     Raises:
-        ConfigError: It is not of a seven-joint arm in this project's schema.
+        ConfigError: It is not of the scene's robot with one limb, in this project's schema.
     """
-    features = episode.dataset.spec.columns
-    wanted = {STATE: 8, EE_POSE: 7, ACTION: 10}
+    features, limb, n = episode.dataset.spec.columns, scene.only, len(scene.robot.joints)
+    wanted = {STATE: n + 1, EE_POSE: 7, ACTION: 10}
     if any(key not in features or features[key].shape != (width,) for key, width in wanted.items()):
-        raise ConfigError(f"{episode.dataset.root} holds no episodes of a Panda; the columns needed are {', '.join(wanted)}.")
+        raise ConfigError(
+            f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}; the columns needed are "
+            f"{', '.join(f'{key} [{width}]' for key, width in wanted.items())}. Name its robot (--robot)."
+        )
     pose, rows = episode[EE_POSE].astype(np.float64), episode[ACTION].astype(np.float64)
     start = se3(quaternion_to_matrix(pose[0, 3:]), pose[0, :3])
-    T_cosmos_tcp = se3_inverse(get_embodiment("droid").tool_frame.T_parent_cosmos) @ T_hand_tcp
-    commanded = (decode_pose_trajectory(rows[:, :9], start)[:-1] @ T_cosmos_tcp)[:, :3, 3]
-    state = episode[STATE].astype(np.float64)
-    return Recorded(state[:, :7], state[:, 7], commanded, episode.dataset.fps, episode.task, episode)
+    T_hand_cosmos = get_embodiment(str(features[ACTION].info.get("embodiment", "droid"))).tool_frame.T_parent_cosmos
+    T_cosmos_tcp = se3_inverse(T_hand_cosmos) @ limb.limb.T_frame_tool
+    commanded = (limb.T_world_base @ decode_pose_trajectory(rows[:, :9], start)[:-1] @ T_cosmos_tcp)[:, :3, 3]
+    state, paths = episode[STATE].astype(np.float64), {limb.limb.name: commanded}
+    return Recorded(state[:, :n], state[:, n], paths, episode.dataset.fps, episode.task, episode)
 
 
-def from_npz(path: Path) -> Recorded:
+def from_npz(path: Path, scene: Scene) -> Recorded:
     """Return the episode in a file of ``rollout --npz``.
 
     Raises:
         InputError: The file is not such a recording.
+        ConfigError: It is of a robot with another number of joints or grippers than the scene's.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -79,52 +87,85 @@ def from_npz(path: Path) -> Recorded:
             t_s, q, gripper, commanded = (np.asarray(arrays[name]) for name in names)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is not a recording of a rollout ({error}); `rollout --npz` writes one.") from None
+    n, grippers = len(scene.robot.joints), len(scene.limbs)
+    _require_joints(path, q, n, scene)
     t_s = finite_array(t_s, "t_s", (None,))
     at_s = np.append(np.arange(t_s[0], t_s[-1], 1 / _NPZ_FPS), t_s[-1])
     rows = np.clip(np.searchsorted(t_s, at_s), 0, len(t_s) - 1)
-    q = finite_array(q, "q_achieved_rad", (len(t_s), 7))[rows]
-    tcp = (dh_forward(finite_array(commanded, "q_commanded_rad", (len(t_s), 7))[rows]) @ T_hand_tcp)[:, :3, 3]
-    return Recorded(q, finite_array(gripper, "gripper_achieved", (len(t_s),))[rows], tcp, _NPZ_FPS, path.name)
+    q = finite_array(q, "q_achieved_rad", (len(t_s), n))[rows]
+    commanded = finite_array(commanded, "q_commanded_rad", (len(t_s), n))[rows]
+    opened = finite_array(gripper, "gripper_achieved", (len(t_s),) if grippers == 1 else (len(t_s), grippers))[rows]
+    return Recorded(q, opened, _tool_paths(scene, commanded), _NPZ_FPS, path.name)
 
 
-def recorded_episodes(path: Path, first: int = 0) -> Iterator[Recorded]:
-    """Yield the episodes of a dataset from number ``first`` on, or that of an npz file.
+def _require_joints(path: Path, q: Any, n: int, scene: Scene) -> None:
+    if q.ndim == 2 and q.shape[1] != n:
+        raise ConfigError(
+            f"{path} is of a robot with {q.shape[1]} joints, and {scene.robot.name!r} has {n}; name its robot (--robot)."
+        )
+
+
+def _tool_paths(scene: Scene, q_rad: F64) -> dict[str, F64]:
+    """By limb: path [N, 3] of its tool centre point in the world at joint angles [N, n]."""
+    return {
+        name: (limb.T_world_base @ limb.kinematics.forward(q_rad[:, limb.columns]) @ limb.limb.T_frame_tool)[:, :3, 3]
+        for name, limb in scene.limbs.items()
+    }
+
+
+def robot_of(path: Path, robot: RobotSpec) -> RobotSpec:
+    """Return the robot of a recording: ``robot``, but if that is the Panda, the known one that a dataset names."""
+    if path.suffix == ".npz" or robot.name != PANDA.name:
+        return robot
+    with Dataset(path) as dataset:
+        kind = dataset.spec.robot_type or robot.name
+    with suppress(UnknownNameError):
+        return robot if kind.lower().endswith(".toml") else get_robot(kind)  # a dataset names no files of this machine
+    return robot
+
+
+def recorded_episodes(path: Path, scene: Scene, first: int = 0) -> Iterator[Recorded]:
+    """Yield the episodes of a dataset of the scene's robot from number ``first`` on, or that of an npz file.
 
     Raises:
         ConfigError, InputError, DatasetError: There is nothing to play back.
     """
     if path.suffix == ".npz":
-        yield from_npz(path)
+        yield from_npz(path, scene)
         return
     with Dataset(path) as dataset:
         if not 0 <= first < len(dataset):
             raise ConfigError(f"{path} has the episodes 0 to {len(dataset) - 1}, not {first}.")
         for i in range(first, len(dataset)):
-            yield from_episode(dataset[i])
+            yield from_episode(dataset[i], scene)
 
 
 def play(stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Play back an episode in real time. The cubes are hidden, because their poses are not recorded.
+    """Play back an episode in real time. Cubes and bar are hidden, because their poses are not recorded.
 
     Args:
         stage, scene, recorded: The page, its scene and the episode.
         stopped: Ends the playback when it returns True.
     """
     data = mujoco.MjData(scene.model)
-    for name in scene.cubes:
+    for name in (*scene.cubes, *(() if scene.bar is None else (BAR,))):
         stage.hide(name)
     stage.world(None, "a recording holds no predicted video")
-    trail: list[Any] = []
+    trails: dict[str, list[Any]] = {name: [] for name in scene.limbs}
     pacer = Pacer(0.0)
     for k, (q, opening) in enumerate(zip(recorded.q_rad, recorded.gripper, strict=True)):
         if stopped():
             return
         data.qpos[scene.arm_qpos] = q
-        data.qpos[scene.finger_qpos] = scene.gripper.opening.from_fraction(opening)
+        for limb, fraction in zip(scene.limbs.values(), np.atleast_1d(opening), strict=True):
+            data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(fraction)
         mujoco.mj_kinematics(scene.model, data)
-        trail.append(data.site_xpos[scene.tcp_site].copy())
+        for name, limb in scene.limbs.items():
+            trails[name].append(data.site_xpos[limb.tcp_site].copy())
         stage.pose(data)
-        stage.path(recorded.tcp_commanded_m[k : k + _AHEAD_ROWS], np.array(trail))
+        ahead = [path[k : k + _AHEAD_ROWS] for path in recorded.tcp_commanded_m.values()]
+        stage.path(ahead, [np.array(trail) for trail in trails.values()])
+        stage.limbs(limb_states(scene, q, opening))
         stage.status(
             Status("PLAYBACK", recorded.label, "recorded", k / recorded.fps, f"frame {k + 1} of {len(recorded.q_rad)}")
         )

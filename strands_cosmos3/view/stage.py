@@ -6,7 +6,7 @@ import html
 import io
 import ipaddress
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.geometry import body_meshes
+from strands_cosmos3.view.limbs import LimbState, limbs_html
 from strands_cosmos3.view.origins import only_own_pages, require_origins
 
 COMMANDED_RGB, ACHIEVED_RGB = (246, 140, 40), (40, 150, 235)
@@ -126,6 +127,7 @@ class Stage:
         expose: Whether other machines may open it.
         title: Title of the page.
         origins: Origins of other pages that may show this one, e.g. ``https://robots.example``.
+        robot: Its name, for the panel.
 
     Attributes:
         url: Address of the page.
@@ -142,6 +144,7 @@ class Stage:
         expose: bool = False,
         title: str = "strands_cosmos3",
         origins: Collection[str] = (),
+        robot: str = "",
     ):
         require_loopback(address, expose)
         require_origins(origins)
@@ -149,7 +152,7 @@ class Stage:
         with only_own_pages(frozenset(origins)), redirect_stdout(io.StringIO()):  # viser prints a banner
             self.server = viser.ViserServer(host=address, port=port, label=title, verbose=False)
         self.url = f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
-        self._model = model
+        self._model, self._robot = model, robot
         self._bodies: dict[int, Any] = {}
         self._lines: dict[str, Any] = {}
         self._camera_image: Any = None
@@ -179,6 +182,8 @@ class Stage:
         gui.set_panel_label("strands_cosmos3")
         self._status = gui.add_html("")
         self._camera_folder = gui.add_folder("Cameras")
+        with gui.add_folder(f"Joints of {self._robot}" if self._robot else "Joints"):
+            self._limbs = gui.add_html("")
         self._world_folder = gui.add_folder("Predicted beside real")
         with self._world_folder:
             self._world_note = gui.add_markdown(_NO_PREDICTION)
@@ -203,19 +208,24 @@ class Stage:
         """Hide a body, e.g. one whose pose is not recorded."""
         self._bodies[int(self._model.body(name).id)].visible = False
 
-    def path(self, commanded_m: F64 | None, achieved_m: F64 | None) -> None:
-        """Draw the commanded path and the achieved trail, [N, 3] in the world; one of under two points is removed."""
-        for name, points, rgb in (("commanded", commanded_m, COMMANDED_RGB), ("achieved", achieved_m, ACHIEVED_RGB)):
-            if points is None or len(points) < 2:
+    def path(self, commanded_m: Sequence[F64], achieved_m: Sequence[F64]) -> None:
+        """Draw each limb's commanded path and achieved trail, [N, 3] in the world; one of under two points is left out."""
+        for name, paths, rgb in (("commanded", commanded_m, COMMANDED_RGB), ("achieved", achieved_m, ACHIEVED_RGB)):
+            drawn = [np.stack([points[:-1], points[1:]], axis=1) for points in paths if len(points) > 1]
+            if not drawn:
                 if name in self._lines:
                     self._lines.pop(name).remove()
                 continue
-            segments = np.stack([points[:-1], points[1:]], axis=1).astype(np.float32)
+            segments = np.concatenate(drawn).astype(np.float32)
             if name in self._lines:
                 self._lines[name].points = segments
             else:
                 thickness = _TRAIL_M if name == "achieved" else 2 * _TRAIL_M
                 self._lines[name] = self.server.scene.add_line_segments(f"/paths/{name}", segments, rgb, thickness=thickness)
+
+    def limbs(self, limbs: Sequence[LimbState]) -> None:
+        """Show the joints and the gripper of each limb, by name."""
+        self._limbs.content = limbs_html(limbs)
 
     def cameras(self, views: Mapping[str, NDArray[np.uint8]]) -> None:
         """Show camera frames, [H, W, 3] uint8 by name: the first large, the others below it at half its size."""
@@ -236,7 +246,7 @@ class Stage:
 
     def clear(self) -> None:
         """Remove what an episode has drawn: paths, camera frames and predictions."""
-        self.path(None, None)
+        self.path((), ())
         self.world(None)
         if self._camera_image is not None:
             self._camera_image.image = np.full_like(self._camera_image.image, _BLANK)

@@ -107,9 +107,9 @@ def test_bodies_and_paths_follow(robot: Robot, stage: Stage):
     stage.pose(robot.data)
     assert np.linalg.norm(cube.position - before) > 0.01
     line = np.array([[0.3, 0, 0.3], [0.4, 0, 0.3], [0.4, 0.1, 0.3]])
-    stage.path(line, line[:2])
+    stage.path([line], [line[:2]])
     assert stage._lines["commanded"].points.shape == (2, 2, 3)
-    stage.path(None, line)
+    stage.path([], [line])
     assert set(stage._lines) == {"achieved"}
 
 
@@ -170,7 +170,7 @@ def test_a_second_episode_keeps_its_first_chunk(robot: Robot, stage: Stage, monk
 
         def on_tick(robot: Robot) -> None:
             live.on_tick(robot)
-            pathless.append(live._commanded is None or live.inference_ms is None)
+            pathless.append(not live._commanded or live.inference_ms is None)
 
         for _ in range(2):
             robot.run_policy(
@@ -180,7 +180,7 @@ def test_a_second_episode_keeps_its_first_chunk(robot: Robot, stage: Stage, monk
                 on_tick=on_tick,
                 audience=live,
             )
-            assert len(live._trail) < 20  # of this episode alone, 25 a second
+            assert len(live._trails["arm"]) < 20  # of this episode alone, 25 a second
     assert not any(pathless)
 
 
@@ -256,10 +256,10 @@ def test_a_recorded_episode_is_played(robot: Robot, stage: Stage, tmp_path: Path
     monkeypatch.setattr(stage, "cameras", lambda views: shown.append(set(views)))
     tcp = rollout.arrays["T_base_hand_commanded"] @ T_hand_tcp
     for path in (tmp_path / "set", tmp_path / "a.npz"):
-        (recorded,) = recorded_episodes(path)
+        (recorded,) = recorded_episodes(path, robot.scene)
         play(stage, robot.scene, recorded)
         assert stage._lines["achieved"].points.shape[0] == len(recorded.q_rad) - 1
-        off = np.linalg.norm(recorded.tcp_commanded_m[3] - tcp[:, :3, 3], axis=1).min()
+        off = np.linalg.norm(recorded.tcp_commanded_m["arm"][3] - tcp[:, :3, 3], axis=1).min()
         assert off < 1e-4
         assert "PLAYBACK" in stage._status.content
         assert "recording" in stage._world_note.content
@@ -273,16 +273,16 @@ def test_a_recorded_episode_is_played(robot: Robot, stage: Stage, tmp_path: Path
     assert main(["view", "--play", str(tmp_path), *short]) == 1
 
 
-def test_a_recording_is_shown_to_its_last_row(tmp_path: Path):
+def test_a_recording_is_shown_to_its_last_row(robot: Robot, tmp_path: Path):
     for n in (1, 2, 100):
         q = HOME_Q + np.linspace(0, 0.1, n)[:, None]
         arrays = {"t_s": np.arange(n) / 600, "q_achieved_rad": q, "gripper_achieved": np.ones(n), "q_commanded_rad": q}
         np.savez(tmp_path / "a.npz", **arrays)
-        (recorded,) = recorded_episodes(tmp_path / "a.npz")
+        (recorded,) = recorded_episodes(tmp_path / "a.npz", robot.scene)
         np.testing.assert_allclose(recorded.q_rad[-1], q[-1])
 
 
-def test_a_file_that_is_no_recording_is_refused(tmp_path: Path):
+def test_a_file_that_is_no_recording_is_refused(robot: Robot, tmp_path: Path):
     path = tmp_path / "a.npz"
     whole = {name: np.ones((3, 7)) for name in ("q_achieved_rad", "q_commanded_rad")}
     np.savez(path, **whole, t_s=np.arange(3.0), gripper_achieved=np.ones(3))
@@ -292,4 +292,4 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path):
     for content in (b"", b"text", saved[: len(saved) // 2], array.getvalue()):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"a\.npz"):
-            list(recorded_episodes(path))
+            list(recorded_episodes(path, robot.scene))

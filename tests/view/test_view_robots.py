@@ -1,0 +1,183 @@
+"""The page with other robots than a Panda: every limb, joint and gripper by name, live and played back."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.commands.view import View
+from strands_cosmos3.datasets import DatasetWriter
+from strands_cosmos3.errors import ConfigError, InstructionError
+from strands_cosmos3.instruction import LIFT_THE_BAR
+from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.types import Rollout
+from strands_cosmos3.view.controls import check_instruction, suggestions
+from strands_cosmos3.view.limbs import limb_states, limbs_html
+from strands_cosmos3.view.live import LiveView
+from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
+from strands_cosmos3.view.stage import Stage
+
+pytestmark = pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+ONE = {"policy_config": {"backend": "scripted"}, "instruction": "reach the red cube", "duration": 0.6}
+TWO = {"policy_config": {"backend": "scripted"}, "instruction": LIFT_THE_BAR, "duration": 0.6}
+
+
+@pytest.fixture(scope="module")
+def ur5e() -> Robot:
+    return Robot("ur5e")
+
+
+@pytest.fixture(scope="module")
+def dual() -> Robot:
+    return Robot("dual_panda")
+
+
+def tips(robot: Robot) -> np.ndarray:
+    return np.array([robot.data.site_xpos[limb.tcp_site] for limb in robot.scene.limbs.values()])
+
+
+def watched(robot: Robot, stage: Stage, cameras: bool, run: dict) -> Rollout:
+    with LiveView(robot, stage, "scripted", cameras) as live:
+        live.show_prediction(np.full((3, 180, 320, 3), 9, np.uint8), 0.0)
+        rollout = robot.run_policy(**run, on_tick=live.on_tick, audience=live)
+        live.show_prediction(np.full((3, 180, 320, 3), 9, np.uint8), 0.0)
+        live.end(rollout)
+    return rollout
+
+
+@pytest.mark.parametrize(("name", "run", "views"), [("ur5e", ONE, 1), ("dual_panda", TWO, 3)])
+def test_a_rollout_shows_every_limb_by_name(name, run, views, request, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
+    with Stage(robot.scene.model, port=0, robot=name) as stage:
+        watched(robot, stage, True, run)
+        shown, ends = stage._limbs.content, stage._lines["achieved"].points[:, 1]
+        for limb in robot.scene.robot.limbs:
+            assert f">{limb.name}</div>" in shown
+        for joint, q in zip(robot.scene.robot.joints, robot.joint_state()[0], strict=True):
+            degrees = re.search(rf'title="{joint}">.*?>(-?[\d.]+)°<', shown)
+            assert degrees is not None
+            assert float(degrees[1]) == pytest.approx(np.rad2deg(q), abs=0.06)
+        assert len(re.findall(r'title="gripper"', shown)) == len(robot.scene.limbs)
+        for tip in tips(robot):  # a trail of each limb leads to its tool
+            assert np.linalg.norm(ends - tip, axis=1).min() < 1e-6
+            commanded = stage._lines["commanded"].points.reshape(-1, 3)
+            assert np.linalg.norm(commanded - tip, axis=1).min() < 0.03
+        pair = stage._prediction.image  # what is observed now, beside the prediction
+        assert pair.shape == (180, 644, 3)
+        assert np.ptp(pair[:, :320]) > 100
+        height = stage._camera_image.image.shape[0]
+        assert height == (180 if views == 1 else 270)
+
+
+def test_figures_lie_in_their_ranges(dual: Robot):
+    """Against the model's ranges: the second limb's joints and gripper are its own."""
+    dual.reset(0)
+    model, q = dual.scene.model, dual.joint_state()[0].copy()
+    q[10] = model.jnt_range[model.joint("right_joint4").id, 0]
+    left, right = limb_states(dual.scene, q, np.array([0.25, 1.0]))
+    assert (left.name, right.name) == ("left", "right")
+    assert [gauge.name for gauge in right.gauges] == [*(f"right_joint{i}" for i in range(1, 8)), "gripper"]
+    assert right.gauges[3].filled == 0.0
+    assert (left.gauges[-1].value, right.gauges[-1].value) == ("25 % open", "100 % open")
+    assert "left:calc(25.0% - 3px)" in limbs_html([left])
+
+
+@pytest.mark.parametrize(("name", "run"), [("ur5e", ONE), ("dual_panda", TWO)])
+def test_its_recordings_are_played(name, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Against the poses that the rollout itself recorded, in the world."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
+    rollout = robot.run_policy(**run)
+    rollout.save_npz(str(tmp_path / "a.npz"))
+    with Stage(robot.scene.model, port=0) as stage:
+        (recorded,) = recorded_episodes(tmp_path / "a.npz", robot.scene)
+        play(stage, robot.scene, recorded)
+        for limb_name, limb in robot.scene.limbs.items():
+            T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
+            tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
+            off = np.linalg.norm(recorded.tcp_commanded_m[limb_name][:, None] - tcp, axis=2).min(axis=1)
+            assert off.max() < 1e-9
+        scene, data = robot.scene, mujoco.MjData(robot.scene.model)
+        data.qpos[scene.arm_qpos] = recorded.q_rad[-1]
+        mujoco.mj_kinematics(scene.model, data)
+        ends = stage._lines["achieved"].points[:, 1]
+        for limb in scene.limbs.values():
+            assert np.linalg.norm(ends - data.site_xpos[limb.tcp_site], axis=1).min() < 1e-6
+        hidden = [*scene.cube_body.values()] if scene.bar is None else [scene.bar_body]
+        assert not any(stage._bodies[body].visible for body in hidden)
+        assert "gripper" in stage._limbs.content
+    short = ["--page-port", "0", "--leave"]
+    assert main(["view", "--play", str(tmp_path / "a.npz"), "--robot", name, *short]) == 0
+    assert main(["view", "--play", str(tmp_path / "a.npz"), *short]) == 2  # of a Panda's
+
+
+def test_each_gripper_is_played_on_its_own_limb(dual: Robot, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    scene = dual.scene
+    home = np.repeat(scene.robot.home_rad[None], 2, axis=0)
+    recorded = Recorded(home, np.array([[0.0, 1.0]] * 2), {}, 15.0, "left closed, right open")
+    with Stage(scene.model, port=0) as stage:
+        play(stage, scene, recorded)
+        for (name, limb), gap_m in zip(scene.limbs.items(), (0.0, 0.08), strict=True):
+            first, second = (stage._bodies[body].position for body in limb.finger_bodies)
+            assert np.linalg.norm(np.subtract(first, second)) == pytest.approx(gap_m, abs=1e-9), name
+
+
+def test_a_dataset_names_its_robot(ur5e: Robot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with DatasetWriter(tmp_path / "set", rollout_spec("robomind-ur", ur5e.scene.robot)) as writer:
+        rollout = ur5e.run_policy(**ONE, recorder=RolloutRecorder(writer, "robomind-ur"))
+    panda = Robot()
+    assert robot_of(tmp_path / "set", panda.scene.robot).name == "ur5e"
+    assert robot_of(tmp_path / "a.npz", panda.scene.robot).name == "panda"
+    limb = ur5e.scene.only
+    tcp = (rollout.arrays["T_base_hand_commanded"] @ limb.limb.T_frame_tool)[:, :3, 3]
+    (recorded,) = recorded_episodes(tmp_path / "set", ur5e.scene)
+    assert np.linalg.norm(recorded.tcp_commanded_m["arm"][3] - tcp, axis=1).min() < 1e-4
+    assert main(["view", "--play", str(tmp_path / "set"), "--page-port", "0", "--leave"]) == 0
+    with pytest.raises(ConfigError, match=r"no episodes of robot 'panda'.*observation.state \[8\].*--robot"):
+        list(recorded_episodes(tmp_path / "set", panda.scene))
+
+
+def test_a_dataset_s_robot_is_no_file_of_this_machine(tmp_path: Path):
+    panda, mine = Robot().scene.robot, tmp_path / "mine.toml"
+    mine.write_text("not a robot")
+    for i, kind in enumerate((str(mine), "unheard of", None, "franka")):
+        with DatasetWriter(tmp_path / f"set{i}", replace(rollout_spec(), robot_type=kind)) as writer:
+            pass
+        assert robot_of(writer.root, panda) == panda
+
+
+def test_what_can_be_asked_of_a_bar(tmp_path: Path):
+    assert suggestions(None, of_bar=True) == [LIFT_THE_BAR]
+    check_instruction("raise the bar", of_bar=True)
+    with pytest.raises(InstructionError, match=r"a bar and no cubes; try 'lift the bar"):
+        check_instruction("pick up the red cube", of_bar=True)
+    with pytest.raises(InstructionError, match="cubes and no bar; try 'pick up"):
+        check_instruction("raise the bar")
+
+
+def test_an_instruction_of_the_page_names_the_bar_s_task():
+    view = View(robot="dual_panda", backend="scripted")
+    assert view._task == "lift_bar"
+    view.controls.check = lambda text: check_instruction(text, None, of_bar=True)
+    view.controls.ask("raise the bar")
+    assert (view._task, view._policy_instruction) == ("lift_bar", "raise the bar")
+
+
+def test_without_a_model_another_robot_is_refused_as_by_rollout(capsys: pytest.CaptureFixture[str]):
+    said = []
+    for command in ("view", "rollout"):
+        assert main([command, "--robot", "ur5e", "--episodes", "1"]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert "--model" in said[0]
