@@ -5,9 +5,9 @@ A group is joined through a store, or, without one, left as torchrun starts it: 
 Run as a program with the address of a ``multiprocessing.connection`` listener; see ``rank_groups.py``, which starts it.
 """
 
+import faulthandler
 import os
 import signal
-import socket
 import sys
 import traceback
 from multiprocessing.connection import Client
@@ -25,13 +25,11 @@ def main(address: str) -> None:
             size, store = connection.recv()
         except EOFError:
             return
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         for rank in range(size):
             if os.fork() == 0:
                 connection.close()
                 if store is None:
-                    told = {"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                    told = {"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "127.0.0.1"}
                     os.environ.update(told, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
                 serve(address, rank, size, store)
                 os._exit(0)
@@ -47,6 +45,7 @@ def serve(address: str, rank: int, size: int, store: str | None) -> None:
     from helpers import rank_cases
 
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
     if store is not None:
         timeout = timedelta(seconds=120)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
@@ -54,9 +53,10 @@ def serve(address: str, rank: int, size: int, store: str | None) -> None:
         connection.send((rank, os.getpid()))
         while True:
             try:
-                name, arguments = connection.recv()
+                name, arguments, port = connection.recv()
             except EOFError:
                 os._exit(0)
+            os.environ["MASTER_PORT"] = str(port)
             try:
                 connection.send(("ok", getattr(rank_cases, name)(**arguments)))
             except BaseException:

@@ -1,6 +1,8 @@
 """Groups of ranks that live as long as the test session; a case runs on all ranks of one."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,15 +14,20 @@ from helpers.environments import ROOT, TESTS
 class Ranks:
     """A group; ``run(case, **arguments)`` calls ``rank_cases.<case>`` on every rank and returns every rank's answer."""
 
-    def __init__(self, connections):
-        self._connections = connections
+    def __init__(self, connections, processes):
+        self._connections, self._processes = connections, processes
 
     def run(self, case, **arguments):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]  # a case that joins by itself must not meet the store of the one before
         for connection in self._connections:
-            connection.send((case, arguments))
+            connection.send((case, arguments, port))
         answers = []
         for rank, connection in enumerate(self._connections):
-            assert connection.poll(240), f"rank {rank} does not answer {case}"
+            if not connection.poll(240):
+                for process in self._processes:
+                    os.kill(process, signal.SIGUSR1)  # it prints what it is doing
+                raise AssertionError(f"rank {rank} does not answer {case}; stderr has the ranks' stacks")
             answers.append(connection.recv())
         failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind == "error"]
         assert not failed, "\n".join(failed)
@@ -42,8 +49,9 @@ class Harness:
         if (size, joined) not in self._groups:
             self._fork_server.send((size, f"{self._folder.name}/store{size}" if joined else None))
             accepted = [self._listener.accept() for _ in range(size)]
-            by_rank = {connection.recv()[0]: connection for connection in accepted}
-            self._groups[size, joined] = Ranks([by_rank[rank] for rank in range(size)])
+            ranks = sorted(((*connection.recv(), connection) for connection in accepted), key=lambda rank: rank[0])
+            _, processes, connections = zip(*ranks, strict=True)
+            self._groups[size, joined] = Ranks(connections, processes)
         return self._groups[size, joined]
 
     def _start(self):
