@@ -115,7 +115,7 @@ class Demos:
                 try:
                     for part in as_completed(pending):
                         part.result()
-                        bar.advance(task, min(_BATCH, self.episodes - pending[part]))
+                        bar.update(task, advance=min(_BATCH, self.episodes - pending[part]))
                 finally:  # after Ctrl-C or a failure no further part starts
                     pool.shutdown(wait=False, cancel_futures=True)
         merge_datasets(list(roots.values()), self.out).close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.commands.fetch import locate_dataset
@@ -252,10 +254,29 @@ def plot(folder: Path) -> Path | None:
     return folder / "curves.png"
 
 
+class LoggedProgress(Progress):
+    """Progress bars on a terminal; in a file or a pipe, a line every minute."""
+
+    _last_s = -math.inf
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a task as ``Progress.update`` does."""
+        super().update(task_id, **changes)
+        task, now_s = self._tasks[task_id], time.monotonic()
+        if self.disable or self.console.is_terminal or now_s - self._last_s < 60:
+            return
+        self._last_s = now_s
+        left = "" if task.time_remaining is None else f"  {task.time_remaining / 60:.0f} min left"
+        metrics = task.fields.get("metrics", "")
+        self.console.print(
+            f"{task.description} {task.completed:.0f}/{task.total:.0f}{left}  {metrics}".rstrip(), soft_wrap=True
+        )
+
+
 def progress_bar(console: Console, *columns: ProgressColumn, disable: bool = False) -> Progress:
     """Return a progress bar with counts and remaining time, and further columns on the right."""
     left = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*left, *columns, console=console, transient=not columns, disable=disable)
+    return LoggedProgress(*left, *columns, console=console, transient=not columns, disable=disable)
 
 
 @contextmanager

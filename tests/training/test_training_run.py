@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import TextColumn
 from safetensors.torch import load_file
 
 from strands_cosmos3.cli import main
-from strands_cosmos3.commands.train import plot
+from strands_cosmos3.commands.train import plot, progress_bar
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
@@ -438,3 +441,21 @@ def test_without_tensorboard_nothing_begins(shards, tmp_path, monkeypatch):
     with pytest.raises(MissingDependencyError, match="--no-tensorboard"):
         PostTraining(tmp_path / "checkpoint", tmp_path / "dataset", tmp_path / "run", tensorboard=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_progress_in_a_file_is_a_line_a_minute(monkeypatch):
+    """Bars are for terminals: a log of hours would be empty without lines."""
+    clock = [0.0]
+    monkeypatch.setattr("strands_cosmos3.commands.train.time.monotonic", lambda: clock[0])
+    lines = {}
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+        with progress_bar(console, TextColumn("{task.fields[metrics]}")) as bar:
+            task = bar.add_task("policy", total=600, metrics="")
+            for clock[0] in range(0, 200, 10):
+                bar.update(task, completed=clock[0], metrics="loss 0.5")
+        text = console.file.getvalue()
+        lines[terminal] = [line for line in text.splitlines() if line.startswith("policy") and "━" not in line]
+    assert [line.split()[1] for line in lines[False]] == ["0/600", "60/600", "120/600", "180/600"]
+    assert all(line.endswith("loss 0.5") for line in lines[False])
+    assert lines[True] == []
