@@ -142,6 +142,7 @@ class Demos:
         from strands_cosmos3.sim.dataset import rollout_spec
 
         config = self.config()
+        config.spec.limb()  # demonstrations are of one arm
         rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
 
     def config(self) -> DemoConfig:

@@ -165,7 +165,7 @@ class Rollout:
     """Write a Rerun recording (.rrd): paths, poses, joints and the tracking error over time."""
     dataset: Path | None = None
     """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at the
-    rate of the robot's embodiment (15 Hz for the panda)."""
+    rate of the robot's embodiment (15 Hz for the panda), of two arms by limb."""
     push: str | None = None
     """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one is private."""
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -4,6 +4,7 @@ from strands_cosmos3.extras import needed_by
 
 with needed_by("strands_cosmos3.datasets"):
     from strands_cosmos3.datasets.episode import EpisodeWriter
+    from strands_cosmos3.datasets.limbs import RecordedLimb, recorded_limbs
     from strands_cosmos3.datasets.merge import merge_datasets
     from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
     from strands_cosmos3.datasets.spec import ACTION, EE_POSE, STATE, DatasetSpec, Feature, arm_spec, camera_key
@@ -20,8 +21,10 @@ __all__ = [
     "EpisodeWriter",
     "Feature",
     "RecordedEpisode",
+    "RecordedLimb",
     "VideoConfig",
     "arm_spec",
     "camera_key",
     "merge_datasets",
+    "recorded_limbs",
 ]

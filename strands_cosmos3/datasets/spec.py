@@ -7,12 +7,12 @@ documents what LeRobot does not specify, e.g. units and frames; it is stored in 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, whole_number
+from strands_cosmos3.checks import instance_of, typed, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError, UnknownNameError
 
@@ -22,6 +22,8 @@ ACTION = "action"
 DONE = "next.done"
 SUCCESS = "next.success"
 IMAGES = "observation.images."
+GRIPPER = "gripper"
+"""Column of the state: the measured open fraction."""
 POSE_COLUMNS = ("x", "y", "z", "qx", "qy", "qz", "qw")
 VIDEO = "video"
 NUMERIC = ("float32", "float64", "int64", "int32", "bool")
@@ -157,39 +159,64 @@ def arm_spec(
     cameras: Mapping[str, tuple[int, int]],
     embodiment: str | Embodiment = "droid",
     fps: int | None = None,
-    n_joints: int = 7,
+    n_joints: int | Mapping[str, int] = 7,
     robot_type: str = "panda",
     extra: Mapping[str, Feature] | None = None,
 ) -> DatasetSpec:
-    """Return the spec of a dataset recorded with one arm. docs/datasets.md describes each feature.
+    """Return the spec of a dataset recorded with one arm, or with several limbs. docs/datasets.md describes each feature.
 
-    Actions are unnormalised ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk`` normalises them.
+    Actions are unnormalised ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk`` normalises them. State and
+    poses of several limbs follow each other in the order of the embodiment's columns, each with the limb's name before its own.
 
     Args:
         cameras: View name -> (height, width) in pixels, both even.
-        embodiment: Embodiment of the ``midtrain`` rows; it must have a single arm.
+        embodiment: Embodiment of the ``midtrain`` rows.
         fps: Frames per second; None means the embodiment's rate.
-        n_joints, robot_type: Number of arm joints, and name of the robot.
+        n_joints: Number of the arm's joints; of several limbs, by the limb's name.
+        robot_type: Name of the robot.
         extra: Further features by key.
 
     Raises:
-        ConfigError: The embodiment's rows are not one arm's pose delta, or the frame rate is not a whole number.
+        ConfigError: The embodiment's rows are not pose deltas of these limbs, or the frame rate is not a whole number.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
-    if space.meaning != "pose_delta" or space.width > 10:
-        raise ConfigError(f"the rows of {embodiment.name!r} are not pose deltas of one arm; create a DatasetSpec instead.")
+    limbs = _joints_by_prefix(embodiment, n_joints)
     rate = embodiment.fps if fps is None else fps
     if rate is None or rate != int(rate):
         raise ConfigError(f"fps must be a whole number, got {rate} (embodiment {embodiment.name!r}); pass fps.")
     meaning = {"embodiment": embodiment.name, "action_space": space.name, "normalized": False, "frame": "cosmos"}
-    joints = (*(f"joint_{i}" for i in range(n_joints)), "gripper")
+    state = tuple(prefix + name for prefix, n in limbs.items() for name in (*(f"joint_{i}" for i in range(n)), GRIPPER))
+    poses = tuple(prefix + name for prefix in limbs for name in POSE_COLUMNS)
     features = {
-        STATE: Feature("float32", (n_joints + 1,), joints, {"unit": "rad", "gripper_open": 1.0}),
-        EE_POSE: Feature("float32", (7,), POSE_COLUMNS, {"frame": "cosmos", "parent": "base", "unit": "m"}),
+        STATE: Feature("float32", (len(state),), state, {"unit": "rad", "gripper_open": 1.0}),
+        EE_POSE: Feature("float32", (len(poses),), poses, {"frame": "cosmos", "parent": "base", "unit": "m"}),
         ACTION: Feature("float32", (space.width,), space.columns, meaning),
         **dict.fromkeys((DONE, SUCCESS), Feature("bool", (1,))),
         **(extra or {}),
         **{camera_key(view): Feature(VIDEO, (*size, 3)) for view, size in cameras.items()},
     }
     return DatasetSpec(int(rate), features, robot_type)
+
+
+@typed()
+def limb_prefix(name: str, limbs: Collection[str]) -> str:
+    """Return what stands before a limb's columns: its name, or nothing if it is the only one of ``limbs``."""
+    return "" if len(limbs) == 1 else f"{name}_"
+
+
+def _joints_by_prefix(embodiment: Embodiment, n_joints: int | Mapping[str, int]) -> dict[str, int]:
+    """Number of joints by the prefix of the limb's columns, in the order of the embodiment's limbs."""
+    space = embodiment.action_space("midtrain")
+    if not isinstance(n_joints, Mapping):
+        if space.meaning != "pose_delta" or space.width > 10:
+            raise ConfigError(f"the rows of {embodiment.name!r} are not pose deltas of one arm; create a DatasetSpec instead.")
+        return {"": n_joints}
+    limbs = [limb for limb in embodiment.limbs if not limb.is_camera]
+    names = [limb.name for limb in limbs]
+    if space.meaning != "pose_delta" or set(names) != set(n_joints) or any(limb.gripper_column is None for limb in limbs):
+        raise ConfigError(
+            f"the rows of {embodiment.name!r} are not pose deltas and grippers of the limbs {', '.join(n_joints)}; it moves "
+            f"{', '.join(names) or 'none that its source states'}."
+        )
+    return {limb_prefix(name, names): n_joints[name] for name in names}

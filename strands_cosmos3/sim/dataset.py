@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.action_columns import LimbColumns
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
 from strands_cosmos3.checks import F64, instance_of, typed
@@ -21,8 +22,9 @@ from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ
-from strands_cosmos3.robots.spec import Limb, RobotSpec
+from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
 from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.scene import SceneLimb
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import Rollout
 
@@ -34,32 +36,43 @@ Observe = Callable[[mujoco.MjData], Views]
 def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PANDA) -> DatasetSpec:
     """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the embodiment's cameras.
 
-    Raises ConfigError if the embodiment's tool frame is not on the robot's hand, or its rate does not divide the physics'.
+    Raises ConfigError if the embodiment has other limbs than the robot, if a tool frame of it is not on the robot's hand, or if
+    its rate does not divide the physics'.
     """
-    embodiment, limb = get_embodiment(embodiment), robot.limb()
-    spec = arm_spec(dict.fromkeys(embodiment.view_names, VIEW_HW), embodiment, None, len(limb.joints), robot.name)
-    _require_tool(embodiment, limb)
+    embodiment = get_embodiment(embodiment)
+    joints = {columns.name: len(limb.joints) for limb, columns in _joined(robot, embodiment)}
+    cameras = dict.fromkeys(embodiment.view_names, VIEW_HW)
+    spec = arm_spec(cameras, embodiment, None, joints, robot.name)
     if PHYSICS_HZ % spec.fps:
         raise ConfigError(f"{spec.fps} frames a second do not divide the physics' {PHYSICS_HZ} Hz.")
     return spec
 
 
-def _require_tool(embodiment: Embodiment, limb: Limb) -> None:
-    if limb.frame_called(embodiment.tool_frame.parent) != limb.frame:
-        raise ConfigError(
-            f"the tool frame of {embodiment.name!r} is fixed to {embodiment.tool_frame.parent!r} and not to the robot's "
-            f"{limb.frame!r}; use an embodiment of this robot, e.g. droid for the Panda's hand."
-        )
+def _joined(robot: RobotSpec, embodiment: Embodiment) -> list[tuple[Limb, LimbColumns]]:
+    """The robot's limbs with their columns, joined by name, in the columns' order; only arms may have different names."""
+    moved = [columns for columns in embodiment.limbs if not columns.is_camera]
+    if len(moved) == len(robot.limbs) == 1:
+        joined = [(robot.limb(), moved[0])]
+    else:
+        limbs = {columns.name: limb for limb, columns in join_limbs(robot, embodiment)}
+        joined = [(limbs[columns.name], columns) for columns in moved]
+    for limb, columns in joined:
+        if limb.frame_called(columns.tool_frame.parent) != limb.frame:
+            raise ConfigError(
+                f"the tool frame of {embodiment.name!r} is fixed to {columns.tool_frame.parent!r} and not to the robot's "
+                f"{limb.frame!r}; use an embodiment of this robot, e.g. droid for the Panda's hand."
+            )
+    return joined
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Measurements and commands at the time of one frame."""
+    """Measurements and commands at the time of one frame, limb by limb in the columns' order."""
 
-    state: F64  # [n + 1] measured
-    T_base_measured: F64
-    T_base_commanded: F64
-    gripper_commanded: float
+    state: F64  # [sum of n + 1] measured
+    T_base_measured: list[F64]
+    T_base_commanded: list[F64]
+    gripper_commanded: list[float]
     views: Views
 
 
@@ -73,7 +86,7 @@ class RolloutRecorder:
     there they are the commanded path, independent of the policy's chunks, of stretched time and of stops.
 
     The last moment is not a frame, because no command follows it. The writer's spec is :func:`rollout_spec`; the poses are
-    those of the embodiment's tool frame.
+    those of the embodiment's tool frame. Of several limbs, each has its own columns, joined by name, and poses in its own base.
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
@@ -90,10 +103,9 @@ class RolloutRecorder:
         """
         if (robot := arm.scene.robot.name) != (kind := self._writer.spec.robot_type):
             raise ConfigError(f"the dataset has episodes of robot {kind!r}, not {robot!r}; record into another folder.")
-        _require_tool(self._embodiment, arm.scene.limb)
-        T_hand_cosmos = self._embodiment.tool_frame.T_parent_cosmos
+        limbs = [(arm.scene.limbs[limb.name], columns) for limb, columns in _joined(arm.scene.robot, self._embodiment)]
         with self._writer.episode(instruction or "no instruction") as episode:
-            step_recorder = _EpisodeRecorder(episode, arm, observe, T_hand_cosmos, self._steps_a_frame)
+            step_recorder = _EpisodeRecorder(episode, arm, observe, limbs, self._embodiment, self._steps_a_frame)
 
             def keep(rollout: Rollout) -> Rollout:
                 step_recorder.finish(rollout)
@@ -111,13 +123,27 @@ class RolloutRecorder:
 class _EpisodeRecorder:
     """Samples one episode at the dataset's rate."""
 
-    def __init__(self, episode: EpisodeWriter, arm: SimulatedArm, observe: Observe, T_hand_cosmos: F64, steps_a_frame: int):
+    def __init__(
+        self,
+        episode: EpisodeWriter,
+        arm: SimulatedArm,
+        observe: Observe,
+        limbs: list[tuple[SceneLimb, LimbColumns]],
+        embodiment: Embodiment,
+        steps_a_frame: int,
+    ):
         self._episode, self._arm, self._observe = episode, arm, observe
-        self._T_hand_cosmos, self._steps_a_frame = T_hand_cosmos, steps_a_frame
+        self._limbs, self._steps_a_frame = limbs, steps_a_frame
+        order = list(arm.scene.limbs)
+        self._gripper_of = [order.index(limb.limb.name) for limb, _ in limbs]
+        still = encode_pose_delta(np.eye(4))
+        self._still_row = np.zeros(embodiment.action_space("midtrain").width)
+        for columns in embodiment.limbs:
+            self._still_row[columns.pose] = still
         self._steps = 0
-        self._last = self._sample(arm.executor.reference.q_rad, float(arm.joint_state()[2]))
+        self._last = self._sample(arm.executor.reference.q_rad, arm.joint_state()[2])
 
-    def step(self, q_commanded_rad: F64, gripper_commanded: float) -> None:
+    def step(self, q_commanded_rad: F64, gripper_commanded: float | F64) -> None:
         """Take note of a physics step with these references at its end."""
         self._steps += 1
         if self._steps % self._steps_a_frame:
@@ -126,23 +152,31 @@ class _EpisodeRecorder:
         self._write(self._last, sample)
         self._last = sample
 
-    def _sample(self, q_commanded_rad: F64, gripper_commanded: float) -> _Sample:
+    def _sample(self, q_commanded_rad: F64, gripper_commanded: float | F64) -> _Sample:
         q, _, gripper = self._arm.joint_state()
+        measured, commanded = (np.atleast_1d(values)[self._gripper_of].tolist() for values in (gripper, gripper_commanded))
+        own = [np.append(q[limb.columns], opening) for (limb, _), opening in zip(self._limbs, measured, strict=True)]
         return _Sample(
-            np.append(q, gripper),
-            self._arm.scene.kinematics.forward(q) @ self._T_hand_cosmos,
-            self._arm.scene.kinematics.forward(q_commanded_rad) @ self._T_hand_cosmos,
-            gripper_commanded,
-            self._observe(self._arm.data),
+            np.concatenate(own), self._poses(q), self._poses(q_commanded_rad), commanded, self._observe(self._arm.data)
         )
 
+    def _poses(self, q_rad: F64) -> list[F64]:
+        """The pose [4, 4] of each limb's Cosmos frame in its base."""
+        return [
+            limb.kinematics.forward(q_rad[limb.columns]) @ columns.tool_frame.T_parent_cosmos for limb, columns in self._limbs
+        ]
+
     def _write(self, sample: _Sample, after: _Sample) -> None:
-        delta = encode_pose_delta(se3_between(sample.T_base_commanded, after.T_base_commanded))
-        T = sample.T_base_measured
+        row = self._still_row.copy()
+        for i, (_, columns) in enumerate(self._limbs):
+            row[columns.pose] = encode_pose_delta(se3_between(sample.T_base_commanded[i], after.T_base_commanded[i]))
+            if columns.gripper is not None and columns.gripper_column is not None:
+                row[columns.gripper_column] = columns.gripper.from_fraction(after.gripper_commanded[i])
+        poses = [np.append(T[:3, 3], matrix_to_quaternion(T[:3, :3])) for T in sample.T_base_measured]
         frame: dict[str, Any] = {
             STATE: sample.state,
-            EE_POSE: np.concatenate((T[:3, 3], matrix_to_quaternion(T[:3, :3]))),
-            ACTION: np.append(delta, after.gripper_commanded),
+            EE_POSE: np.concatenate(poses),
+            ACTION: row,
             DONE: False,
             SUCCESS: False,
         }

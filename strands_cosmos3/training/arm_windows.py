@@ -82,7 +82,8 @@ class ArmKeys:
             )
         if not told and features[self.pose].shape != (7,):
             raise ConfigError(
-                f"{self.pose!r} must hold 7 numbers (position, quaternion xyzw), not {features[self.pose].shape}."
+                f"{self.pose!r} must hold 7 numbers (position, quaternion xyzw), not {features[self.pose].shape}: windows are "
+                "made of episodes of one arm."
             )
         return ArmKeys(self.pose, self.state, self.gripper_command, cameras)
 
