@@ -58,9 +58,14 @@ class Evaluate:
     and of each the variants _swap, _object, _task and _lan. See docs/libero.md."""
     protocol: Literal["openpi", "nvidia"] | None = None
     """For LIBERO: whose evaluation is followed where published ones differ; default: openpi."""
+    robot: str | None = None
+    """On our table: the robot, as `robot list` names it, or the .toml file of one (docs/robots.md); default: panda, the only
+    one that the bundled policy drives."""
+    borrow_domain: Annotated[bool | None, tyro.conf.FlagCreatePairsOff] = None
+    """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     tasks: str | None = None
-    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of the bundled checkpoint. For
-    LIBERO numbers from 0 to 9; default: all ten."""
+    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of the bundled checkpoint. Of two
+    arms: lift_bar. For LIBERO numbers from 0 to 9; default: all ten."""
     seeds: int | None = None
     """Episodes of each task and condition; default: 100, for LIBERO all 50 official initial states."""
     seed: int | None = None
@@ -136,7 +141,10 @@ class Evaluate:
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("out", "config", "resume", "seeds", "seed", "noise_seed", "films", "clips"),
-        "Tasks": ("suite", "protocol", "tasks", "conditions", "instruction", "duration", "control_frequency", "replan_rows"),
+        "Tasks": (
+            *("suite", "protocol", "robot", "borrow_domain", "tasks", "conditions", "instruction"),
+            *("duration", "control_frequency", "replan_rows"),
+        ),
         "Policy": ("backend", "policy", "model", "num_steps", "guidance_scale", "policy_frames", "device", "dtype"),
         "Speed and memory of native": tuple(EngineOptions.__dataclass_fields__),
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
@@ -184,11 +192,14 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
             raise ConfigError(
                 f"the bundled policy knows our table, not {options['suite']}; give --model, or --backend scripted."
             )
+        from strands_cosmos3.robots.catalogue import get_robot
+
+        robot = get_robot(options.get("robot", "panda"))
         tasks = options.setdefault("tasks", ",".join(TASKS))
         if not isinstance(tasks, str | list):
             return  # make_settings raises
         for task in tasks.split(",") if isinstance(tasks, str) else tasks:
-            options["model"] = str(embedded_checkpoint(task=str(task).strip()))
+            options["model"] = str(embedded_checkpoint(robot.embodiment or "droid", robot.name, str(task).strip()))
 
 
 @contextmanager
@@ -269,7 +280,7 @@ def _clock(seconds: float) -> str:
 
 def _tables(report: dict[str, Any]) -> Iterator[Table]:
     """Return the tables of success and latency, each at most 80 columns wide."""
-    from strands_cosmos3.evaluation.page import interval, labelled, percent
+    from strands_cosmos3.evaluation.page import colours_of, interval, labelled, percent
 
     rows = report["rows"]
     extra = [name for name in ("delta_points", "told", "reads") if any(name in row for row in rows)]
@@ -286,12 +297,25 @@ def _tables(report: dict[str, Any]) -> Iterator[Table]:
         table.caption = "points: relative to the first row, over the same episodes." + _READING * ("told" in extra)
         table.caption_justify = "left"
     yield table
+    if colours := colours_of(rows):
+        yield _colours(rows, colours)
     table = _columns("inference of a chunk, ms of wall-clock time", ("p50", "p95", "p99", "max", "chunks"))
     for row, condition in labelled(rows):
         if (answer := row["answer_ms"]) is not None:
             cells = [*(f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")), str(answer["of"])]
             table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
     yield table
+
+
+def _colours(rows: list[dict[str, Any]], colours: list[str]) -> Table:
+    from strands_cosmos3.evaluation.page import labelled
+
+    table = _columns("success by the colour of the goal's cube", tuple(colours))
+    for row, condition in labelled(rows):
+        rates = [row.get("by_colour", {}).get(colour) for colour in colours]
+        cells = ["" if one is None else f"{one['successes']}/{one['of']}" for one in rates]
+        table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
+    return table
 
 
 def _columns(title: str, names: tuple[str, ...]) -> Table:

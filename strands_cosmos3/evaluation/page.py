@@ -68,7 +68,7 @@ _EXPERIENCED = "The control loop itself saw a latency of at most {max_ms:.1f} ms
 def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
     """Return the page of a report. ``films``: path of each video -> the URL that its player loads (a data URI, or the path)."""
     rows = report["rows"]
-    body = [_head(report), *_notices(report), _success(rows), _dynamics(report), _latency(report)]
+    body = [_head(report), *_notices(report), _success(rows), _colours(rows), _dynamics(report), _latency(report)]
     body += [_failures(report, films), _foot(report)]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_title(report)}</title>'
     main = "\n".join(body)
@@ -94,6 +94,7 @@ def _head(report: Mapping[str, Any]) -> str:
     options = {name: policy[name] for name in shown}
     facts = {
         "suite": None if settings["suite"] == "table" else settings["suite"],
+        "robot": _robot(report.get("robot")),
         "policy": f"{policy['backend']}" + (f", {policy['model']}" if policy["model"] else ""),
         "options": ", ".join(f"{name} {value}" for name, value in options.items() if value is not None) or "presets",
         "SHA-256 of the checkpoint": report["model_sha256"],
@@ -106,6 +107,15 @@ def _head(report: Mapping[str, Any]) -> str:
     listed = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items() if value)
     about = '<p class="dim">strands-cosmos3: closed loop, real dynamics in MuJoCo</p>'
     return f'<h1>{_title(report)}</h1>{about}<dl class="facts">{listed}</dl>'
+
+
+def _robot(robot: Mapping[str, Any] | None) -> str | None:
+    if robot is None:
+        return None
+    notes = [robot["name"]]
+    notes += ["some of its limits are assumed"] if robot["assumed"] else []
+    notes += [f"driven by the rows of {robot['borrowed_domain']}, another robot's"] if robot["borrowed_domain"] else []
+    return "; ".join(notes)
 
 
 def _notices(report: Mapping[str, Any]) -> list[str]:
@@ -151,6 +161,25 @@ def _success(rows: Sequence[Mapping[str, Any]]) -> str:
         return [*shown, *([_cell("" if points is None else f"{points:+.1f}")] if delta else [])]
 
     return f"<h2>Success</h2>{_table(heads, rows, cells, left=(0, 1, 3))}{_reading(rows)}"
+
+
+def colours_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the colours of the goals' cubes in some rows; none if there is one row's and one colour at most."""
+    found = list(dict.fromkeys(colour for row in rows for colour in row.get("by_colour", ())))
+    return found if len(found) > 1 else []
+
+
+def _colours(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of success by the colour of the goal's cube."""
+    colours = colours_of(rows)
+    if not colours:
+        return ""
+
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        rates = [row.get("by_colour", {}).get(colour) for colour in colours]
+        return [_cell("" if one is None else f"{one['successes']} / {one['of']}") for one in rates]
+
+    return f"<h2>Success by colour</h2>{_table(['condition', 'task', *colours], rows, cells, left=(0, 1))}"
 
 
 def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -268,14 +297,13 @@ def _failures(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
     if not report["failures"]:
         return '<h2>Failures</h2><p class="dim">None.</p>'
     most = report["settings"]["films"]
-    about = (
-        f"The first {most} of each row by index, run again with the same seed and recorded from the wrist and from two sides."
-    )
-    cards = "".join(_failure(failure, films) for failure in report["failures"])
+    about = f"The first {most} of each row by index, run again with the same seed and recorded by the policy's cameras."
+    views = len((report.get("robot") or {}).get("views", (1, 2, 3)))
+    cards = "".join(_failure(failure, films, views) for failure in report["failures"])
     return f'<h2>Failures</h2><p class="dim">{about}</p><div class="films">{cards}</div>'
 
 
-def _failure(failure: Mapping[str, Any], films: Mapping[str, str]) -> str:
+def _failure(failure: Mapping[str, Any], films: Mapping[str, str], views: int) -> str:
     film = films.get(failure["film"] or "")
     lines = [f"“{failure['goal_instruction']}”"]
     if failure["policy_instruction"] != failure["goal_instruction"]:
@@ -286,7 +314,8 @@ def _failure(failure: Mapping[str, Any], films: Mapping[str, str]) -> str:
         lines.append("The recorded run with the same seed differs: this policy is not deterministic.")
     tags = [failure["condition"], f"{failure['task']} {failure['index']}", f"seed {failure['seed']}", failure["outcome"]]
     spans = "".join(f'<span class="tag">{escape(tag)}</span>' for tag in (*tags, f"{failure['duration_s']:.1f} s"))
-    video = f'<video controls muted loop preload="metadata" src="{escape(film)}"></video>' if film else ""
+    shape = "" if views == 3 else f' style="aspect-ratio:{16 * views}/9"'
+    video = f'<video controls muted loop preload="metadata"{shape} src="{escape(film)}"></video>' if film else ""
     text = "".join(f"<p>{escape(line)}</p>" for line in lines) + f"<p>{spans}</p>"
     if failure["repeat"]:
         text += f"<details><summary>repeat this episode</summary><pre>{escape(failure['repeat'])}</pre></details>"

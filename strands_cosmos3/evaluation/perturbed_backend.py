@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.embodiments import CameraRig
+from strands_cosmos3.embodiments import CameraRig, Embodiment
 from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.types import ActionChunk, Request
@@ -39,6 +39,10 @@ class PerturbedBackend(Backend):
         self.example_instruction = inner.example_instruction
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
+
+    def action_space_for(self, embodiment: Embodiment) -> str | None:
+        """Return the inner backend's action space for an embodiment."""
+        return self._inner.action_space_for(embodiment)
 
     def compose(self, views: Mapping[str, NDArray[np.uint8]], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the inner backend's composite."""

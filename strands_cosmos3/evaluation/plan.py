@@ -10,6 +10,7 @@ import numpy as np
 
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
+from strands_cosmos3.sim.tasks import get_task
 
 TABLE = "table"
 """The suite of our own tasks."""
@@ -84,10 +85,12 @@ def episode_seed(base: int, task: str, index: int) -> int:
 
 
 def goal_instruction(task: str, index: int, template: str = "") -> str:
-    """Return the instruction of an episode. The colours, and for stacking all pairs of colours, rotate with the index.
+    """Return the instruction of an episode. The colours, and for stacking all pairs, rotate with the index; a bar has none.
 
     ``template`` is another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the task's own.
     """
+    if task not in list(Verb):
+        return template or get_task(task).instruction
     a = index % 3
     b = (a + 1 + (index // 3) % 2) % 3
     return (template or TEMPLATES[Verb(task)]).format(a=COLOURS[a], b=COLOURS[b])

@@ -13,9 +13,11 @@ from strands_cosmos3.evaluation.driver import failures_to_film
 from strands_cosmos3.evaluation.folder import Record, RunFolder
 from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Assignment
+from strands_cosmos3.evaluation.robots import evaluated_robot, identity_of
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import summarise
 from strands_cosmos3.resources import write_json
+from strands_cosmos3.sim.scene_builder import view_names_of
 
 Report = dict[str, Any]
 _EMBED_BYTES = 32 * 2**20  # further videos are linked, to keep the page small
@@ -45,6 +47,7 @@ def make_report(
         "hung": [a.label for a in plan if a.key in records and "hung" in records[a.key]["times"]],
         "model_sha256": digest,
         "model_label": _label(settings),
+        "robot": None if settings.is_libero else _robot(settings, records.values()),
         "settings": settings.to_dict(),
         **about,
     }
@@ -122,8 +125,20 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "video": "again.mp4",
     }
     options |= {"backend": "distributed"} if split else {}
+    options |= {"robot": settings.robot} if identity_of(settings.robot) else {}
     given = [f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in options.items() if value is not None]
-    return f"strands-cosmos3 rollout {' '.join(given)}"
+    return f"strands-cosmos3 rollout {' '.join(given)}{' --borrow-domain' * settings.borrow_domain}"
+
+
+def _robot(settings: Settings, records: Iterable[Record]) -> dict[str, Any]:
+    """Return the robot's name, its policy's cameras, whether limits are assumed, and the domain that a model borrows."""
+    robot, found = evaluated_robot(settings.robot), list(records)
+    return {
+        "name": robot.name,
+        "views": list(view_names_of(robot)),
+        "assumed": any(record.get("assumed", False) for record in found),
+        "borrowed_domain": next((record["borrowed_domain"] for record in found if record.get("borrowed_domain")), None),
+    }
 
 
 def _label(settings: Settings) -> str | None:

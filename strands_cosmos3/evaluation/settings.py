@@ -11,17 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
-from strands_cosmos3.checks import seed_number
+from strands_cosmos3.checks import instance_of, seed_number
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.environments.libero_config import get_protocol
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.libero_plan import LIBERO_TASKS, libero_options, libero_policy, plan_libero, require_libero
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import TABLE, Assignment, goal_instruction, make_plan
+from strands_cosmos3.evaluation.robots import (
+    absolute,
+    embodiment_of,
+    evaluated_robot,
+    identity_of,
+    require_conditions,
+    tasks_of,
+)
 from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.policy.preflight import borrowed
+from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.sim.episode import physics_steps_per_tick
-from strands_cosmos3.sim.tasks import CUBE_TASKS
 
 BACKENDS = ("scripted", "native", "diffusers", "service", "python")
 MODEL_BACKENDS = ("native", "diffusers")
@@ -84,6 +93,8 @@ class Settings:
         films: Failures of each row that are filmed.
         clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for neither.
         suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.environments.suites.SUITES`), whose tasks are numbers.
+        robot: Of our table: a name, or a .toml file (docs/robots.md).
+        borrow_domain: Whether a model may drive a robot that Cosmos 3 has no domain for, by droid's rows.
         protocol: For LIBERO: one of :data:`~strands_cosmos3.environments.libero_config.PROTOCOLS`.
 
     Raises:
@@ -106,9 +117,12 @@ class Settings:
     clips: int = 0
     suite: str = TABLE
     protocol: str = "openpi"
+    robot: str = PANDA.name
+    borrow_domain: bool = False
 
     def __post_init__(self) -> None:
-        known = LIBERO_TASKS if self.is_libero else CUBE_TASKS
+        robot = evaluated_robot(self.robot)
+        known = LIBERO_TASKS if self.is_libero else tasks_of(robot)
         if not self.tasks or "" in self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(known)}, each once.")
         for task in self.tasks:
@@ -128,11 +142,16 @@ class Settings:
                 raise ConfigError(f"{name} is {value!r}; it must be a finite number of seconds above zero.")
         physics_steps_per_tick(self.control_frequency)
         get_protocol(self.protocol)
+        if robot != PANDA and (self.is_libero or self.clips):
+            raise ConfigError(f"{'suite ' + self.suite if self.is_libero else 'clips'} has the Panda, not {robot.name!r}.")
         if self.is_libero:
             require_libero(self.suite, self.seeds, self.clips, self.policy.backend, self.conditions)
         else:
             self._check_instruction()
+            require_conditions(robot, self.conditions)
         self._check_policy()
+        if self.policy.backend != "python":
+            borrowed(self.robot, embodiment_of(robot), self.policy.backend, self.borrow_domain)
 
     @property
     def is_libero(self) -> bool:
@@ -201,6 +220,8 @@ class Settings:
             "duration": self.duration,
             "control_frequency": self.control_frequency,
             **({} if self.noise_seed is None else {"noise_seed": self.noise_seed}),
+            **identity_of(self.robot),
+            **({"borrow_domain": True} if self.borrow_domain else {}),
             **({"suite": self.suite, "protocol": vars(get_protocol(self.protocol))} if self.is_libero else {}),
         }
 
@@ -228,7 +249,7 @@ _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
 _POLICY = tuple(option.name for option in fields(PolicySettings) if option.name not in ("token", "engine"))
 _ENGINE = tuple(option.name for option in fields(EngineOptions))
 _EPISODES = (
-    *("suite", "protocol", "tasks", "seeds", "seed", "noise_seed", "conditions"),
+    *("suite", "protocol", "robot", "borrow_domain", "tasks", "seeds", "seed", "noise_seed", "conditions"),
     *("instruction", "duration", "control_frequency"),
 )
 _RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
@@ -273,6 +294,10 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     """
     given = {name: value for name, value in options.items() if value is not None}
     run = {name: given[name] for name in _RUN if name in given}
+    if "robot" in run:
+        run["robot"] = absolute(instance_of(run["robot"], str, "robot"))
+        if len(evaluated_robot(run["robot"]).limbs) > 1:
+            run.setdefault("tasks", tasks_of(evaluated_robot(run["robot"])))
     if "tasks" in run:
         run["tasks"] = _names(run["tasks"], "tasks")
     if "conditions" in run:

@@ -12,6 +12,7 @@ import numpy as np
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import TABLE, Assignment
+from strands_cosmos3.instruction import COLOURS
 
 CONFIDENCE = 0.95
 
@@ -72,9 +73,9 @@ def row_of(
 ) -> dict[str, Any]:
     """Return one row of the report.
 
-    ``success`` is judged by the goal instruction. If the text was swapped or shuffled, ``told`` is the rate at which the
-    policy's instruction was fulfilled, ``reads`` the same among the episodes that fulfilled either instruction, and ``chance``
-    the share of episodes in which both instructions are equal by chance.
+    ``success`` is judged by the goal instruction; ``by_colour`` is the same for each colour of the goal's cube. If the text was
+    swapped or shuffled, ``told`` is the rate at which the policy's instruction was fulfilled, ``reads`` the same among the
+    episodes that fulfilled either instruction, and ``chance`` the share of episodes in which both are equal by chance.
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     found = [record for _, record in pairs]
@@ -92,6 +93,8 @@ def row_of(
         "answer_ms": percentiles(answers),
         "cpu_s_mean": _mean([record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]),
     }
+    if plan[0].suite == TABLE and (colours := _by_colour(pairs)):
+        row["by_colour"] = colours
     instructions = {a.goal_instruction for a in plan}
     if len(instructions) == 1 and plan[0].suite != TABLE:
         row["instruction"] = instructions.pop()
@@ -102,6 +105,16 @@ def row_of(
         row["reads"] = Rate(sum(bool(t) for _, t in other), sum(bool(s or t) for s, t in other)).to_dict()
         row["chance"] = 1 - len(other) / len(pairs) if pairs else None
     return row
+
+
+def _by_colour(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:
+    """Return the success rate for each colour of the goal's cube."""
+    found: dict[str, list[bool]] = {colour: [] for colour in COLOURS}
+    for assignment, record in pairs:
+        colour = assignment.goals[0].cube.removeprefix("cube_")
+        if colour in found:
+            found[colour].append(bool(record["success"]))
+    return {colour: Rate(sum(good), len(good)).to_dict() for colour, good in found.items() if good}
 
 
 def percentiles(values: np.ndarray) -> dict[str, float] | None:

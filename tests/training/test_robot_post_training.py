@@ -25,6 +25,8 @@ from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetSpe
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import ConfigError, Cosmos3Error
+from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import UR5E
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
@@ -249,6 +251,22 @@ def test_what_does_not_fit_is_refused_with_its_remedy(demos, post, tmp_path, cap
     ):
         assert main(["rollout", "--task", "reach", "--duration", "1", *arguments]) > 0
         assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+def test_evaluate_runs_the_new_checkpoint_with_its_controls(post):
+    """A picture of the top camera, rows of its domain, and blank pictures; the source's checkpoint ends the evaluation."""
+    options = {"robot": "ur5e", "tasks": "reach", "seeds": 1, "conditions": "plain,blank,swapped,shuffled", "duration": 0.5}
+    settings = make_settings({**options, "model": str(post.export(post.policy)), "num_steps": 1})
+    simulator = Simulator(settings)
+    records = [simulator.run(assignment) for assignment in settings.plan()]
+    assert {(record["success"], record["counters"]["chunks"] > 0) for record in records} == {(False, True)}
+    assert all("borrowed_domain" not in record for record in records)
+    plain, blank = (record["path"] for record in records[:2])
+    assert plain != blank  # it looks at the picture
+    simulator.close()
+    other = Simulator(make_settings({**options, "model": str(TABLE_POLICY)}))
+    with pytest.raises(Cosmos3Error, match="its domain is 'droid_lerobot', asked for 'robomind-ur'"):
+        other.run(settings.plan()[0])
 
 
 def still_arm(root: Path, fps: int) -> Path:
