@@ -13,12 +13,11 @@ from zipfile import BadZipFile
 import mujoco
 import numpy as np
 
-from strands_cosmos3.actions.decode import decode_pose_trajectory
-from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, se3_inverse
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.actions.rotations import se3_inverse
+from strands_cosmos3.checks import F64, finite_array, of_grippers
+from strands_cosmos3.datasets.limbs import embodiment_of, recorded_limbs
 from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
-from strands_cosmos3.datasets.spec import ACTION, EE_POSE, IMAGES, STATE
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.datasets.spec import IMAGES
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.spec import RobotSpec
@@ -56,22 +55,24 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     """Return an episode of a dataset.
 
     Raises:
-        ConfigError: It is not of the scene's robot with one limb, in this project's schema.
+        ConfigError, DatasetFormatError: It is not of the scene's robot, in this project's schema.
     """
-    features, limb, n = episode.dataset.spec.columns, scene.only, len(scene.robot.joints)
-    wanted = {STATE: n + 1, EE_POSE: 7, ACTION: 10}
-    if any(key not in features or features[key].shape != (width,) for key, width in wanted.items()):
+    recorded, tools = recorded_limbs(episode), {limb.name: limb.tool_frame for limb in embodiment_of(episode).limbs}
+    names = dict(zip(scene.limbs, recorded, strict=False)) if len(recorded) == 1 else {name: name for name in recorded}
+    have = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
+    if have != {name: recorded[own].q_rad.shape[1] for name, own in names.items()}:
+        found = ", ".join(f"{name} with {limb.q_rad.shape[1]} joints" for name, limb in recorded.items())
         raise ConfigError(
-            f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}; the columns needed are "
-            f"{', '.join(f'{key} [{width}]' for key, width in wanted.items())}. Name its robot (--robot)."
+            f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}, but of limbs {found}; name its robot "
+            "(--robot)."
         )
-    pose, rows = episode[EE_POSE].astype(np.float64), episode[ACTION].astype(np.float64)
-    start = se3(quaternion_to_matrix(pose[0, 3:]), pose[0, :3])
-    T_hand_cosmos = get_embodiment(str(features[ACTION].info.get("embodiment", "droid"))).tool_frame.T_parent_cosmos
-    T_cosmos_tcp = se3_inverse(T_hand_cosmos) @ limb.limb.T_frame_tool
-    commanded = (limb.T_world_base @ decode_pose_trajectory(rows[:, :9], start)[:-1] @ T_cosmos_tcp)[:, :3, 3]
-    state, paths = episode[STATE].astype(np.float64), {limb.limb.name: commanded}
-    return Recorded(state[:, :n], state[:, n], paths, episode.dataset.fps, episode.task, episode)
+    paths: dict[str, F64] = {}
+    for name, limb in scene.limbs.items():
+        T_cosmos_tcp = se3_inverse(tools[names[name]].T_parent_cosmos) @ limb.limb.T_frame_tool
+        paths[name] = (limb.T_world_base @ recorded[names[name]].T_base_commanded[:-1] @ T_cosmos_tcp)[:, :3, 3]
+    q_rad = np.concatenate([recorded[names[name]].q_rad for name in scene.limbs], axis=1)
+    gripper = of_grippers(np.stack([recorded[names[name]].gripper for name in scene.limbs], axis=1))
+    return Recorded(q_rad, gripper, paths, episode.dataset.fps, episode.task, episode)
 
 
 def from_npz(path: Path, scene: Scene) -> Recorded:

@@ -132,19 +132,25 @@ def test_each_gripper_is_played_on_its_own_limb(dual: Robot, monkeypatch: pytest
             assert np.linalg.norm(np.subtract(first, second)) == pytest.approx(gap_m, abs=1e-9), name
 
 
-def test_a_dataset_names_its_robot(ur5e: Robot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("name", "rows", "run"), [("ur5e", "robomind-ur", ONE), ("dual_panda", "robomind-franka-dual", TWO)])
+def test_a_dataset_names_its_robot(name, rows, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Against the poses of the rollout that was recorded."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    with DatasetWriter(tmp_path / "set", rollout_spec("robomind-ur", ur5e.scene.robot)) as writer:
-        rollout = ur5e.run_policy(**ONE, recorder=RolloutRecorder(writer, "robomind-ur"))
+    robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
+    with DatasetWriter(tmp_path / "set", rollout_spec(rows, robot.scene.robot)) as writer:
+        rollout = robot.run_policy(**run, recorder=RolloutRecorder(writer, rows))
     panda = Robot()
-    assert robot_of(tmp_path / "set", panda.scene.robot).name == "ur5e"
+    assert robot_of(tmp_path / "set", panda.scene.robot).name == name
     assert robot_of(tmp_path / "a.npz", panda.scene.robot).name == "panda"
-    limb = ur5e.scene.only
-    tcp = (rollout.arrays["T_base_hand_commanded"] @ limb.limb.T_frame_tool)[:, :3, 3]
-    (recorded,) = recorded_episodes(tmp_path / "set", ur5e.scene)
-    assert np.linalg.norm(recorded.tcp_commanded_m["arm"][3] - tcp, axis=1).min() < 1e-4
+    (recorded,) = recorded_episodes(tmp_path / "set", robot.scene)
+    for limb in robot.scene.limbs.values():
+        T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
+        tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
+        assert np.linalg.norm(recorded.tcp_commanded_m[limb.limb.name][3] - tcp, axis=1).min() < 1e-4
+        angles = np.abs(recorded.q_rad[3, limb.columns] - rollout.arrays["q_achieved_rad"][:, limb.columns]).max(axis=1)
+        assert angles.min() < 1e-4
     assert main(["view", "--play", str(tmp_path / "set"), "--page-port", "0", "--leave"]) == 0
-    with pytest.raises(ConfigError, match=r"no episodes of robot 'panda'.*observation.state \[8\].*--robot"):
+    with pytest.raises(ConfigError, match=r"no episodes of robot 'panda', but of limbs .*joints.*--robot"):
         list(recorded_episodes(tmp_path / "set", panda.scene))
 
 
