@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "parallel": BASE | {"actions", "observe", "engine"},
     "serving": BASE | {"actions", "observe"},
     "datasets": BASE | {"actions"},
-    "backends": BASE | {"actions", "observe", "engine", "parallel", "serving"},
+    "backends": BASE | {"actions", "datasets", "observe", "engine", "parallel", "serving"},
     "policy": BASE | {"backends", "observe", "robots", "control"},
     "sim": BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy"},
     "view": SIMULATED,

@@ -64,8 +64,8 @@ def make_backend(
     Args:
         backend: A name from :data:`BACKENDS`, or a :class:`Backend`; other objects with its members are adapted. None is
             ``native`` with a model (``distributed`` if the options have ``parallel``), ``service`` with one of its options.
-        model: For ``replay``, a path or a ``Recording``; for ``native``, ``distributed`` and ``diffusers``, a checkpoint's
-            folder or hub repository.
+        model: For ``replay``, a path, a ``Recording`` or a ``LimbRecording``; for ``native``, ``distributed`` and
+            ``diffusers``, a checkpoint's folder or hub repository.
         options: How to load and sample a model.
         action_space: Action space of a model whose checkpoint does not state it.
         service: Address of the server, for ``service``.
@@ -102,11 +102,11 @@ def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: 
 
         return ScriptedBackend()
     if backend == "replay":
-        from strands_cosmos3.backends.replay import Recording, ReplayBackend, load_recording
+        from strands_cosmos3.backends.replay import LimbRecording, Recording, ReplayBackend, recording_at
 
         if model is None:
-            raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz) or a Recording.")
-        return ReplayBackend(model if isinstance(model, Recording) else load_recording(model))
+            raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz, a dataset) or a Recording.")
+        return ReplayBackend(model if isinstance(model, Recording | LimbRecording) else recording_at(model))
     if backend == "service":
         return _make_service(service, action_space, options.num_steps)
     if backend not in BACKENDS:

@@ -19,7 +19,7 @@ OPTION_BACKENDS = {
     **dict.fromkeys(("policy_frames", "composition", "replicas"), ("native", "distributed")),
     **dict.fromkeys((option.name for option in fields(EngineOptions)), ("native", "distributed")),
     **dict.fromkeys(("tp", "cfg", "parallel"), ("distributed",)),
-    "trajectory": ("replay",),
+    **dict.fromkeys(("trajectory", "trajectory_episode"), ("replay",)),
     **dict.fromkeys(("host", "port", "api_key", "client", "dialect"), ("service",)),
 }
 """Option -> the backends that heed it. An option that is not listed is everybody's."""

@@ -15,12 +15,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from strands_cosmos3.actions.decode import encode_chunk
+from strands_cosmos3.actions.decode import encode_chunk, encode_limbs
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform, typed, whole_number
 from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
-from strands_cosmos3.errors import BackendError, InputError, ResourceNotFoundError
+from strands_cosmos3.errors import BackendError, ConfigError, InputError, ResourceNotFoundError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import ActionChunk, Request
 
 _LINK8_TO_COSMOS = np.array([[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
@@ -36,7 +37,7 @@ class Recording:
         T_base_cosmos: [N, 4, 4] poses of the Cosmos frame in the robot's base, the first at time zero.
         gripper: [N] open fractions.
         fps: Poses a second.
-        q_start_rad: [7] joint angles of the first pose.
+        q_start_rad: [n] joint angles of the first pose.
         source: Its origin, in words.
     """
 
@@ -57,7 +58,7 @@ class Recording:
         for name, value in (
             ("T_base_cosmos", T),
             ("gripper", gripper),
-            ("q_start_rad", finite_array(self.q_start_rad, "q_start_rad", (7,))),
+            ("q_start_rad", finite_array(self.q_start_rad, "q_start_rad", (None,))),
         ):
             object.__setattr__(self, name, value)
 
@@ -90,6 +91,97 @@ class Recording:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class LimbRecording:
+    """A recorded motion of a robot's limbs.
+
+    Args:
+        by_limb: The motion of each limb, by the limb's name, with poses in its own base; all have the same times.
+        embodiment: Name of the embodiment whose tool frames they are of.
+    """
+
+    by_limb: Mapping[str, Recording]
+    embodiment: str = "droid"
+
+    def __post_init__(self) -> None:
+        instance_of(self.by_limb, Mapping, "by_limb")
+        get_embodiment(self.embodiment)
+        times = {
+            (len(instance_of(one, Recording, f"recording of {name!r}").t_s), one.fps) for name, one in self.by_limb.items()
+        }
+        if len(times) != 1:
+            raise InputError("by_limb holds the recording of one limb or more, all of them with the same times.")
+
+    @property
+    def fps(self) -> float:
+        """Poses a second."""
+        return next(iter(self.by_limb.values())).fps
+
+    @property
+    def duration_s(self) -> float:
+        """Time of the last pose."""
+        return next(iter(self.by_limb.values())).duration_s
+
+    @typed()
+    def of_limbs(self, n_joints: Mapping[str, int]) -> dict[str, Recording]:
+        """Return the recording of each of a robot's limbs, joined by name; two arms of one limb need no common name.
+
+        Args:
+            n_joints: Number of joints by the limb's name, in the robot's order.
+
+        Raises:
+            ConfigError: The recording has other limbs, or a limb another number of joints.
+        """
+        alone = len(n_joints) == len(self.by_limb) == 1
+        found = dict(zip(n_joints, self.by_limb.values(), strict=True)) if alone else dict(self.by_limb)
+        if set(found) != set(n_joints) or any(len(found[name].q_start_rad) != n for name, n in n_joints.items()):
+            have = ", ".join(f"{name} ({len(one.q_start_rad)} joints)" for name, one in self.by_limb.items())
+            wanted = ", ".join(f"{name} ({n} joints)" for name, n in n_joints.items())
+            raise ConfigError(f"the recording moves {have}, and the robot has {wanted}; replay it on the robot that it is of.")
+        return {name: found[name] for name in n_joints}
+
+
+def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
+    """Read an episode of a dataset (``rollout --dataset``) as it was commanded, limb by limb.
+
+    Raises:
+        InputError: There is no such episode.
+        DatasetError: The folder is no dataset, or it does not say which columns belong to which limb.
+    """
+    with needed_by("a dataset"):
+        from strands_cosmos3.datasets import Dataset, recorded_limbs
+        from strands_cosmos3.datasets.limbs import embodiment_of
+    with Dataset(folder) as dataset:
+        if not len(dataset):
+            raise InputError(f"{str(folder)!r} has no episodes.")
+        recorded = dataset[whole_number(episode, "the episode", 0, len(dataset) - 1)]
+        limbs, source = recorded_limbs(recorded), f"episode {episode} of {folder}"
+        motions = {
+            name: Recording(
+                limb.T_base_commanded,
+                np.append(limb.gripper[:1], limb.gripper_commanded),
+                dataset.fps,
+                limb.q_rad[0],
+                source,
+            )
+            for name, limb in limbs.items()
+        }
+        return LimbRecording(motions, embodiment_of(recorded).name)
+
+
+def recording_at(path: str | Path, episode: int | None = None) -> Recording | LimbRecording:
+    """Read a file as :func:`load_recording` does, or an episode of a dataset's folder, by default the first.
+
+    Raises:
+        InputError: An episode of a file; else as those functions.
+    """
+    if Path(path).is_dir():
+        return load_episode(path, 0 if episode is None else episode)
+    if episode is not None:
+        raise InputError(f"{str(path)!r} is no dataset's folder, so it has no episode {episode}; leave the episode out.")
+    return load_recording(path)
+
+
 def load_recording(path: str | Path) -> Recording:
     """Read a recording: a DROID episode as JSON, this project's npz, or the npz of ``rollout --npz``.
 
@@ -111,6 +203,10 @@ def load_recording(path: str | Path) -> Recording:
         with np.load(file, allow_pickle=False) as data:
             if "T_base_hand_achieved" in data:
                 return _from_rollout(data)
+            if "q_achieved_rad" in data:
+                raise InputError(
+                    f"{str(file)!r} is of several limbs; record a dataset (rollout --dataset) and replay its folder."
+                )
             T, gripper, fps, q = (data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad"))
             return Recording(T, gripper, float(fps), q, str(data["source"]) if "source" in data else "")
     except KeyError as error:
@@ -128,7 +224,8 @@ def _from_rollout(arrays: Mapping[str, Any]) -> Recording:
     frame = get_embodiment("droid").tool_frame
     assert frame is not None
     T = np.asarray(arrays["T_base_hand_achieved"])[rows] @ frame.T_parent_cosmos
-    q, gripper = arrays["q_achieved_rad"][0], np.clip(arrays["gripper_commanded"][rows], 0.0, 1.0)
+    q = finite_array(arrays["q_achieved_rad"], "q_achieved_rad", (len(t_s), 7))[0]  # droid's frame is a Panda's
+    gripper = np.clip(arrays["gripper_commanded"][rows], 0.0, 1.0)
     return Recording(T, gripper, _DROID_FPS, q, "a rollout of this project")
 
 
@@ -139,7 +236,7 @@ def _from_droid(episode: dict[str, Any]) -> Recording:
         T_base_link8 @ _LINK8_TO_COSMOS,
         WIRE_GRIPPER.to_fraction(finite_array(episode["gripper_action"], "gripper_action", (len(rows),))),
         _DROID_FPS,
-        episode["joint_position_frame0"],
+        finite_array(episode["joint_position_frame0"], "joint_position_frame0", (7,)),
         str(episode.get("source", "")),
     )
 
@@ -148,23 +245,26 @@ class ReplayBackend(Backend):
     """Replays a recording. The request's motion time says where in the recording the arm should be.
 
     Args:
-        recording: The recording.
+        recording: The recording, of one arm or by limb.
     """
 
     name = "replay"
     requires_images = False
     instruction_free_actions = "a recorded motion"
 
-    def __init__(self, recording: Recording):
+    def __init__(self, recording: Recording | LimbRecording):
         self.recording = recording
 
     def infer(self, request: Request) -> ActionChunk:
         """Return rows from the anchor along the recording.
 
         Raises:
-            BackendError: The request has no measured pose, or asks for another action space than ``midtrain``.
+            BackendError: The request has no measured pose, asks for another action space than ``midtrain``, or is for another
+                embodiment or other limbs than the recording of several.
             ActionOutOfRangeError: The arm is so far from the recording that a row would be out of range.
         """
+        if isinstance(self.recording, LimbRecording):
+            return _limb_chunk(self.recording, request)
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
             raise BackendError("replay answers 'midtrain' chunks from a measured pose; name the robot, e.g. robot='panda'.")
         fps = self.recording.fps
@@ -173,3 +273,25 @@ class ReplayBackend(Backend):
         anchor = request.T_base_cosmos if request.T_base_anchor is None else request.T_base_anchor
         rows = encode_chunk(np.concatenate((anchor[None], poses)), gripper, request.embodiment)
         return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed)
+
+
+def _limb_chunk(recording: LimbRecording, request: Request) -> ActionChunk:
+    """Rows from each limb's anchor along its recording; a single arm's anchor has no name."""
+    anchors = {**request.limb_poses, **request.limb_anchors}
+    measured = request.T_base_cosmos if request.T_base_anchor is None else request.T_base_anchor
+    if measured is not None and len(recording.by_limb) == 1:
+        anchors = dict.fromkeys(recording.by_limb, measured)
+    embodiment = get_embodiment(recording.embodiment)
+    if request.embodiment.name != embodiment.name or set(anchors) != set(recording.by_limb):
+        raise BackendError(
+            f"the recording is of embodiment {embodiment.name!r} and moves {', '.join(recording.by_limb)}; it cannot be "
+            f"replayed for {request.embodiment.name!r} with the limbs {', '.join(anchors) or 'of no robot'}. Name the robot "
+            "that it is of, and its embodiment."
+        )
+    if request.action_space.name != "midtrain":
+        raise BackendError(f"replay answers 'midtrain' chunks, not {request.action_space.name!r}.")
+    due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, recording.fps)
+    ahead = {name: one.at(due_s) for name, one in recording.by_limb.items()}
+    poses = {name: np.concatenate((anchors[name][None], T)) for name, (T, _) in ahead.items()}
+    rows = encode_limbs(poses, {name: gripper for name, (_, gripper) in ahead.items()}, embodiment)
+    return ActionChunk(rows, request.action_space, embodiment, recording.fps, seed=request.seed)

@@ -102,7 +102,10 @@ class Rollout:
     cfg: int = 1
     """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
     trajectory: Path | None = None
-    """For replay: a DROID episode (.json) or the recording of a rollout (rollout --npz)."""
+    """For replay: a DROID episode (.json), the recording of a rollout (rollout --npz), or a dataset's folder (rollout
+    --dataset), of two arms too. The scene is that of --seed."""
+    trajectory_episode: int | None = None
+    """For replay of a dataset: the episode's number; the default is 0."""
     host: str | None = None
     """Host of the policy server; the default is localhost. Its token is read from the environment variable
     STRANDS_COSMOS3_TOKEN."""
@@ -176,7 +179,7 @@ class Rollout:
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Task": ("task", "instruction", "episodes", "duration", "seed", "noise_seed"),
-        "Policy": ("backend", "model", "trajectory", "replan_rows", "chunk_rows"),
+        "Policy": ("backend", "model", "trajectory", "trajectory_episode", "replan_rows", "chunk_rows"),
         "Checkpoint (native, distributed and diffusers)": (
             *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "tp", "cfg"),
             *EngineOptions.__dataclass_fields__,
@@ -307,10 +310,13 @@ class Rollout:
         seed_number(self.seed + max(self.episodes, 1) - 1, "--seed of the last episode")
         positive(self.duration, "--duration")
         if self.backend == "replay" and self.trajectory is None:
-            raise ConfigError("--backend replay needs --trajectory FILE: a DROID episode (.json) or a recording (.npz).")
+            raise ConfigError(
+                "--backend replay needs --trajectory FILE: a DROID episode (.json), a recording (.npz) or a dataset."
+            )
         parallel = {name: None if degree == 1 else degree for name, degree in (("tp", self.tp), ("cfg", self.cfg))}
         served = {"host": self.host, "port": self.port, "dialect": self.dialect}
-        require_backend(self.backend, {"trajectory": self.trajectory, **self._model_options, **parallel, **served}, flags=True)
+        replayed = {"trajectory": self.trajectory, "trajectory_episode": self.trajectory_episode}
+        require_backend(self.backend, {**replayed, **self._model_options, **parallel, **served}, flags=True)
         require_backend(self.backend, self.engine_options.given, flags=True)
         if self.backend in MODEL_BACKENDS and self.model is None:
             raise ConfigError(
@@ -347,7 +353,9 @@ class Rollout:
         domain = robot.scene.robot.embodiment or "droid"
         config: dict[str, Any] = {"embodiment": domain, "backend": self.backend, "actions_per_step": self.replan_rows}
         if self.trajectory is not None:
-            config["model"] = self.trajectory
+            from strands_cosmos3.backends.replay import recording_at
+
+            config["model"] = recording_at(self.trajectory, self.trajectory_episode)
         if self.backend in MODEL_BACKENDS:
             config |= {"model": self.model, **self._model_options, "engine_options": self.engine_options}
             config["decode_video"] = "preview" if self._wants_prediction and self.policy_frames != 1 else False

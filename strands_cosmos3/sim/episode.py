@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from strands_cosmos3.backends.replay import Recording
+from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick, with_old_names
@@ -81,7 +81,7 @@ class Episode:
         n_ticks: int,
         seed: int,
         task: str | None,
-        recording: Recording | None,
+        recording: LimbRecording | None,
         progress: Callable[[float, float], None] | None,
     ) -> Rollout:
         """Tick until success, the end of the recording or of the time, a fault or Ctrl-C; come to rest and report."""
@@ -95,7 +95,7 @@ class Episode:
         self.film.finish(self.arm.data, f"{outcome}: {outcome.message}")
         return self._report(seed, task, outcome, recording, wall_s)
 
-    def _play(self, n_ticks: int, recording: Recording | None, progress: Callable[[float, float], None] | None) -> Outcome:
+    def _play(self, n_ticks: int, recording: LimbRecording | None, progress: Callable[[float, float], None] | None) -> Outcome:
         outcome, hz = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT, self.config.hz
         try:
             for tick in range(n_ticks):
@@ -189,7 +189,7 @@ class Episode:
         if executor.state is ExecutorState.FAULT:
             self.log.final_state = executor.state
 
-    def _report(self, seed: int, task: str | None, outcome: Outcome, recording: Recording | None, wall_s: float) -> Rollout:
+    def _report(self, seed: int, task: str | None, outcome: Outcome, recording: LimbRecording | None, wall_s: float) -> Rollout:
         log, planner = self.log, self.planner
         duration_s = log.duration_s  # the simulator's clock is reset when the physics diverges
         return Rollout(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, se3_inverse
-from strands_cosmos3.backends.replay import Recording
+from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
@@ -182,7 +182,7 @@ class EpisodeLog:
         names = self.limbs if len(self.limbs) > 1 else ()
         return {name: {figure: error(name) for figure, error in figures.items()} for name in names}
 
-    def drift(self, recording: Recording | None) -> ErrorSummary | None:
+    def drift(self, recording: LimbRecording | None) -> ErrorSummary | None:
         """The arm against a recording, if any."""
         steps = [(at, chunk.motion_from_s + nominal_s) for chunk, at, nominal_s in self._chunk_steps()]
         if recording is None or not steps:
@@ -190,9 +190,15 @@ class EpisodeLog:
         motion_s = np.concatenate([when for _, when in steps])
         within = motion_s <= recording.duration_s
         q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
-        (limb,) = self.limbs.values()
-        T_base_cosmos = limb.kinematics.forward(q) @ get_embodiment("droid").tool_frame.T_parent_cosmos
-        return ErrorSummary.of(*between(T_base_cosmos, recording.at(motion_s[within])[0]))
+        embodiment = get_embodiment(recording.embodiment)
+        tools = {columns.name: columns.tool_frame for columns in embodiment.limbs}
+        by_limb = recording.of_limbs({name: len(one.limb.joints) for name, one in self.limbs.items()})
+        errors: list[tuple[F64, F64]] = []
+        for name, limb in self.limbs.items():
+            tool = embodiment.tool_frame if len(self.limbs) == 1 else tools[name]
+            T_base_cosmos = limb.kinematics.forward(q[:, limb.columns]) @ tool.T_parent_cosmos
+            errors.append(between(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
+        return _over(errors)
 
     def _q_commanded(self) -> F64:
         return np.concatenate([block.q_rad for block in self.blocks])

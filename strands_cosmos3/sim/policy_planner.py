@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.backends.replay import Recording, ReplayBackend
+from strands_cosmos3.backends.replay import LimbRecording, Recording, ReplayBackend
 from strands_cosmos3.checks import of_grippers, positive, typed
 from strands_cosmos3.control.loop import PrefixSpan
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
@@ -130,10 +130,13 @@ def planner_for(
     return AdaptedPolicyPlanner(arm, policy, instruction, film, hz)
 
 
-def recording_of(policy: Policy) -> Recording | None:
-    """Return the recording that a policy replays, or None."""
+def recording_of(policy: Policy) -> LimbRecording | None:
+    """Return the recording that a policy replays, by limb, or None."""
     backend = policy.backend if isinstance(policy, Cosmos3Policy) else None
-    return backend.recording if isinstance(backend, ReplayBackend) else None
+    if not isinstance(backend, ReplayBackend):
+        return None
+    recording = backend.recording
+    return LimbRecording({"arm": recording}) if isinstance(recording, Recording) else recording
 
 
 def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> JointTrajectory:

@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strands_cosmos3.checks import positive, seed_number, typed
+import numpy as np
+
+from strands_cosmos3.backends.replay import LimbRecording
+from strands_cosmos3.checks import F64, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
@@ -146,7 +149,7 @@ class Robot(SimulatedArm):
             policy = create_policy(policy_provider, **given)
         try:
             recording = recording_of(policy)
-            self.reset(seed, None if recording is None else recording.q_start_rad, layout)
+            self.reset(seed, None if recording is None else self._start_of(recording), layout)
             policy.reset(seed if noise_seed is None else seed_number(noise_seed, "noise_seed"))
             with VideoRecorder(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
                 planner = planner_for(self, policy, instruction, film, control_frequency)
@@ -163,6 +166,11 @@ class Robot(SimulatedArm):
         finally:
             if owned:
                 policy.close()
+
+    def _start_of(self, recording: LimbRecording) -> F64:
+        """Angles [n] at which a recording begins, joined with the robot's limbs by name."""
+        by_limb = recording.of_limbs({limb.name: len(limb.joints) for limb in self.scene.robot.limbs})
+        return np.concatenate([one.q_start_rad for one in by_limb.values()])
 
     def _judge(self, task: str | None, instruction: str) -> tuple[str, Judge | None]:
         """Return the instruction, by default the task's, and the task's judge."""

@@ -155,7 +155,7 @@ def test_there_must_be_a_file(tmp_path):
     "changed",
     [
         {"fps": 0.0}, {"fps": np.nan}, {"fps": "x"}, {"gripper": np.full(41, 1.2)}, {"gripper": np.ones(3)},
-        {"q_start_rad": np.zeros(6)}, {"T_base_cosmos": np.eye(4)[None]}, {"T_base_cosmos": np.ones((41, 4, 4))},
+        {"q_start_rad": np.zeros((1, 7))}, {"T_base_cosmos": np.eye(4)[None]}, {"T_base_cosmos": np.ones((41, 4, 4))},
     ],
 )  # fmt: skip
 def test_a_malformed_recording_is_refused(changed, recording):
