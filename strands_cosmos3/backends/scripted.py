@@ -69,6 +69,7 @@ class _World:
     gap_m: F64  # between the open fingers; or [K] at evenly spaced open fractions
     grasp_yaw_rad: float
     carry_m: float
+    turns: bool
     held_rows: int = 0
 
     @property
@@ -119,11 +120,20 @@ def _hand_yaw(R: F64) -> float:
 
 
 class ScriptedBackend(Backend):
-    """Scripted expert that reaches for, picks, places (in the bin) or stacks the cube of the instruction, or lifts a bar."""
+    """Scripted expert that reaches for, picks, places (in the bin) or stacks the cube of the instruction, or lifts a bar.
+
+    Args:
+        turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
+            enough for reaching.
+    """
 
     name = "scripted"
     needs_privileged = True
     requires_images = False
+    turns = True
+
+    def __init__(self, turns: bool = True):
+        self.turns = turns
 
     def infer(self, request: Request) -> ActionChunk:
         """Return rows from the measured state towards the instruction's goal.
@@ -136,7 +146,7 @@ class ScriptedBackend(Backend):
         if goal.verb is Verb.LIFT:
             return lift_chunk(request)
         state = self._state(request, goal)
-        world = _world_from_state(state, request)
+        world = _world_from_state(state, request, self.turns)
         assert request.T_base_cosmos is not None  # _state checked it
         T_tcp_cosmos = se3_inverse(state["tcp"]) @ request.T_base_cosmos
         poses = [request.T_base_cosmos]
@@ -165,7 +175,7 @@ class ScriptedBackend(Backend):
         return state
 
 
-def _world_from_state(state: Mapping[str, F64], request: Request) -> _World:
+def _world_from_state(state: Mapping[str, F64], request: Request, turns: bool) -> _World:
     fps = request.embodiment.fps or 15.0
     cubes = {name: T for name, T in state.items() if name.startswith(("cube_", "other_"))}
     return _World(
@@ -181,6 +191,7 @@ def _world_from_state(state: Mapping[str, F64], request: Request) -> _World:
         gap_m=np.asarray(state.get("gap_m", 2 * PANDA_FINGER.open_value)),
         carry_m=float(state.get("carry_m", _CARRY_M)),
         grasp_yaw_rad=float(state.get("grasp_yaw_rad", np.pi / 4)),
+        turns=turns,
     )
 
 
@@ -197,6 +208,8 @@ def _grasp_yaw(world: _World, cube: str) -> float:
     """
     quarter = np.pi / 2
     home = world.grasp_yaw_rad
+    if not world.turns:
+        return home
     nearest = home + (world.yaw[cube] - home + quarter / 2) % quarter - quarter / 2
     turned = nearest - quarter if nearest > home else nearest + quarter
     return turned if _finger_room_m(world, cube, turned) > _finger_room_m(world, cube, nearest) + _ROOM_MARGIN_M else nearest

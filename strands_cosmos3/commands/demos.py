@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -21,7 +22,7 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 
 if TYPE_CHECKING:
-    from strands_cosmos3.training.bundled.demos import DemoConfig
+    from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
@@ -47,6 +48,9 @@ class Demos:
     post-training (docs/post_training.md): pictures, rows and rate of its embodiment, on the table of rollouts."""
     tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
     """Tasks that the expert pursues and, for another robot, answers for."""
+    hand_yaw: Literal["cube", "home"] = "cube"
+    """Yaw of the expert's hand over a cube: the cube's, or home's, where the policy's cameras do not show the cube's. Reaching
+    needs no other."""
     ticks: int = 60
     """Rows of the longest episode, twice that for the bin. Many short episodes show more layouts."""
     suite: str = "table"
@@ -102,7 +106,7 @@ class Demos:
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
         suite = {} if self.suite == "table" else {"suite": self.suite}
-        own = {name: getattr(self, name) for name in ("robot", "tasks", "ticks")}
+        own = {name: getattr(self, name) for name in ("robot", "tasks", "hand_yaw", "ticks")}
         own = {name: value for name, value in own.items() if value != getattr(Demos, name)}
         keep_settings(parts / "options.json", {**suite, **own, **{name: getattr(self, name) for name in ("seed", *_OPTIONS)}})
         firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
@@ -152,7 +156,8 @@ class Demos:
 
         goals = tuple(index for index, (verb, _) in enumerate(GOALS) if verb in self.tasks)
         options = {name: getattr(self, name) for name in _OPTIONS}
-        return DemoConfig(robot=self.robot, ticks=self.ticks, goals=goals, **options)
+        turns = self.hand_yaw == "cube"
+        return DemoConfig(robot=self.robot, ticks=self.ticks, goals=goals, turns=turns, **options)
 
     def episodes_of(self, first: int) -> range:
         """Return the episodes of the part that starts with ``first``."""
@@ -172,13 +177,12 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         os.replace(hidden, root)
         return
     from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.training.bundled.demos import DemoCollector
     from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec
 
     config = options.config()
     episodes = options.episodes_of(first)
-    with DemoCollector(config) as collector:
-        drawn = [(episode, collector.record(options.seed, episode)) for episode in episodes]
+    collector = _collector(config)
+    drawn = [(episode, collector.record(options.seed, episode)) for episode in episodes]
     records = [(episode, record) for episode, record in drawn if record is not None]
     if not records:
         raise ConfigError(
@@ -189,3 +193,11 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         for episode, record in records:
             add_record(writer, record, options.seed, episode)
     os.replace(hidden, root)
+
+
+@cache
+def _collector(config: DemoConfig) -> DemoCollector:
+    """Return this worker process's collector: building its scenes takes longer than recording a part."""
+    from strands_cosmos3.training.bundled.demos import DemoCollector
+
+    return DemoCollector(config)

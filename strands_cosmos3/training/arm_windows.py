@@ -163,9 +163,11 @@ class ArmWindows:
         _, height, width = pixel_to_latent_shape(*first.video_shape)
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
-            return torch.cat([encode(self._processed(*starts[i])[0].pixel_values)[..., :height, :width] for i in some])
+            pixels = torch.cat([self._processed(*starts[i])[0].pixel_values for i in some])
+            return encode(pixels)[..., :height, :width]
 
-        self._latents = cached_latents(latents, np.arange(len(pictures)), cache / LATENTS, width, on_window, batch=4)
+        at_once = 16 if config.frames == 1 else 1
+        self._latents = cached_latents(latents, np.arange(len(pictures)), cache / LATENTS, width, on_window, batch=at_once)
 
     def __len__(self) -> int:
         return len(self._prompts)

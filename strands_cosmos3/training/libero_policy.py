@@ -33,7 +33,8 @@ from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.bundled.card import success_table
-from strands_cosmos3.training.bundled.stages import Stage, duration, program, read_record, run_stages
+from strands_cosmos3.training.bundled.stages import Stage, program, read_record, run_stages
+from strands_cosmos3.training.cost import duration
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.release import SAMPLING, load_vae, plain_state
 from strands_cosmos3.training.vae import VaeLoss, convolve_flat, reconstruction_loss, to_pixels

@@ -26,8 +26,9 @@ from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.adapters import ALPHA, HEADS, adapter_state, add_lora, merged_state, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
+from strands_cosmos3.training.cost import duration, machine, seconds_of
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, require_tensorboard
+from strands_cosmos3.training.loop import CURVE, Loop, LossMetrics, TrainLoopConfig, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
@@ -274,6 +275,7 @@ class PostTraining:
             "weights": f"{', '.join(config.train)}; adapters of rank {config.lora_rank}",
             "validation loss": ", ".join(f"{one['loss']:.4f} (step {one['step']})" for one in map(json.loads, lines[-3:]))
             or "none",
+            "cost": f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding the pictures: {machine()}",
         }
         rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items())
         about = (

@@ -1,9 +1,12 @@
 """The expert speaks as a model would, obeys the words, and recovers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from strands_cosmos3.actions.decode import decode_chunk
+from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.backends.scripted import STATE_KEYS, ScriptedBackend
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import BackendError, InputError
@@ -131,6 +134,25 @@ def _request(robot, **changed):
         "privileged": seen.privileged,
     }
     return Request(**{**fields, **changed})
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_the_hand_turns_to_the_cube_or_keeps_its_yaw(robot, turns):
+    """Without turning, the hand over a turned cube ends at home's yaw; the cube is still reached for."""
+    request = _request(robot, instruction="reach the red cube")
+    assert request.privileged is not None
+    state = dict(request.privileged)
+    cube, turned = np.array(state["cube_red"]), np.deg2rad(30)
+    cube[:3, :3] = so3_exp(np.array([0.0, 0.0, state["grasp_yaw_rad"] + turned]))
+    state |= {"cube_red": cube}
+    backend, yaws = ScriptedBackend(turns), []
+    for _ in range(12):
+        request = replace(request, T_base_cosmos=state["tcp"], privileged=state)
+        end = decode_chunk(backend.infer(request), state["tcp"]).T_base_frame[-1]
+        state |= {"tcp": end, "tcp_twist": np.zeros(6)}
+        yaws.append(np.arctan2(end[1, 0], end[0, 0]) - state["grasp_yaw_rad"])
+    assert np.linalg.norm(state["tcp"][:3, 3] - cube[:3, 3]) < 0.005
+    assert yaws[-1] == pytest.approx(turned if turns else 0.0, abs=0.02)
 
 
 def test_what_it_needs_is_said(robot):

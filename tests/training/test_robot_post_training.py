@@ -103,6 +103,20 @@ def site_poses(robot: Robot, q_rad: np.ndarray) -> np.ndarray:
     return T
 
 
+def test_an_episode_does_not_depend_on_those_before_it():
+    """A worker process records all its parts with one collector; and the hand keeps home's yaw if told so."""
+    config = Demos(Path("out"), robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5).config()
+    with DemoCollector(config) as used, DemoCollector(config) as fresh:
+        assert not used.expert.expert.turns
+        for episode in range(3):
+            used.record(0, episode)
+        one, other = used.record(0, 3), fresh.record(0, 3)
+    assert one is not None
+    assert other is not None
+    for name, values in vars(one).items():
+        np.testing.assert_array_equal(values, getattr(other, name), err_msg=name)
+
+
 def test_a_recorded_rollout_follows_the_domains_conventions(recorded):
     with Dataset(recorded.root) as data:
         episode = data[0]
@@ -228,6 +242,7 @@ def test_the_exported_checkpoint_says_what_it_is(post):
     card = (made.root / "README.md").read_text()
     assert "Post-trained for robomind-ur" in card
     assert "2 episodes, 18 frames" in card
+    assert re.search(r"\| cost \| .* of training, without encoding the pictures: .* cores", card)
     assert (made.root / "SOURCE.md").read_text() == (source.root / "README.md").read_text()
     assert made.load_action_head(UR.domain_id, torch.device("cpu"), torch.float32).w_in.any()
 

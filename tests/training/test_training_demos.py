@@ -159,16 +159,10 @@ def takes(records, monkeypatch):
         def __init__(self, config):
             pass
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
         def record(self, seed, episode):
             return records[episode % len(records)] if taken["start"] else None
 
-    monkeypatch.setattr("strands_cosmos3.training.bundled.demos.DemoCollector", Studio)
+    monkeypatch.setattr("strands_cosmos3.commands.demos._collector", Studio)
     return taken
 
 

@@ -22,6 +22,7 @@ from strands_cosmos3.errors import TrainingError
 from strands_cosmos3.training.bundled import __main__ as program_module
 from strands_cosmos3.training.bundled.recipe import TINY, Recipe
 from strands_cosmos3.training.bundled.stages import Stage, digest, make, program, read_record, run_stages
+from strands_cosmos3.training.cost import seconds_of
 
 
 class Line:
@@ -234,3 +235,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().err
     assert said.startswith("small thing: ")
     assert len(said.splitlines()) == 1
+
+
+def test_time_of_a_curve_leaves_interruptions_out(tmp_path):
+    curve = tmp_path / "curve.jsonl"
+    assert seconds_of(curve) == 0
+    curve.write_text("".join(json.dumps({"step": i, "time": at}) + "\n" for i, at in enumerate((5, 7, 9, 3609, 3612))))
+    assert seconds_of(curve) == 7

@@ -9,7 +9,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from strands_cosmos3.training.bundled.stages import duration, read_record
+from strands_cosmos3.training.bundled.stages import read_record
+from strands_cosmos3.training.cost import duration
 
 _MADE = ("demos", "vae", "policy", "preview", "joint")
 _CONTROLS = ("blank", "random", "shuffled")  # conditions in which success would be chance or a leak

@@ -69,6 +69,7 @@ class DemoConfig:
     goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
     appearance: Appearance | None = None  # nominal; None: TABLE for the DROID rig, and else that of rollouts
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
+    turns: bool = True  # whether the expert's hand turns to the cube's yaw
     robot: str = "panda"  # a name, or the path of its TOML file
 
     @property
@@ -114,8 +115,8 @@ class PerturbedExpert(Backend):
     needs_privileged = True
     requires_images = False
 
-    def __init__(self) -> None:
-        self.expert = ScriptedBackend()
+    def __init__(self, turns: bool = True) -> None:
+        self.expert = ScriptedBackend(turns)
         self.rng = np.random.default_rng(0)
         self.goal = 0
         self.share = 0.0
@@ -162,7 +163,7 @@ class DemoCollector:
 
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
-        self.expert = PerturbedExpert()
+        self.expert = PerturbedExpert(self.config.turns)
         self._stages: dict[tuple[bool, float], RandomStage] = {}
         robot, embodiment, limb = self.config.spec, self.config.embodiment, self.config.spec.limb()
         self.composite = None

@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, TrainingError
 from strands_cosmos3.resources import storing, write_json
+from strands_cosmos3.training.cost import duration, machine
 
 Work = Callable[[Path], None]
 
@@ -145,20 +145,6 @@ def program(arguments: Sequence[str]) -> Work:
             raise TrainingError(f"status {status} of: cd {folder} && strands-cosmos3 {' '.join(arguments)}")
 
     return work
-
-
-def machine() -> str:
-    """Return the processor, its cores that may be used, and the GPU, if there is one."""
-    import torch
-
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; torch {torch.__version__}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as seconds, minutes, or hours and minutes."""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min" if minutes > 1 else f"{seconds:.0f} s"
 
 
 def now() -> str:
