@@ -64,6 +64,7 @@ class RobotMapping:
         observed_gripper: Unit of the observation's gripper.
         commanded_gripper: Unit of the action's gripper.
         gripper_units: Instead of both, by the gripper's canonical name, of a robot with several.
+        commanded_units: Instead of these for actions, likewise.
     """
 
     observed: Mapping[str, str]
@@ -72,6 +73,7 @@ class RobotMapping:
     observed_gripper: GripperConvention = MODEL_GRIPPER
     commanded_gripper: GripperConvention = MODEL_GRIPPER
     gripper_units: Mapping[str, GripperConvention] = field(default_factory=lambda: MappingProxyType({}))
+    commanded_units: Mapping[str, GripperConvention] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def joints(self) -> tuple[str, ...]:
@@ -87,6 +89,11 @@ class RobotMapping:
     def joint_keys(self) -> list[str]:
         """The observation's keys of the joints, base first."""
         return [self.observed[name] for name in self.joints]
+
+    @property
+    def gripper_keys(self) -> list[str]:
+        """The action's keys of the grippers, limb by limb."""
+        return [self.commanded[name] for name in self.grippers]
 
     def read(
         self,
@@ -129,13 +136,24 @@ class RobotMapping:
         """One step of actions, as Python floats: joint angles [rad] and the gripper(s) in the robot's own unit."""
         step = {self.commanded[name]: float(angle) for name, angle in zip(self.joints, q_rad, strict=True)}
         for name, opening in zip(self.grippers, () if gripper is None else np.atleast_1d(gripper), strict=gripper is not None):
-            step[self.commanded[name]] = float(self.gripper_units.get(name, self.commanded_gripper).from_fraction(opening))
+            unit = {**self.gripper_units, **self.commanded_units}.get(name, self.commanded_gripper)
+            step[self.commanded[name]] = float(unit.from_fraction(opening))
         return step
 
     def with_unit_of(self, other: RobotMapping) -> RobotMapping:
-        """Return this mapping with the unit of another one's commanded gripper, if both command the same key."""
+        """Return this mapping with the unit of another one's commanded gripper(s), where both command the same key."""
+        kept = {name: unit for name, unit in other.commanded_units.items() if self.commanded.get(name) == other.commanded[name]}
         same = self.commanded.get(_GRIPPER) == other.commanded.get(_GRIPPER)
-        return replace(self, commanded_gripper=other.commanded_gripper) if same else self
+        return replace(self, commanded_units=kept, **({"commanded_gripper": other.commanded_gripper} if same else {}))
+
+    def commanding(self, units: Sequence[GripperConvention | None]) -> RobotMapping:
+        """Return this mapping with other units of the commanded grippers, limb by limb; None keeps the present one."""
+        if len(units) != len(self.grippers):
+            raise InputError(f"{len(units)} units for the grippers {', '.join(self.grippers)}; give one for each.")
+        found = {name: unit for name, unit in zip(self.grippers, units, strict=True) if unit is not None}
+        if self.grippers == (_GRIPPER,):
+            return replace(self, commanded_gripper=found.get(_GRIPPER, self.commanded_gripper))
+        return replace(self, commanded_units=found)
 
     def require_state(self, names: Collection[str]) -> None:
         """Refuse an observation of these names: a joint or the gripper is not among them.
@@ -191,9 +209,9 @@ def resolve_mapping(
         UnknownNameError: No such gripper unit.
     """
     keys = _keys_of(limbs := _limbs_of(robot), state_keys)
-    states, views = split_observation_mapping(observation_mapping, cameras_of(rig))
+    states, views = split_observation_mapping(observation_mapping, cameras_of(rig), tuple(keys))
     observed = {**keys, **states}
-    commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in CANONICAL}}
+    commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in keys}}
     for what, entries in (("observation_mapping", observed), ("action_mapping", commanded)):
         _require_injective(what, entries)
     cameras = cameras_of(rig).with_mapped(views)
@@ -251,8 +269,10 @@ def _missing_of(keys: Sequence[str]) -> str:
     return f", none for {', '.join(CANONICAL[len(keys) :])}"
 
 
-def split_observation_mapping(given: Mapping[str, str] | None, cameras: CameraMapping) -> tuple[dict[str, str], dict[str, str]]:
-    """An observation mapping's states (canonical name -> key) and views (view -> key).
+def split_observation_mapping(
+    given: Mapping[str, str] | None, cameras: CameraMapping, canonical: Sequence[str] = CANONICAL
+) -> tuple[dict[str, str], dict[str, str]]:
+    """An observation mapping's states (one of the ``canonical`` names -> key) and views (view -> key).
 
     Raises:
         ConfigError: An entry names neither; the message lists the valid names.
@@ -260,7 +280,7 @@ def split_observation_mapping(given: Mapping[str, str] | None, cameras: CameraMa
     states: dict[str, str] = {}
     views: dict[str, str] = {}
     for name, key in _entries("observation_mapping", given):
-        if name in CANONICAL:
+        if name in canonical:
             states[name] = key
         elif name in cameras.names:
             views[cameras.names[name]] = key
@@ -269,7 +289,7 @@ def split_observation_mapping(given: Mapping[str, str] | None, cameras: CameraMa
         else:
             raise ConfigError(
                 f"observation_mapping: {name!r} stands for nothing. It maps a canonical name to a key of the observation; "
-                f"valid names: {', '.join((*CANONICAL, *cameras.views))}."
+                f"valid names: {', '.join((*canonical, *cameras.views))}."
             )
     _require_injective("observation_mapping", views)
     return states, views

@@ -131,8 +131,10 @@ class PolicyArm:
         """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
         return (plan, plan.t_s) if hz is None else resample(plan, observation, hz, self._all_limits, self._lead_s)
 
-    def bind_model(self, model: Any, namespace: str, joints: Sequence[str], gripper: str) -> GripperConvention | None:
-        """Bind the arm that a simulator drives; return its gripper's unit, or None to keep the present one.
+    def bind_model(
+        self, model: Any, namespace: str, joints: Sequence[str], grippers: Sequence[str]
+    ) -> list[GripperConvention | None]:
+        """Bind the arms that a simulator drives; return the grippers' units, limb by limb, or None to keep the present one.
 
         Raises:
             ConfigError: It lacks a joint, or is another robot; :meth:`require_known` raises it again.
@@ -146,7 +148,8 @@ class PolicyArm:
             self._foreign = error
             raise
         self._lead_s = servo_lead_of(model, namespace, joints) if self._servo_lead else None
-        return driven_gripper(model, namespace, gripper, self._limb.gripper)
+        specs = [limb.gripper for limb in self._robot.limbs]
+        return [driven_gripper(model, namespace, key, gripper) for key, gripper in zip(grippers, specs, strict=True)]
 
     def require_known(self) -> None:
         """Raise the error with which :meth:`bind_model` refused the simulator's arm, if it did."""

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.cameras import only_picture
-from strands_cosmos3.observe.mapping import CANONICAL, RobotMapping, rename_columns, require_state_keys, resolve_mapping
+from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, require_state_keys, resolve_mapping
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
@@ -272,7 +271,7 @@ class Cosmos3Policy(BatchAnswers):
             self._arm.surround(obstacles)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
-        """Bind the simulator's arm: take its gripper's unit and its servos' lag. It must be the policy's robot.
+        """Bind the simulator's arms: take their grippers' units and their servos' lag. They must be the policy's robot.
 
         strands-robots' MuJoCo engine calls this and drops errors, so the next call raises them again.
 
@@ -281,13 +280,13 @@ class Cosmos3Policy(BatchAnswers):
             namespace: Prefix of the robot's names in it.
 
         Raises:
-            ConfigError: With ``robot=``: the model's arm lacks its joints or is another robot.
+            ConfigError: With ``robot=``: the model's arms lack its joints, or are or stand as another robot's.
         """
         if self._arm is None:
             return
-        unit = self._arm.bind_model(model, namespace, self._mapping.joint_keys, self._mapping.commanded.get(CANONICAL[-1], ""))
-        if unit is not None and not self._gripper_is_given:
-            self._mapping = replace(self._mapping, commanded_gripper=unit)
+        units = self._arm.bind_model(model, namespace, self._mapping.joint_keys, self._mapping.gripper_keys)
+        if not self._gripper_is_given:
+            self._mapping = self._mapping.commanding(units)
 
     def reset(self, seed: int | None = None) -> None:
         """Start a new episode: the next call draws with ``seed`` (or the constructor's)."""

@@ -10,7 +10,6 @@ import numpy as np
 from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment
-from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.policy.arm import PolicyArm, configuration
 from strands_cosmos3.robots.panda import JointLimits
@@ -62,11 +61,6 @@ class LimbArm(PolicyArm):
             self._set_postures([q[bridge.q_address] for bridge in self._ik.bridges.values()])
             self._begun = True
         return self._ik.plan(chunk, self._configuration(anchor), t_capture_s=observation.t_capture_s).trajectory
-
-    def bind_model(self, model: Any, namespace: str, joints: Sequence[str], gripper: str) -> None:
-        """Raise ConfigError: a host's model of several limbs cannot be bound yet."""
-        self._foreign = ConfigError(f"a host's simulator cannot be bound to {self._robot.name!r}, which has several limbs.")
-        raise self._foreign
 
     def _configuration(self, q_rad: F64) -> F64:
         return configuration(self._ik.home, self._ik.q_address, self._all_limits, q_rad)

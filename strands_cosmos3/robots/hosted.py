@@ -1,8 +1,9 @@
-"""Inspect the arm in a host's MuJoCo model: whether it is the robot, its servo lag, and its gripper's unit."""
+"""Inspect the arms in a host's MuJoCo model: whether they are the robot, its servo lag, and its gripper's unit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
@@ -13,7 +14,7 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.assembly import frame_body, load_robot
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.servo import servo_lead_s
-from strands_cosmos3.robots.spec import GripperSpec, RobotSpec
+from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 
 _JOINT, _BODY, _ACTUATOR = mujoco.mjtObj.mjOBJ_JOINT, mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_ACTUATOR
 _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
@@ -27,41 +28,97 @@ def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str])
 
 @typed()
 def require_robot(model: mujoco.MjModel, namespace: str, joints: Sequence[str], robot: RobotSpec = PANDA) -> None:
-    """Raise a :class:`ConfigError` unless a model's arm is the robot, which inverse kinematics is solved for.
+    """Raise a :class:`ConfigError` unless a model's arms are the robot, which inverse kinematics is solved for.
 
-    The hand's pose is compared with the robot's own kinematics at three configurations. A model without the robot's hand is
-    accepted by its joints' names, base first. ``namespace`` prefixes the robot's names, e.g. ``"panda/"``.
+    Every hand's pose is compared with the robot's own kinematics at three configurations, and so is where the bases of several
+    limbs stand. A model without the robot's hands is accepted by its joints' names. ``joints`` are those of all limbs, base
+    first, limb by limb. ``namespace`` prefixes the robot's names, e.g. ``"panda/"``.
     """
     instance_of(model, mujoco.MjModel, "model")
-    ids = [_find(model, _JOINT, namespace, name) for name in joints]
-    if missing := [name for name, found in zip(joints, ids, strict=True) if found < 0]:
-        have = [model.joint(i).name.removeprefix(namespace) for i in range(model.njnt)]
-        raise ConfigError(f"the simulated robot has no joint {', '.join(missing)}; it has: {', '.join(have) or 'none'}.")
-    limb = robot.limb()
-    hand = _find(model, _BODY, namespace, limb.frame)
-    if hand < 0:
+    if len(robot.limbs) > 1 and len(joints) != len(robot.joints):
+        raise ConfigError(f"{robot.title} has {len(robot.joints)} joints, and {len(joints)} are named.")
+    ids = _joint_ids(model, namespace, joints)
+    hands = [_find(model, _BODY, namespace, limb.frame) for limb in robot.limbs]
+    if min(hands) < 0:
         return
-    base = model.body_parentid[model.jnt_bodyid[ids[0]]]
-    data = mujoco.MjData(model)
-    if len(ids) != len(limb.joints):
-        raise ConfigError(f"{robot.title} has {len(limb.joints)} joints, and {len(ids)} are named.")
-    own = load_robot(robot)
-    own_data, own_ids = mujoco.MjData(own), [own.joint(name).id for name in limb.joints]
-    own_base, own_hand = own.body_parentid[own.jnt_bodyid[own_ids[0]]], frame_body(own, limb)
-    for q in limb.home_rad + _PROBES:
-        data.qpos[model.jnt_qposadr[ids]] = q
-        mujoco.mj_kinematics(model, data)
-        T_base_hand = np.linalg.inv(_pose(data, base)) @ _pose(data, hand)
-        own_data.qpos[own.jnt_qposadr[own_ids]] = q
-        mujoco.mj_kinematics(own, own_data)
-        error = np.linalg.inv(_pose(own_data, own_hand)) @ _pose(own_data, own_base) @ T_base_hand
-        away_m = float(np.linalg.norm(error[:3, 3]))
-        turned = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
-        if away_m > _TOLERANCE_M or turned > _TOLERANCE_RAD:
+    if len(ids) != len(robot.joints):
+        raise ConfigError(f"{robot.title} has {len(robot.joints)} joints, and {len(ids)} are named.")
+    own, bases, first = load_robot(robot), [], 0
+    for limb, hand in zip(robot.limbs, hands, strict=True):
+        chain = ids[first : first + len(limb.joints)]
+        own_chain = [own.joint(name).id for name in limb.joints]
+        pair = (_Chain(model, chain, hand), _Chain(own, own_chain, frame_body(own, limb)))
+        _require_hand(*pair, limb, "hand" if len(robot.limbs) == 1 else f"{limb.name} hand", robot.title)
+        bases.append(pair)
+        first += len(limb.joints)
+    leader, *others = robot.limbs
+    for limb, (hosts, ours) in zip(others, bases[1:], strict=True):
+        error = np.linalg.inv(_between(bases[0][1], ours)) @ _between(bases[0][0], hosts)
+        if (off := _off(error)) is not None:
             raise ConfigError(
-                f"the simulated robot's hand is {away_m * 1e3:.1f} mm and {np.rad2deg(turned):.1f} degrees from where a "
-                f"{robot.title}'s is at the same joint angles; targets solved for that do not fit it. Use such a robot."
+                f"the base of the simulated robot's {limb.name} arm stands {off} from where that of {robot.title} does, seen "
+                f"from the {leader.name} one; its arms could meet unseen. Describe them in a robot of your own."
             )
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Joints of a model, base first, and the body of their hand, by id."""
+
+    model: mujoco.MjModel
+    joints: list[int]
+    hand: int
+
+    @property
+    def base(self) -> int:
+        return int(self.model.body_parentid[self.model.jnt_bodyid[self.joints[0]]])
+
+    def T_base_hand(self, q_rad: F64) -> F64:
+        data = mujoco.MjData(self.model)
+        data.qpos[self.model.jnt_qposadr[self.joints]] = q_rad
+        mujoco.mj_kinematics(self.model, data)
+        return np.linalg.inv(_pose(data, self.base)) @ _pose(data, self.hand)
+
+
+def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> list[int]:
+    """Ids of joints by name; ConfigError if one is missing, or two names are one joint."""
+    ids = [_find(model, _JOINT, namespace, name) for name in joints]
+    have = [model.joint(i).name for i in range(model.njnt)]
+    if missing := [name for name, found in zip(joints, ids, strict=True) if found < 0]:
+        alike = [name for name in have if name.endswith(missing[0])]
+        where = f" With namespace {namespace!r}, {missing[0]!r} is ambiguous: {' or '.join(alike)}." if alike[1:] else ""
+        raise ConfigError(
+            f"the simulated robot has no joint {', '.join(missing)}; it has: "
+            f"{', '.join(name.removeprefix(namespace) for name in have) or 'none'}.{where}"
+        )
+    if twice := [name for name, found in zip(joints, ids, strict=True) if ids.count(found) > 1]:
+        raise ConfigError(f"{' and '.join(twice)} are one joint of the simulated robot; every joint needs its own name.")
+    return ids
+
+
+def _require_hand(host: _Chain, own: _Chain, limb: Limb, hand: str, title: str) -> None:
+    for q in limb.home_rad + _PROBES:
+        if (off := _off(np.linalg.inv(own.T_base_hand(q)) @ host.T_base_hand(q))) is not None:
+            raise ConfigError(
+                f"the simulated robot's {hand} is {off} from where a {title}'s is at the same joint angles; targets solved for "
+                "that do not fit it. Use such a robot."
+            )
+
+
+def _between(first: _Chain, other: _Chain) -> F64:
+    """Pose [4, 4] of the other chain's base in the first one's."""
+    data = mujoco.MjData(first.model)
+    mujoco.mj_kinematics(first.model, data)
+    return np.linalg.inv(_pose(data, first.base)) @ _pose(data, other.base)
+
+
+def _off(error: F64) -> str | None:
+    """A pose's distance from the identity in words; None within tolerance."""
+    away_m = float(np.linalg.norm(error[:3, 3]))
+    turned = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
+    if away_m <= _TOLERANCE_M and turned <= _TOLERANCE_RAD:
+        return None
+    return f"{away_m * 1e3:.1f} mm and {np.rad2deg(turned):.1f} degrees"
 
 
 @typed()
