@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
 from rich.text import Text
 
 from strands_cosmos3.commands.files import require_writable
-from strands_cosmos3.errors import ConfigError, FetchError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, FetchError, InputError, UnknownNameError
 from strands_cosmos3.resources import write_whole
+
+if TYPE_CHECKING:
+    from strands_cosmos3.robots.spec import RobotSpec
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class RobotModels:
             robot = get_robot(path)
             model = load_robot(robot)
             Console().print(Text(f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."), soft_wrap=True)
+            Console().print(Text(_simulated(robot)), soft_wrap=True)
             return 0
         robot, notes = inspect_model(path)
         text = "\n".join(f"# Complete or check: {note}" for note in notes) + "\n" + write_robot(robot)
@@ -83,6 +87,17 @@ class RobotModels:
             write_whole(self.out, lambda hidden: hidden.write_text(text, encoding="utf-8"))
             Console().print(Text(f"wrote {self.out}"))
         return 0
+
+
+def _simulated(robot: RobotSpec) -> str:
+    """Return whether the simulation takes a robot, and what it lacks otherwise."""
+    from strands_cosmos3.sim.scene import Scene
+
+    try:
+        Scene(robot=robot)
+    except (ConfigError, InputError) as error:
+        return f"LimbIK takes it, the simulation does not: {error}"
+    return "LimbIK and the simulation take it."
 
 
 def _list() -> int:
@@ -99,9 +114,11 @@ def _list() -> int:
 
 def _fetch(name: str, wheels: Path | None) -> int:
     from strands_cosmos3.robots.assembly import load_robot
+    from strands_cosmos3.robots.catalogue import ALIASES
     from strands_cosmos3.robots.fetch import fetch_model
     from strands_cosmos3.robots.fetched import FETCHED
 
+    name = ALIASES.get(name.strip().lower(), name.strip().lower())
     if name not in FETCHED:
         raise UnknownNameError("robot to fetch", name, FETCHED)
     robot, source = FETCHED[name].robot, FETCHED[name].source
@@ -115,9 +132,6 @@ def _fetch(name: str, wheels: Path | None) -> int:
     return 0
 
 
-def _line(robot: object) -> str:
-    from strands_cosmos3.robots.spec import RobotSpec
-
-    assert isinstance(robot, RobotSpec)
+def _line(robot: RobotSpec) -> str:
     limbs = ", ".join(f"{limb.name} ({len(limb.joints)} joints{', gripper' if limb.gripper else ''})" for limb in robot.limbs)
     return f"{robot.name:<12} {robot.title}. Limbs: {limbs}"

@@ -45,6 +45,7 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
     for limb in robot.limbs:
         _require_chain(model, limb)
         narrow_ranges(model, limb)
+        _require_home(model, limb)
     return model
 
 
@@ -175,6 +176,38 @@ def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
             f"the joints of limb {limb.name!r} must be all those between the world and {limb.frame!r}, base first: "
             f"{', '.join(found) or 'none'}; got {', '.join(limb.joints)}. Remove a joint that is to stay still from the model."
         )
+
+    first, last = (int(model.jnt_bodyid[model.joint(name).id]) for name in (limb.joints[0], limb.joints[-1]))
+    if int(model.body(limb.base).id) not in _up_from(model, first)[1:]:
+        raise ConfigError(
+            f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the world and carries the joint "
+            f"{limb.joints[0]!r}: {', '.join(filter(None, (model.body(body).name for body in _up_from(model, first)[1:])))}."
+        )
+    if limb.tool is not None and last not in _up_from(model, int(model.site(limb.tool).bodyid[0])):
+        raise ConfigError(
+            f"the tool {limb.tool!r} of limb {limb.name!r} is a site that its joint {limb.joints[-1]!r} does not move; each "
+            "limb needs one of its own, beyond its last joint."
+        )
+
+
+def _up_from(model: mujoco.MjModel, body: int) -> list[int]:
+    """A body, its parent and so on, up to the world."""
+    found = [body]
+    while body > 0:
+        body = int(model.body_parentid[body])
+        found.append(body)
+    return found
+
+
+def _require_home(model: mujoco.MjModel, limb: Limb) -> None:
+    for name, angle in zip(limb.joints, limb.home, strict=True):
+        joint = model.joint(name).id
+        low, high = model.jnt_range[joint].tolist()
+        if model.jnt_limited[joint] and not low <= angle <= high:
+            raise ConfigError(
+                f"home of limb {limb.name!r} has {name!r} at {angle:g}, outside its range {low:g} to {high:g}; give an angle "
+                "within the model's range and the limb's own limits."
+            )
 
 
 @typed()

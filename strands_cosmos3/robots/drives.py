@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mujoco
+import numpy as np
 
 from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.checks import typed
@@ -32,6 +33,21 @@ def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
         if limb.gripper is not None:
             _claim(used, limb.gripper.actuator, f"the gripper of {limb.name!r}")
             _require_gripper(model, robot, limb, limb.gripper)
+
+
+@typed()
+def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
+    """Raise ConfigError unless each joint's actuator is a position servo, as a simulation needs."""
+    for limb in robot.limbs:
+        ids = [model.actuator(name).id for name in limb.actuators]
+        stiffness = model.actuator_gainprm[ids, 0]
+        servos = (stiffness > 0) & np.isclose(model.actuator_biasprm[ids, 1], -stiffness)
+        if not servos.all():
+            wrong = ", ".join(name for name, good in zip(limb.actuators, servos, strict=True) if not good)
+            raise ConfigError(
+                f"the actuators {wrong} of limb {limb.name!r} are not position servos; give the limb gains (kp, kd), and they "
+                "become such."
+            )
 
 
 def _claim(used: dict[str, str], actuator: str, task: str) -> None:

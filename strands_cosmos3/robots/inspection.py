@@ -39,6 +39,7 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
         model = mujoco.MjModel.from_xml_path(str(path))
     except (ValueError, mujoco.FatalError) as error:
         raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
+    _require_names(model, path)
     bodies = _limb_ends(model)
     if not bodies:
         raise ConfigError(f"{str(path)!r} has no chain of at least {_LEAST_JOINTS} hinges or slides; it is no arm.")
@@ -47,6 +48,30 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     limbs = tuple(_limb(model, body, name, notes) for body, name in zip(bodies, names, strict=True))
     notes.append("title, source: what the robot is, and where its figures come from.")
     return RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs), notes
+
+
+def _require_names(model: mujoco.MjModel, path: Path) -> None:
+    """Refuse what no limb can name: a base that floats, and joints or actuators without a name."""
+    floating = (int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL))
+    for joint in range(model.njnt):
+        body = int(model.jnt_bodyid[joint])
+        below = sum(body in _ancestors(model, int(model.jnt_bodyid[other]))[1:] for other in range(model.njnt))
+        if model.jnt_type[joint] in floating and below:
+            raise ConfigError(
+                f"{str(path)!r} stands on a free or ball joint, {model.joint(joint).name!r} of body {model.body(body).name!r}; "
+                "delete that joint from the model, which fixes the base, and joints that are not to move, such as legs."
+            )
+        if not model.joint(joint).name and model.jnt_type[joint] not in floating:
+            raise ConfigError(f"{str(path)!r} has a joint without a name on body {model.body(body).name!r}; name it there.")
+    if unnamed := [a for a in range(model.nu) if not model.actuator(a).name]:
+        drive = (model.joint(int(model.actuator_trnid[a, 0])).name for a in unnamed if _of_joint(model, a))
+        raise ConfigError(
+            f"{str(path)!r} has {len(unnamed)} actuators without a name, of {', '.join(drive) or 'tendons'}; name them there."
+        )
+
+
+def _of_joint(model: mujoco.MjModel, actuator: int) -> bool:
+    return bool(model.actuator_trntype[actuator] == int(mujoco.mjtTrn.mjTRN_JOINT))
 
 
 def _limb_ends(model: mujoco.MjModel) -> list[int]:
@@ -86,7 +111,9 @@ def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
 
 
 def _hand_of(model: mujoco.MjModel, body: int, children: list[list[int]]) -> int:
-    """The last body on the way to the fingers that is fixed to the limb's last link, or that link."""
+    """The last body on the way to the fingers that is fixed to the limb's last link, or that link, if fingers are on it."""
+    if any(model.body_jntnum[child] for child in children[body]):
+        return body
     fixed = [child for child in children[body] if not model.body_jntnum[child] and model.body(child).name]
     return _hand_of(model, fixed[0], children) if len(fixed) == 1 else body
 

@@ -20,6 +20,8 @@ from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 RATES = ("velocity", "acceleration", "jerk", "torque")
 """Limits that no MJCF states; a missing one takes the default ``ASSUMED`` of :mod:`strands_cosmos3.robots.limits`."""
 FRAME_TYPES = ("body", "site")
+_MOST = {"q_min": 1e3, "q_max": 1e3, "velocity": 1e3, "acceleration": 1e5, "jerk": 1e8, "torque": 1e5}
+"""Limits beyond these are no robot's, in rad or m, s, N m or N."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class HandRates:
 
     def __post_init__(self) -> None:
         _text(self.source, "the source of the hand's rates")
-        positive(self.velocity, "the hand's velocity")
-        positive(self.acceleration, "the hand's acceleration")
+        for name in ("velocity", "acceleration"):
+            if positive(getattr(self, name), f"the hand's {name}") > _MOST[name]:
+                raise ConfigError(f"the hand's {name} must be at most {_MOST[name]:g}, got {getattr(self, name):g}.")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,10 @@ class LimbLimits:
             figures: Figures | None = getattr(self, name)
             if figures is not None and min(figures.values) <= 0:
                 raise ConfigError(f"{name} limits must be above zero, got {list(figures.values)}.")
+        for name, most in _MOST.items():
+            given: Figures | None = getattr(self, name)
+            if given is not None and np.abs(given.values).max() > most:
+                raise ConfigError(f"{name} limits must be at most {most:g} in rad or m, s, N m or N, got {list(given.values)}.")
 
     @property
     def unstated(self) -> tuple[str, ...]:

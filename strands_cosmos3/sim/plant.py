@@ -148,11 +148,10 @@ def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: floa
 def _fixed_body(model: mujoco.MjModel, limb: Limb, frame: int) -> int:
     """The body of the limb's frame if it is fixed to a link, else one that is fixed to it."""
     link = int(model.body_weldid[frame])
-    fixed = [frame, *np.flatnonzero(model.body_weldid == link).tolist()]
-    hand = next((body for body in fixed if body != link), None)
-    if hand is None or link == 0:
+    fixed = np.flatnonzero(model.body_weldid == link)  # the link first: parents precede their children
+    if len(fixed) < 2 or link == 0:
         raise ConfigError(f"a payload needs a body that is fixed to the last link of limb {limb.name!r}, such as its hand.")
-    return hand
+    return frame if frame != link else int(fixed[1])
 
 
 def _matrix(quat_wxyz: F64) -> F64:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, require_type, typed
 from strands_cosmos3.collision import Obstacle
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, UnknownNameError
 from strands_cosmos3.robots.assembly import base_pose, frame_body, narrow_ranges
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.drives import require_drives
+from strands_cosmos3.robots.drives import require_drives, require_servos
 from strands_cosmos3.robots.kinematics import LimbKinematics, kinematics_of
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance
@@ -100,6 +100,7 @@ class SceneLimb:
 
 def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
     require_drives(model, robot)
+    require_servos(model, robot)
     found: dict[str, SceneLimb] = {}
     first = 0
     for limb in robot.limbs:
@@ -131,6 +132,17 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
         )
         first += len(limb.joints)
     return found
+
+
+def _compiled(
+    cubes: tuple[Cube, ...], arm: str | Path | None, appearance: Appearance, robot: RobotSpec, bar: Bar | None
+) -> mujoco.MjModel:
+    try:
+        return build(cubes, arm, appearance, robot, bar).compile()
+    except ValueError as error:  # MuJoCo's, e.g. of a robot's file with a table of its own
+        if isinstance(error, Cosmos3Error):
+            raise
+        raise ConfigError(f"MuJoCo cannot build the scene of robot {robot.name!r}: {error}") from error
 
 
 class Scene:
@@ -176,7 +188,7 @@ class Scene:
         self.bin: Bin = bin_of(robot)
         self.appearance = appearance
         self.view_names: tuple[str, ...] = view_names_of(robot)
-        self.model: mujoco.MjModel = build(cubes, arm, appearance, robot, bar).compile()
+        self.model: mujoco.MjModel = _compiled(cubes, arm, appearance, robot, bar)
         model = self.model
         for limb in robot.limbs if arm is None else ():
             narrow_ranges(model, limb)

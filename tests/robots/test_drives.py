@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from strands_cosmos3.action_columns import GripperConvention
+from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError, NonFiniteError
+from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
-from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.robots.inspection import inspect_model
+from strands_cosmos3.robots.spec import Figures, HandRates, LimbLimits, ModelPart, RobotSpec
+from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.scene import Scene
 
 UR5E, DUAL = get_robot("ur5e"), get_robot("dual_panda")
@@ -107,3 +112,115 @@ def test_a_camera_looks_somewhere(changes, said):
 def test_a_tool_is_finite():
     with pytest.raises(NonFiniteError, match="the tool of limb 'arm'"):
         with_limb(tool_m=(0.0, 0.0, float("nan")))
+
+
+def test_motors_need_gains_to_be_simulated(tmp_path):
+    """Their control is a torque; an angle written to it would not hold the arm."""
+    text = (resource("assets/ur5e.xml")).read_text()
+    motors = re.sub(r'<position name="elbow"[^>]*>', '<motor name="elbow" joint="elbow_joint"/>', text)
+    assert motors != text
+    (tmp_path / "arm.xml").write_text(motors)
+    robot = replace(UR5E, model=(ModelPart(str(tmp_path / "arm.xml")),))
+    load_robot(robot)
+    with pytest.raises(ConfigError, match="actuators elbow of limb 'arm' are not position servos; give the limb gains"):
+        Scene(robot=robot)
+    gains = Figures((2000.0,) * 6, "tuned"), Figures((400.0,) * 6, "tuned")
+    Scene(robot=replace(robot, limbs=(replace(ARM, gains=gains),)))
+
+
+def test_a_robots_file_with_a_table_of_its_own_is_no_robot_for_the_scene(tmp_path):
+    text = resource("assets/ur5e.xml").read_text()
+    own = text.replace("<worldbody>", '<worldbody><geom name="table" type="plane" size="1 1 .1"/>', 1)
+    (tmp_path / "arm.xml").write_text(own)
+    robot = replace(UR5E, model=(ModelPart(str(tmp_path / "arm.xml")),))
+    load_robot(robot)
+    with pytest.raises(ConfigError, match=r"cannot build the scene of robot 'ur5e'.*table"):
+        Scene(robot=robot)
+
+
+def exchanged(**of: str) -> RobotSpec:
+    """Two Pandas, each with a part of the other: limb's name -> field."""
+    left, right = DUAL.limbs
+    return replace(
+        DUAL,
+        limbs=(
+            replace(left, **{field: getattr(right, field) for side, field in of.items() if side == "left"}),
+            replace(right, **{field: getattr(left, field) for side, field in of.items() if side == "right"}),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("robot", "said"),
+    [
+        (exchanged(left="base", right="base"), "base 'right_link0' of limb 'left' must be .*'left_joint1': left_link0"),
+        (exchanged(right="base"), "base 'left_link0' of limb 'right'"),
+        (exchanged(right="tool"), "tool 'left_tcp' of limb 'right' is a site that its joint 'right_joint7' does not move"),
+    ],
+)
+def test_a_limbs_base_and_tool_are_its_own(robot, said):
+    with pytest.raises(ConfigError, match=said):
+        load_robot(robot)
+
+
+def test_home_lies_within_the_range():
+    load_robot(with_limb(home=(*ARM.home[:2], 3.14, *ARM.home[3:])))
+    with pytest.raises(ConfigError, match=r"'elbow_joint' at 3\.2, outside its range -3\.14159 to 3\.14159"):
+        load_robot(with_limb(home=(*ARM.home[:2], 3.2, *ARM.home[3:])))
+
+
+@pytest.mark.parametrize("name", ["q_min", "velocity", "acceleration", "jerk", "torque"])
+def test_absurd_limits_are_refused(name):
+    figures = Figures((-1e300 if name == "q_min" else 1e300,) * 6, "a slip")
+    with pytest.raises(ConfigError, match=f"{name} limits must be at most"):
+        LimbLimits(**{name: figures, **({"q_max": figures} if name == "q_min" else {})})
+    with pytest.raises(ConfigError, match="the hand's velocity must be at most"):
+        HandRates(1e300, 1.0, "a slip")
+
+
+def test_inspect_says_whether_the_simulation_takes_a_robot(tmp_path, capsys):
+    file = tmp_path / "arm.toml"
+    file.write_text(write_robot(UR5E))
+    assert main(["robot", "inspect", str(file)]) == 0
+    assert "LimbIK and the simulation take it." in capsys.readouterr().out
+    file.write_text(write_robot(replace(UR5E, cameras=(), embodiment="droid")))
+    assert main(["robot", "inspect", str(file)]) == 0
+    assert "the simulation does not: robot 'ur5e' needs a camera 'wrist'" in capsys.readouterr().out
+    file.write_text(write_robot(with_limb(gripper=None)))
+    assert main(["robot", "inspect", str(file)]) == 0
+    assert "needs arms with a gripper" in capsys.readouterr().out
+
+
+ARM_XML = """<mujoco><worldbody><body name="pelvis">{free}<geom size=".1"/>{links}</body></worldbody>
+<actuator>{actuators}</actuator></mujoco>"""
+
+
+def chain(n: int, end: str) -> str:
+    return f'<body name="l{n}"><joint name="j{n}" range="-1 1"/><geom size=".01"/>{chain(n - 1, end) if n else end}</body>'
+
+
+JAW = '<body name="mount"><geom size=".01"/></body><body name="jaw"><joint name="grip" range="0 1"/><geom size=".01"/></body>'
+
+
+@pytest.mark.parametrize(
+    ("free", "actuator", "said"),
+    [
+        ("<freejoint/>", '<position name="a" joint="j0"/>', "free or ball joint, '' of body 'pelvis'; delete that joint"),
+        ("", '<position joint="j0"/><position joint="grip"/>', "2 actuators without a name, of j0, grip; name them"),
+    ],
+)
+def test_a_model_that_no_limb_can_name_is_refused(free, actuator, said, tmp_path):
+    (tmp_path / "arm.xml").write_text(ARM_XML.format(free=free, links=chain(4, JAW), actuators=actuator))
+    with pytest.raises(ConfigError, match=said):
+        inspect_model(tmp_path / "arm.xml")
+
+
+def test_a_jaw_beside_a_camera_mount_is_the_limbs_gripper(tmp_path):
+    """As an SO-101's: its gripper's body carries the mount, which moves nothing, and the jaw."""
+    jaw = '<position name="g" joint="grip" ctrlrange="0 1"/>'
+    (tmp_path / "arm.xml").write_text(ARM_XML.format(free="", links=chain(4, JAW), actuators=jaw))
+    robot, _ = inspect_model(tmp_path / "arm.xml")
+    limb = robot.limb()
+    assert (limb.frame, limb.joints[-1]) == ("l0", "j0")
+    assert limb.gripper is not None
+    assert limb.gripper.joints == ("grip",)

@@ -194,6 +194,8 @@ def test_the_command_names_what_can_be_fetched(capsys, wheels):
     assert all(f"robot fetch {name}" in listed for name in FETCHED)
     assert main(["robot", "fetch", "xarm"]) == 2
     assert "Did you mean 'xarm7'? Valid: iiwa14, iiwa7, openarm" in capsys.readouterr().err
+    assert main(["robot", "fetch", "ufactory_xarm7", "--wheels", str(wheels)]) == 2  # an alias, as Robot() takes it
+    assert "robosuite==1.5.2" in capsys.readouterr().err
     assert main(["robot", "fetch"]) == 2
     assert main(["robot", "fetch", "xarm7", "--wheels", str(wheels)]) == 2
     assert "robosuite==1.5.2" in capsys.readouterr().err

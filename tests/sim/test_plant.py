@@ -176,6 +176,17 @@ def test_a_frame_that_a_joint_moves_needs_a_body_fixed_to_it():
     np.testing.assert_allclose(data.xipos[hand], limb.tool_m, atol=1e-9)
 
 
+def test_a_payload_is_carried_by_the_frame_s_own_body_and_not_by_another_one_on_the_link():
+    arm = """<mujoco><worldbody><body name="arm"><joint name="j"/><geom size=".1"/>
+    <body name="sensor"><geom size=".05"/></body>
+    <body name="hand" pos="0 0 .1"><geom size=".05"/></body></body></worldbody></mujoco>"""
+    limb = replace(PANDA.limbs[0], joints=("j",), actuators=("a",), home=(0.0,), limits=LimbLimits(), frame="hand")
+    model = mujoco.MjModel.from_xml_string(arm)
+    plant = PlantErrors(payload_kg=0.5).apply(model, limb)
+    assert plant.body("hand").mass[0] == 0.5
+    assert plant.body("sensor").mass[0] == model.body("sensor").mass[0]
+
+
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_another_arms_errors_are_identified():
     plant = PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, joint_friction_nm=0.5)
