@@ -51,13 +51,13 @@ def require_robot(model: mujoco.MjModel, namespace: str, joints: Sequence[str], 
         _require_hand(*pair, limb, "hand" if len(robot.limbs) == 1 else f"{limb.name} hand", robot.title)
         bases.append(pair)
         first += len(limb.joints)
-    leader, *others = robot.limbs
-    for limb, (hosts, ours) in zip(others, bases[1:], strict=True):
+    limbs = list(robot.limbs)
+    for limb, (hosts, ours) in zip(limbs[1:], bases[1:], strict=True):
         error = np.linalg.inv(_between(bases[0][1], ours)) @ _between(bases[0][0], hosts)
         if (off := _off(error)) is not None:
             raise ConfigError(
                 f"the base of the simulated robot's {limb.name} arm stands {off} from where that of {robot.title} does, seen "
-                f"from the {leader.name} one; its arms could meet unseen. Describe them in a robot of your own."
+                f"from the {limbs[0].name} one; its arms could meet unseen. Describe them in a robot of your own."
             )
 
 

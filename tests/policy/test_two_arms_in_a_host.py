@@ -102,8 +102,8 @@ def test_both_arms_of_a_host_follow_their_own_motion():
                 q = np.array([data.joint(f"cell/{side}_{joint}").qpos[0] for joint in ARM_JOINTS])
                 here, wanted = (dh_forward(one)[:3, 3] for one in (q, sway(side, min(executed / HZ, 2.0))))
                 off_mm[side].append(1e3 * np.linalg.norm(here - wanted))
-    assert max(off_mm["left"]) < 5
-    assert max(off_mm["right"]) < 5
+    assert max(off_mm["left"]) < 1
+    assert max(off_mm["right"]) < 1
     assert data.joint("cell/left_finger_joint1").qpos[0] > 0.035
     assert data.joint("cell/right_finger_joint1").qpos[0] == pytest.approx(0.01, abs=3e-3)  # a quarter of its range
     moved = [np.linalg.norm(dh_forward(sway(side, 1.0))[:3, 3] - dh_forward(HOME_Q)[:3, 3]) for side in SIDES]
