@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, of_grippers
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.control.trajectory import JointState
-from strands_cosmos3.robots.panda import FER, HOME_Q
+from strands_cosmos3.robots.panda import FER, HOME_Q, JointLimits
 from strands_cosmos3.types import JointTrajectory
 
 _HZ = 50.0
@@ -24,14 +24,15 @@ class _IdealArm:
 
     dt_s = 1 / 600
 
-    def __init__(self) -> None:
-        self.q, self.qd, self._due_s = HOME_Q.copy(), np.zeros(7), time.monotonic()
+    def __init__(self, home_rad: F64 = HOME_Q, opening: float | F64 = 1.0) -> None:
+        self.q, self.qd, self._due_s = home_rad.copy(), np.zeros(len(home_rad)), time.monotonic()
+        self._opening = opening
 
     def now_s(self) -> float:
         return time.monotonic()
 
-    def joint_state(self) -> tuple[F64, F64, float]:
-        return self.q.copy(), self.qd.copy(), 1.0
+    def joint_state(self) -> tuple[F64, F64, float | F64]:
+        return self.q.copy(), self.qd.copy(), self._opening
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         self.q, self.qd = block.q_rad[-1].copy(), block.qd_rad_s[-1].copy()
@@ -43,8 +44,8 @@ class _IdealArm:
 class _Chunks:
     """32 rows at 15 Hz from where the arm is: a smooth motion, a random walk, or few rows across the joints' range."""
 
-    def __init__(self, arm: _IdealArm, seed: int):
-        self._arm, self._rng, self._turn = arm, np.random.default_rng(seed), 0
+    def __init__(self, arm: _IdealArm, seed: int, limits: JointLimits):
+        self._arm, self._rng, self._turn, self._limits = arm, np.random.default_rng(seed), 0, limits
 
     def observe(self, action_prefix: Any) -> F64:
         return self._arm.q.copy()
@@ -52,26 +53,41 @@ class _Chunks:
     def plan(self, observation: F64) -> JointTrajectory:
         kind, rng = _KINDS[self._turn % len(_KINDS)], self._rng
         self._turn += 1
-        t_s = (np.arange(32) + 1) / 15
+        t_s, low, high = (np.arange(32) + 1) / 15, self._limits.q_min, self._limits.q_max
         if kind == "smooth":
-            q = observation + 0.2 * np.sin(0.9 * t_s)[:, None] * rng.uniform(-1, 1, 7)
+            q = observation + 0.2 * np.sin(0.9 * t_s)[:, None] * rng.uniform(-1, 1, len(low))
         elif kind == "walk":
-            q = observation + np.cumsum(rng.normal(0, 0.03, (32, 7)), axis=0)
+            q = observation + np.cumsum(rng.normal(0, 0.03, (32, len(low))), axis=0)
         else:
-            q, t_s = rng.uniform(FER.q_min, FER.q_max, (3, 7)), t_s[:3]
-        return JointTrajectory(np.clip(q, FER.q_min, FER.q_max), t_s)
+            q, t_s = rng.uniform(low, high, (3, len(low))), t_s[:3]
+        return JointTrajectory(np.clip(q, low, high), t_s)
 
 
-def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run the loop in real time until ``chunks`` are taken up; report CPU and wall-clock time of its ticks in ms."""
-    arm, accepted = _IdealArm(), 0
+def _of(robot: str) -> tuple[JointLimits, F64, float | F64]:
+    """Limits of all of a robot's joints, their angles at home, and open grippers."""
+    from strands_cosmos3.robots.assembly import load_robot  # needs MuJoCo, which a Panda's loop does not
+    from strands_cosmos3.robots.catalogue import get_robot
+    from strands_cosmos3.robots.limits import all_limits
+
+    spec = get_robot(robot)
+    grippers = sum(limb.gripper is not None for limb in spec.limbs)
+    return all_limits(load_robot(spec), spec), spec.home_rad, of_grippers(np.ones(grippers))
+
+
+def run(chunks: int, seed: int, progress: Callable[[str], None], robot: str | None = None) -> dict[str, Any]:
+    """Run the loop in real time until ``chunks`` are taken up; report CPU and wall-clock time of its ticks in ms.
+
+    ``robot`` is a name, or a .toml file; None is the Panda.
+    """
+    limits, home, opening = (FER, HOME_Q, 1.0) if robot is None else _of(robot)
+    arm, accepted = _IdealArm(home, opening), 0
 
     def on_accepted(chunk: Any, rows_begun: int) -> None:
         nonlocal accepted
         accepted += 1
 
     config = LoopConfig(hz=_HZ, latency_s=None, replan_rows=8)
-    loop = ControlLoop(arm, _Chunks(arm, seed), Executor(FER, arm.dt_s, HOME_Q), config, on_accepted)
+    loop = ControlLoop(arm, _Chunks(arm, seed, limits), Executor(limits, arm.dt_s, home, opening), config, on_accepted)
     cost_ms: dict[bool, list[float]] = {True: [], False: []}
     try:
         while accepted < chunks:
@@ -81,8 +97,9 @@ def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, An
             progress(f"loop: {accepted} of {chunks} chunks taken up")
     finally:
         loop.close()
-    planning_ms = _planning_ms(chunks, seed)
+    planning_ms = _planning_ms(chunks, seed, limits, home, opening)
     return {
+        **({} if robot is None else {"robot": robot}),
         "control_hz": _HZ,
         "chunks": accepted,
         "tick_cpu_ms": _spread(cost_ms[False]),
@@ -92,11 +109,11 @@ def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, An
     }
 
 
-def _planning_ms(chunks: int, seed: int) -> list[float]:
+def _planning_ms(chunks: int, seed: int, limits: JointLimits, home: F64, opening: float | F64) -> list[float]:
     """CPU time of planning as many chunks, one after another."""
-    arm, out = _IdealArm(), []
-    source = _Chunks(arm, seed)
-    executor = Executor(FER, arm.dt_s, HOME_Q)
+    arm, out = _IdealArm(home, opening), []
+    source = _Chunks(arm, seed, limits)
+    executor = Executor(limits, arm.dt_s, home, opening)
     for _ in range(chunks):
         chunk, began_s = source.plan(executor.reference.q_rad), time.thread_time()
         prepared = executor.takeover().prepare(chunk)

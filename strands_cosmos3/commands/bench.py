@@ -21,7 +21,7 @@ _BENCHES = {
     "chunks": ("ik", "tracking", "robustness", "loop"),
     "episodes": ("sim", "tasks", _ROLLOUTS),
     "plant_errors": ("tasks",),
-    "robot": ("tasks",),
+    "robot": ("tasks", "loop"),
     **dict.fromkeys(("exchanges", "clients", "requests"), ("service",)),
     "seed": ("ik", "tracking", "robustness", "loop", "sim", "tasks", "service", _ROLLOUTS),
     "episode": ("tracking", "robustness"),
@@ -52,7 +52,7 @@ class Bench:
     plant_errors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
     robot: str | None = None
-    """For tasks: the robot (default: panda), or the .toml file of one."""
+    """For tasks and loop: the robot (default: panda), or the .toml file of one."""
     exchanges: int | None = None
     """Round trips of each kind (service: 200)."""
     clients: int | None = None
@@ -80,7 +80,7 @@ class Bench:
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
         served = ("serve",) if self.clients is None else ("serve", "engine")
-        return {"engine": ("sim", "engine"), "service": served, "loop": ()}.get(self.what, ("sim",))
+        return {"engine": ("sim", "engine"), "service": served, "loop": ("sim",) if self.robot else ()}.get(self.what, ("sim",))
 
     def run(self) -> int:
         """Measure and print the figures."""
@@ -154,7 +154,7 @@ class Bench:
         if self.what == "loop":
             from strands_cosmos3.bench import loop
 
-            return loop.run(chunks, seed, progress)
+            return loop.run(chunks, seed, progress, self.robot)
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 
