@@ -23,9 +23,11 @@ class Verb(StrEnum):
     PLACE = "place"
     STACK = "stack"
     LIFT = "lift"
+    HAND_OVER = "hand_over"
 
 
 _BAR = r"\b(?:bar|beam|rod)\b"
+_GIVE = r"\b(?:hand|pass|give|transfer)\b"
 _ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
 _WORDS: tuple[tuple[Verb, str], ...] = (
     (Verb.STACK, rf"\bstack|{_ONTO}"),
@@ -54,13 +56,15 @@ class Goal:
 
     Args:
         verb: What to do.
-        cube: Name of the cube to move, e.g. ``"cube_red"``; ``"bar"`` to lift.
+        cube: Name of the cube to move, e.g. ``"cube_red"``; ``"bar"`` to lift or hand over.
         onto: The cube to stack it on, or None.
+        to: The hand that is to have the bar, e.g. ``"right"``, or None.
     """
 
     verb: Verb
     cube: str
     onto: str | None = None
+    to: str | None = None
 
 
 TEMPLATES = {
@@ -71,6 +75,9 @@ TEMPLATES = {
 }
 """Default wording of each task with cubes: ``{a}`` is the colour of the cube to move, ``{b}`` of the one below it."""
 LIFT_THE_BAR = "lift the bar with both hands"
+HAND_OVER_THE_BAR = "hand the bar over from the left hand to the right hand"
+BAR_SENTENCES = {Verb.LIFT: LIFT_THE_BAR, Verb.HAND_OVER: HAND_OVER_THE_BAR}
+"""Default wording of what is done with a bar."""
 
 
 def normalize(text: str) -> str:
@@ -88,7 +95,8 @@ def normalize(text: str) -> str:
 
 
 def parse_instruction(text: str) -> Goal:
-    """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below; or to lift a bar.
+    """Parse an instruction: a verb and a colour, and for stacking the colour after "on" for the cube below; or to lift a bar,
+    or to hand it over ("from the left to the right hand", which is the default).
 
     Raises:
         InstructionError: Not a string, blank, no known verb or colour, or a stack that names only one cube.
@@ -96,6 +104,8 @@ def parse_instruction(text: str) -> Goal:
     words = normalize(text)
     verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
+    if re.search(_GIVE, words) and re.search(_BAR, words) and not colours:
+        return Goal(Verb.HAND_OVER, "bar", to=_receiver(words))
     if verb is Verb.PICK and re.search(_BAR, words) and not colours:
         return Goal(Verb.LIFT, "bar")
     if verb is None or not colours:
@@ -109,3 +119,10 @@ def parse_instruction(text: str) -> Goal:
     if cube == onto:
         raise InstructionError(f"instruction {text!r} names one cube; try 'stack the red cube on the blue cube'.")
     return Goal(verb, f"cube_{cube}", f"cube_{onto}")
+
+
+def _receiver(words: str) -> str:
+    """The hand that is to have the bar: the one after "to", or not the one after "from"."""
+    if to := re.search(r"\bto (?:the |your )?(left|right)\b", words):
+        return to.group(1)
+    return "left" if re.search(r"\bfrom (?:the |your )?right\b", words) else "right"

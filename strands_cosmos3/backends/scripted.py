@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
+from strands_cosmos3.backends.bar_hands import bar_chunk
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.kinematic_steps import approach, rotate, rotation_vector
-from strands_cosmos3.backends.scripted_lift import lift_chunk
+from strands_cosmos3.backends.scripted_hand_over import HandOver
+from strands_cosmos3.backends.scripted_lift import Lift
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError
@@ -120,7 +123,7 @@ def _hand_yaw(R: F64) -> float:
 
 
 class ScriptedBackend(Backend):
-    """Scripted expert that reaches for, picks, places (in the bin) or stacks the cube of the instruction, or lifts a bar.
+    """Scripted expert that reaches for, picks, places or stacks the instruction's cube, or lifts or hands over a bar.
 
     Args:
         turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
@@ -144,7 +147,9 @@ class ScriptedBackend(Backend):
         """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:
-            return lift_chunk(request)
+            return bar_chunk(request, Lift)
+        if goal.verb is Verb.HAND_OVER:
+            return bar_chunk(request, partial(HandOver, taker=goal.to or "right"))
         state = self._state(request, goal)
         world = _world_from_state(state, request, self.turns)
         assert request.T_base_cosmos is not None  # _state checked it

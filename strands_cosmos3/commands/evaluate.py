@@ -65,7 +65,7 @@ class Evaluate:
     """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     tasks: str | None = None
     """Any of reach, pick, place and stack, separated by commas; default: all four, or those of the bundled checkpoint. Of two
-    arms: lift_bar. For LIBERO numbers from 0 to 9; default: all ten."""
+    arms: lift_bar and hand_over. For LIBERO numbers from 0 to 9; default: all ten."""
     seeds: int | None = None
     """Episodes of each task and condition; default: 100, for LIBERO all 50 official initial states."""
     seed: int | None = None

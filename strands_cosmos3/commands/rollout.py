@@ -70,9 +70,9 @@ class Rollout:
     rest and keeps all files; a second one stops at once.
     """
 
-    task: Literal["reach", "pick", "place", "stack", "lift_bar"] | None = None
-    """Task to judge success by: of one arm with cubes, or of two arms with a bar (lift_bar). The default is pick, of two arms
-    lift_bar, and none for replay."""
+    task: Literal["reach", "pick", "place", "stack", "lift_bar", "hand_over"] | None = None
+    """Task to judge success by: of one arm with cubes, or of two arms with a bar: lift_bar, or hand_over from
+    one hand to the other. The default is pick, of two arms lift_bar, and none for replay."""
     instruction: str = ""
     """Instruction for the policy, e.g. "pick up the blue cube". The default is the task's."""
     backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None = None
@@ -222,7 +222,7 @@ class Rollout:
             parse_instruction(self.instruction)  # success is judged by it
         control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
         plant = ALL_ERRORS if self.plant == "all-errors" else None
-        robot = Robot(self.robot, control, arm_model=self.arm_model, plant=plant)
+        robot = Robot(self.robot, control, arm_model=self.arm_model, plant=plant, task=self._task)
         if self.compensate != "none":
             known = (plant or PlantErrors()).compensation() if self.compensate == "known" else robot.identify()
             robot = Robot(self.robot, replace(control, compensation=known), robot.scene, plant=plant)

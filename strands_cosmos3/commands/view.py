@@ -179,14 +179,15 @@ class View(Rollout):
 
         with needed_by("the live page"):
             from strands_cosmos3.view.live import LiveView
-        controls, language, of_bar = self.controls, policy.backend.language, robot.scene.bar is not None
+        controls, language, bar = self.controls, policy.backend.language, robot.scene.bar
+        with_bar = None if bar is None else bar.verb
 
         def novelty() -> float | None:
             return policy.last_rollout.get("novelty")
 
         controls.latency_s = self.latency
-        controls.check = lambda text: check_instruction(text, language, of_bar)
-        sentences = suggestions(language, of_bar) if policy.reads_instruction else []
+        controls.check = lambda text: check_instruction(text, language, with_bar)
+        sentences = suggestions(language, with_bar) if policy.reads_instruction else []
         with (
             self._open_stage(robot.scene) as stage,
             LiveView(robot, stage, str(self.backend), not self.no_cameras, controls, novelty=novelty) as live,

@@ -89,7 +89,7 @@ def goal_instruction(task: str, index: int, template: str = "") -> str:
 
     ``template`` is another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the task's own.
     """
-    if task not in list(Verb):
+    if get_task(task).bar is not None:
         return template or get_task(task).instruction
     a = index % 3
     b = (a + 1 + (index // 3) % 2) % 3

@@ -42,7 +42,7 @@ def absolute(robot: str) -> str:
 
 
 def tasks_of(robot: RobotSpec) -> tuple[str, ...]:
-    """Return the names of a robot's tasks: with cubes for one arm, with the bar for two."""
+    """Return the names of a robot's tasks: with cubes for one arm, with a bar for two."""
     return CUBE_TASKS if len(robot.limbs) == 1 else _BAR_TASKS
 
 
@@ -61,7 +61,7 @@ def require_conditions(robot: RobotSpec, conditions: Iterable[Perturbation]) -> 
                 "leave it out, or use light=F or table=NAME."
             )
         if of_bar and (one.cubes_mm is not None or one.close or one.crowded):
-            raise ConfigError(f"condition {one.name!r} changes cubes, and {robot.name!r} lifts a bar; leave it out.")
+            raise ConfigError(f"condition {one.name!r} changes cubes, and {robot.name!r} has a bar; leave it out.")
         if of_bar and one.text not in ("asked", "random"):
             raise ConfigError(
                 f"condition {one.name!r} names another colour or wording, and there is one bar; leave it out, or use random."

@@ -15,6 +15,7 @@ from strands_cosmos3.sim.appearance import NOMINAL
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, SEPARATION_M, Layout, Scene
 from strands_cosmos3.sim.scene_builder import cameras
+from strands_cosmos3.sim.tasks import bar_for
 
 CLOSE_M = 0.065
 """Distance of the centres of two close cubes."""
@@ -31,7 +32,7 @@ class Stages:
     def prepare(self, assignment: Assignment) -> tuple[Robot, Layout | None]:
         """Return an episode's robot, and its layout where that is not the scene's own for the seed."""
         perturbation, rng = assignment.perturbation, np.random.default_rng([assignment.seed, 17])
-        robot = self._robot(perturbation)
+        robot = self._robot(perturbation, assignment.task)
         direction = rng.normal(0, 1, 3)
         offset_m = direction / np.linalg.norm(direction) * (perturbation.camera_cm or 0.0) / 100
         wrist = cameras(robot.scene.appearance, self._spec).get("wrist")  # where it is when nothing displaces it
@@ -43,15 +44,16 @@ class Stages:
         layout = robot.scene.sample_layout(np.random.default_rng(assignment.seed))
         return robot, bring_close(layout, assignment.goals[0].cube, rng, self._spec.workspace)
 
-    def _robot(self, perturbation: Perturbation) -> Robot:
-        key = (perturbation.table, perturbation.light, perturbation.cubes_mm, perturbation.crowded)
+    def _robot(self, perturbation: Perturbation, task: str) -> Robot:
+        bar = bar_for(task, self._spec)
+        key = (perturbation.table, perturbation.light, perturbation.cubes_mm, perturbation.crowded, bar)
         if key not in self._robots:
             given = {"table": perturbation.table, "light": perturbation.light}
             appearance = replace(NOMINAL, **{name: value for name, value in given.items() if value is not None})
             edge_m = (perturbation.cubes_mm or 1e3 * DEFAULT_CUBES[0].edge_m) / 1e3
             cubes = tuple(replace(cube, edge_m=edge_m) for cube in DEFAULT_CUBES)
             cubes = None if len(self._spec.limbs) > 1 else (*cubes, *DISTRACTORS) if perturbation.crowded else cubes
-            scene = Scene(cubes, appearance=appearance, robot=self._spec)
+            scene = Scene(cubes, appearance=appearance, robot=self._spec, bar=bar)
             self._robots[key] = Robot(self._name, scene=scene)
         return self._robots[key]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.sim.handling import forces_on
 from strands_cosmos3.sim.scene import Scene, SceneLimb
 
-__all__ = ["BarMonitor", "BarState", "bar_state"]
+__all__ = ["BarMonitor", "BarState", "bar_state", "jumped"]
 
 LIFT_M = 0.10
 TILT_RAD, TURN_RAD = float(np.deg2rad(5.0)), float(np.deg2rad(15.0))
@@ -23,8 +23,8 @@ PRESS_N = 0.3  # of each finger
 SPEED_M_S = 0.05
 REST_M_S, REST_RAD_S = 0.010, 0.05
 SLIP_S = 0.1  # a grip may be interrupted for this long
-_CLEAR_M = 0.02  # the bar is off the table
-_TAKEN_WITHIN_M = 0.05  # hands may move the bar this far before all fingers hold it
+CLEAR_M = 0.02  # the bar is off the table
+TAKEN_WITHIN_M = 0.05  # hands may move the bar this far before all fingers hold it
 _JUMP_M_S, _JUMP_M = 1.0, 0.002  # further in a tick than its speed explains: the bar was moved by hand
 _CORNERS = np.array(np.meshgrid((-0.5, 0.5), (-0.5, 0.5), (-0.5, 0.5))).reshape(3, 8).T
 
@@ -55,6 +55,12 @@ class BarState:
     def tilt_rad(self) -> float:
         """Angle between the bar and the table."""
         return float(np.arcsin(np.clip(abs(self.axis[2]), 0.0, 1.0)))
+
+    @property
+    def lies(self) -> bool:
+        """Whether it lies at rest, and no finger touches it."""
+        resting = self.speed_m_s < REST_M_S and self.turning_rad_s < REST_RAD_S and self.tilt_rad < TILT_RAD
+        return resting and self.touched_by_others and not self.touched
 
     def turned_rad(self, before: BarState) -> float:
         """Angle about the vertical since another state; an end is not taken for the other."""
@@ -114,24 +120,25 @@ class BarMonitor:
     def add(self, now: BarState) -> bool:
         """As :meth:`update`, of a state."""
         before, self.now = self.now, instance_of(now, BarState, "now")
-        if before is not None and _jumped(before, now):
+        if before is not None and jumped(before, now):
             self.lay, self.taken, self._held = None, False, None
-        resting = now.speed_m_s < REST_M_S and now.turning_rad_s < REST_RAD_S and now.tilt_rad < TILT_RAD
-        if resting and now.touched_by_others and not now.touched:
+        if now.lies:
             self.lay = now
         held = now.gripped_by == set(self.scene.limbs)
         if held:
             self._held = now
-            if self.lay is not None and np.linalg.norm(now.position_m - self.lay.position_m) < _TAKEN_WITHIN_M:
+            if self.lay is not None and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M:
                 self.taken = True
         elif self._held is not None and now.time_s - self._held.time_s > SLIP_S:
-            self.dropped |= self.taken and self._held.lowest_m > _CLEAR_M
+            self.dropped |= self.taken and self._held.lowest_m > CLEAR_M
             self.taken, self._held = False, None
         level = self.lay is not None and now.tilt_rad < TILT_RAD and now.turned_rad(self.lay) < TURN_RAD
         lifted = now.lowest_m > LIFT_M and now.speed_m_s < SPEED_M_S
         return level and lifted and held and self.taken and not now.touched_by_others and not self.dropped
 
 
-def _jumped(before: BarState, now: BarState) -> bool:
+@typed()
+def jumped(before: BarState, now: BarState) -> bool:
+    """Whether the bar moved further than its speed explains."""
     explained = max(before.speed_m_s, now.speed_m_s) + _JUMP_M_S
     return bool(np.linalg.norm(now.position_m - before.position_m) > explained * (now.time_s - before.time_s) + _JUMP_M)

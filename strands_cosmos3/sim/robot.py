@@ -27,7 +27,7 @@ from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for, recording_of
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArm
-from strands_cosmos3.sim.tasks import Judge, get_task
+from strands_cosmos3.sim.tasks import Judge, bar_for, get_task
 from strands_cosmos3.types import Rollout
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ Progress = Callable[[float, float], None]
 class Robot(SimulatedArm):
     """A simulated arm that policies can drive.
 
-    ``"franka"`` is the same arm as ``"panda"``; a ``.toml`` file describes another one. Other arguments and errors:
+    ``"franka"`` is the same arm as ``"panda"``; a ``.toml`` file describes another one. ``task`` says what two arms' scene is
+    for: ``"lift_bar"`` (the default) or ``"hand_over"``, whose bar one hand can hold. Other arguments and errors:
     :class:`SimulatedArm`.
     """
 
@@ -58,9 +59,10 @@ class Robot(SimulatedArm):
         scene: Scene | None = None,
         arm_model: str | Path | None = None,
         plant: PlantErrors | None = None,
+        task: str | None = None,
     ):
         self.name, spec = name, get_robot(_known_robot(name))
-        scene = Scene(arm=arm_model, robot=spec) if scene is None else scene
+        scene = Scene(arm=arm_model, robot=spec, bar=bar_for(task, spec)) if scene is None else scene
         if scene.robot.name != spec.name:
             raise ConfigError(f"the scene was built around robot {scene.robot.name!r}, not {name!r}; give Scene(robot=...).")
         super().__init__(control, scene, None, plant)
@@ -111,8 +113,8 @@ class Robot(SimulatedArm):
             video: A film to write (.mp4).
             film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
             policy: A policy object instead of provider and config; the caller closes it. Other packages' policies are wrapped.
-            task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, for two arms ``"lift_bar"``, or None for no success
-                criterion.
+            task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, for two arms ``"lift_bar"`` or ``"hand_over"``, or None
+                for no success criterion.
             seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
             layout: Positions of the cubes, instead of random ones.
             latency: Simulated duration of an inference [s], or a callable that returns the next one's: the arm follows its

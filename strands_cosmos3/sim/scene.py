@@ -24,7 +24,7 @@ from strands_cosmos3.robots.drives import require_drives, require_servos
 from strands_cosmos3.robots.kinematics import LimbKinematics, kinematics_of
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance
-from strands_cosmos3.sim.scene_builder import BAR, BIN, VIEWS, Bar, Bin, Cube, bin_of, build, view_names_of
+from strands_cosmos3.sim.scene_builder import BAR, BIN, LIGHT_BAR, VIEWS, Bar, Bin, Cube, bin_of, build, view_names_of
 
 DEFAULT_CUBES = (
     Cube("cube_red", (0.83, 0.12, 0.11)),
@@ -334,6 +334,7 @@ __all__ = [
     "BIN",
     "DEFAULT_CUBES",
     "DISTRACTORS",
+    "LIGHT_BAR",
     "SEPARATION_M",
     "SPAWN_X_M",
     "SPAWN_Y_M",

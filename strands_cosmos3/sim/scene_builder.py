@@ -13,6 +13,7 @@ import numpy as np
 from strands_cosmos3.checks import F64, positive, typed, typed_fields
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.instruction import Verb
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
 from strands_cosmos3.robots.spec import Limb, RobotSpec
@@ -49,12 +50,16 @@ class Cube:
 
 @dataclass(frozen=True)
 class Bar:
-    """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the mass is not above zero."""
+    """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the mass is not above zero.
+
+    ``verb`` is what it is for: to lift, or to hand over.
+    """
 
     size_m: tuple[float, float, float] = (0.04, 0.60, 0.04)
     mass_kg: float = 0.5
     grasp_m: float = 0.22  # of each hand from its centre, along the long axis
     rgb: tuple[float, float, float] = (0.85, 0.42, 0.12)
+    verb: Verb = Verb.LIFT
 
     def __post_init__(self) -> None:
         typed_fields(self)
@@ -62,6 +67,8 @@ class Bar:
             positive(value, "a bar's sizes and mass")
 
 
+LIGHT_BAR = Bar((0.04, 0.30, 0.04), 0.05, 0.10, (0.10, 0.45, 0.62), Verb.HAND_OVER)
+"""One hand can hold it by an end."""
 BAR = "bar"
 """Name of the bar's body, joint and geom."""
 

@@ -16,8 +16,9 @@ stack two fingers took the cube from elsewhere and released it within 20 mm (sid
       touches either
 ===== ====================================================================================================
 
-``lift_bar``, the level lift of a bar by two hands, is judged in ``bar.py``. Two fingers hold a cube while both press on it from
-opposite sides. A cube that moves further than its speed explains was moved by hand: its history starts again.
+``lift_bar``, the level lift of a bar by two hands, is judged in ``bar.py``, and ``hand_over`` in ``hand_over.py``. Two fingers
+hold a cube while both press on it from opposite sides. A cube that moves further than its speed explains was moved by hand: its
+history starts again.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.instruction import LIFT_THE_BAR, Goal, Verb
+from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, Verb
+from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.bar import BarMonitor
+from strands_cosmos3.sim.hand_over import HandOverMonitor
 from strands_cosmos3.sim.handling import REACH_M, REST_M_S, CubeHistory, CubeState, cube_state, touched_only_by
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.sim.scene import BAR, LIGHT_BAR, Bar, Scene
 
 LIFT_M = 0.100
 DISTURBED_M = 0.020
@@ -65,12 +68,8 @@ class Task:
     name: str
     instruction: str  # by default
     hold_s: float  # time for which the condition must hold
-    holds: Condition | None  # whether the condition holds now, of a cube; None is a bar's
-
-    @property
-    def with_bar(self) -> bool:
-        """Whether it is about a bar, and not about cubes."""
-        return self.holds is None
+    holds: Condition | None = None  # whether the condition holds now, of a cube; None is a bar's
+    bar: Bar | None = None  # that it is about, instead of cubes
 
 
 def _reach(at: Situation) -> bool:
@@ -128,11 +127,12 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         "pick": Task("pick", "pick up the red cube", 0.5, _pick),
         "place": Task("place", "place the red cube in the bin", 0.3, _place),
         "stack": Task("stack", "stack the red cube on the blue cube", 0.5, _stack),
-        "lift_bar": Task("lift_bar", LIFT_THE_BAR, 1.0, None),
+        "lift_bar": Task("lift_bar", LIFT_THE_BAR, 1.0, bar=Bar()),
+        "hand_over": Task("hand_over", HAND_OVER_THE_BAR, 1.0, bar=LIGHT_BAR),
     }
 )
 """The tasks by name."""
-CUBE_TASKS = tuple(name for name, task in TASKS.items() if not task.with_bar)
+CUBE_TASKS = tuple(name for name, task in TASKS.items() if task.bar is None)
 
 
 def get_task(name: str) -> Task:
@@ -146,6 +146,13 @@ def task_of(goal: Goal) -> Task:
     """Return the task that judges an instruction's goal."""
     verb = instance_of(goal, Goal, "goal").verb
     return TASKS["lift_bar" if verb is Verb.LIFT else str(verb)]
+
+
+@typed()
+def bar_for(task: str | None, robot: RobotSpec) -> Bar | None:
+    """Return the bar that a task of two arms is about; None is the scene's default. UnknownNameError: no such task."""
+    bar = None if task is None else get_task(task).bar
+    return bar if len(robot.limbs) > 1 else None
 
 
 class _CubeMonitor:
@@ -171,19 +178,23 @@ class Judge:
 
     @typed()
     def __init__(self, task: Task, scene: Scene, goal: Goal):
-        has = scene.bar is not None
-        if task.with_bar != has or (goal.verb is Verb.LIFT) != has:
+        verbs = [None if bar is None else bar.verb for bar in (task.bar, scene.bar)]
+        if {*verbs, goal.verb if goal.cube == BAR else None} != {verbs[0]}:
+            has = "cubes" if scene.bar is None else f"a bar to {str(scene.bar.verb).replace('_', ' ')}"
             raise ConfigError(
-                f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of {scene.robot.name!r}, which has "
-                f"{'a bar' if has else 'cubes'}, do not go together; choose another task, instruction or robot."
+                f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of {scene.robot.name!r}, which has {has}, "
+                f"do not go together; choose another task, instruction or robot, or build it for the task: "
+                f"Robot('dual_panda', task='hand_over')."
             )
         self.task, self._scene, self._goal = task, scene, goal
         self._monitor = self._start()
         self._at_s = -float("inf")
         self._since_s: float | None = None
 
-    def _start(self) -> BarMonitor | _CubeMonitor:
-        holds = self.task.holds
+    def _start(self) -> BarMonitor | HandOverMonitor | _CubeMonitor:
+        holds, taker = self.task.holds, self._goal.to
+        if taker is not None:
+            return HandOverMonitor(self._scene, taker)
         return BarMonitor(self._scene) if holds is None else _CubeMonitor(self._scene, self._goal, holds)
 
     def succeeded(self, data: mujoco.MjData) -> bool:

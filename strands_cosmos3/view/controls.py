@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, InstructionError
-from strands_cosmos3.instruction import COLOURS, LIFT_THE_BAR, TEMPLATES, Goal, Verb, parse_instruction
+from strands_cosmos3.instruction import BAR_SENTENCES, COLOURS, TEMPLATES, Goal, Verb, parse_instruction
 from strands_cosmos3.language import Language, plainest
 from strands_cosmos3.types import Rollout
 
@@ -21,10 +21,13 @@ _LONGEST_INSTRUCTION = 200  # characters
 _OUTCOMES_SHOWN = 12
 
 
-def suggestions(language: Language | None, of_bar: bool = False) -> list[str]:
-    """Return sentences that a policy with this language understands; None is one that does all of a scene's tasks."""
-    if of_bar:
-        return [LIFT_THE_BAR]
+def suggestions(language: Language | None, with_bar: Verb | None = None) -> list[str]:
+    """Return sentences that a policy with this language understands; None is one that does all of a scene's tasks.
+
+    ``with_bar`` is what the scene's bar is for; None is a scene with cubes.
+    """
+    if with_bar is not None:
+        return [BAR_SENTENCES[with_bar]]
     colours = COLOURS if language is None else language.colours
     verbs = list(TEMPLATES) if language is None else [Verb(verb) for verb in language.verbs]
     goals = [
@@ -35,15 +38,17 @@ def suggestions(language: Language | None, of_bar: bool = False) -> list[str]:
     return [plainest(goal) for goal in goals]
 
 
-def check_instruction(text: str, language: Language | None = None, of_bar: bool = False) -> None:
+def check_instruction(text: str, language: Language | None = None, with_bar: Verb | None = None) -> None:
     """Raise InstructionError for an instruction that a policy with this language, or the scene's judges, do not understand."""
     if len(text) > _LONGEST_INSTRUCTION:
         raise InstructionError(f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got {len(text)}.")
-    example = suggestions(language, of_bar)[0]
+    example = suggestions(language, with_bar)[0]
     if language is not None:
         language.understand(text)
-    if (parse_instruction(text).verb is Verb.LIFT) != of_bar:
-        raise InstructionError(f"the scene has {'a bar and no cubes' if of_bar else 'cubes and no bar'}; try {example!r}.")
+    verb = parse_instruction(text).verb
+    if (verb if verb in BAR_SENTENCES else None) != with_bar:
+        has = "cubes and no bar" if with_bar is None else f"a bar to {str(with_bar).replace('_', ' ')} and no cubes"
+        raise InstructionError(f"the scene has {has}; try {example!r}.")
 
 
 class LiveControls:

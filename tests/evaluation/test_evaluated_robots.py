@@ -24,7 +24,7 @@ from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import AS_TOLD, Simulator
 from strands_cosmos3.evaluation.stages import CLOSE_M, Stages
 from strands_cosmos3.evaluation.statistics import summarise
-from strands_cosmos3.instruction import LIFT_THE_BAR
+from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR
 from strands_cosmos3.robots.catalogue import UR5E
 from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.robots.spec_file import write_robot
@@ -122,13 +122,16 @@ def test_a_close_cube_lies_in_the_robots_own_field(own: Path):
             assert (layout.xy_m[:, axis] <= high).all()
 
 
-def test_two_arms_lift_the_bar():
+def test_two_arms_lift_a_bar_and_hand_one_over():
     settings = make_settings({"robot": "dual_panda", "seeds": 1, "conditions": "plain,light=2"})
-    assert [(a.task, a.policy_instruction) for a in settings.plan()] == [("lift_bar", LIFT_THE_BAR)] * 2
-    simulator = Simulator(settings)
-    record = simulator.run(settings.plan()[1])
-    assert record["success"] is record["success_told"] is True
-    assert "by_colour" not in summarise(settings.plan(), {settings.plan()[1].key: record})[1]
+    plan, simulator = settings.plan(), Simulator(settings)
+    asked = {"lift_bar": LIFT_THE_BAR, "hand_over": HAND_OVER_THE_BAR}
+    assert sorted((a.task, a.policy_instruction) for a in plan) == sorted(2 * [*asked.items()])
+    for task in asked:
+        _, lit = (a for a in plan if a.task == task)
+        record = simulator.run(lit)
+        assert record["success"] is record["success_told"] is True
+        assert not any("by_colour" in row for row in summarise(plan, {lit.key: record}))
 
 
 def test_success_is_reported_by_the_goals_colour():

@@ -15,7 +15,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.view import View
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InstructionError
-from strands_cosmos3.instruction import LIFT_THE_BAR
+from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Verb
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Rollout
@@ -164,10 +164,14 @@ def test_a_dataset_s_robot_is_no_file_of_this_machine(tmp_path: Path):
 
 
 def test_what_can_be_asked_of_a_bar(tmp_path: Path):
-    assert suggestions(None, of_bar=True) == [LIFT_THE_BAR]
-    check_instruction("raise the bar", of_bar=True)
-    with pytest.raises(InstructionError, match=r"a bar and no cubes; try 'lift the bar"):
-        check_instruction("pick up the red cube", of_bar=True)
+    assert suggestions(None, with_bar=Verb.LIFT) == [LIFT_THE_BAR]
+    check_instruction("raise the bar", with_bar=Verb.LIFT)
+    assert suggestions(None, Verb.HAND_OVER) == [HAND_OVER_THE_BAR]
+    check_instruction("give the bar to the left hand", with_bar=Verb.HAND_OVER)
+    with pytest.raises(InstructionError, match=r"a bar to hand over and no cubes; try 'hand the bar over"):
+        check_instruction("raise the bar", with_bar=Verb.HAND_OVER)
+    with pytest.raises(InstructionError, match=r"a bar to lift and no cubes; try 'lift the bar"):
+        check_instruction("pick up the red cube", with_bar=Verb.LIFT)
     with pytest.raises(InstructionError, match="cubes and no bar; try 'pick up"):
         check_instruction("raise the bar")
 
@@ -175,7 +179,7 @@ def test_what_can_be_asked_of_a_bar(tmp_path: Path):
 def test_an_instruction_of_the_page_names_the_bar_s_task():
     view = View(robot="dual_panda", backend="scripted")
     assert view._task == "lift_bar"
-    view.controls.check = lambda text: check_instruction(text, None, of_bar=True)
+    view.controls.check = lambda text: check_instruction(text, None, with_bar=Verb.LIFT)
     view.controls.ask("raise the bar")
     assert (view._task, view._policy_instruction) == ("lift_bar", "raise the bar")
 
