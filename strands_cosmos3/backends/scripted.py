@@ -36,6 +36,7 @@ _MAX_OPENING_CHANGE = 0.30  # fraction of a finger's travel per row
 _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
+_FUNNEL_SLOPE = 1.5  # height above the target per distance aside
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
 _SLACK_M = 0.03  # tolerance on the hover and carry heights, and on the horizontal distance to a place
 _IN_BIN_M = 0.05  # horizontal distance to the bin's centre within which a cube is in the bin
@@ -127,7 +128,7 @@ class ScriptedBackend(Backend):
 
     Args:
         turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
-            enough for reaching.
+            enough for reaching, and descends the lower the closer it is.
     """
 
     name = "scripted"
@@ -267,6 +268,11 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
     """Move one row: first to a safe height above the target, then straight down to it."""
     aside = float(np.linalg.norm((target - world.p)[:2]))
     hover = target[2] + _HOVER_M
+    if not world.turns:  # down a funnel, without a gate that only a close look can judge
+        above = min(_HOVER_M, _FUNNEL_SLOPE * max(aside - _DESCEND_WITHIN_M, 0.0))
+        rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
+        world.move(np.array([*(world.p if rises else target)[:2], target[2] + above]), R)
+        return
     aligned = _angle(world.R_tcp, R) < 2 * _GRASP_WITHIN_RAD
     if aside < _DESCEND_WITHIN_M and aligned:
         world.move(target, R)
