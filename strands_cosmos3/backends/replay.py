@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from strands_cosmos3.action_columns import ToolFrame
 from strands_cosmos3.actions.decode import encode_chunk, encode_limbs
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
 from strands_cosmos3.backends.base import Backend
@@ -121,6 +122,13 @@ class LimbRecording:
     def duration_s(self) -> float:
         """Time of the last pose."""
         return next(iter(self.by_limb.values())).duration_s
+
+    def tool_frame(self, limb: str) -> ToolFrame:
+        """Return the tool frame that a robot's limb is recorded with; that of one limb needs no common name."""
+        embodiment = get_embodiment(self.embodiment)
+        return next(
+            (one.tool_frame for one in embodiment.limbs if one.name == limb and len(self.by_limb) > 1), embodiment.tool_frame
+        )
 
     @typed()
     def of_limbs(self, n_joints: Mapping[str, int]) -> dict[str, Recording]:

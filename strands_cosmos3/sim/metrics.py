@@ -24,7 +24,6 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
-from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.sim.scene import SceneLimb
 from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory, PoseTrajectory
 
@@ -190,13 +189,10 @@ class EpisodeLog:
         motion_s = np.concatenate([when for _, when in steps])
         within = motion_s <= recording.duration_s
         q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
-        embodiment = get_embodiment(recording.embodiment)
-        tools = {columns.name: columns.tool_frame for columns in embodiment.limbs}
         by_limb = recording.of_limbs({name: len(one.limb.joints) for name, one in self.limbs.items()})
         errors: list[tuple[F64, F64]] = []
         for name, limb in self.limbs.items():
-            tool = embodiment.tool_frame if len(self.limbs) == 1 else tools[name]
-            T_base_cosmos = limb.kinematics.forward(q[:, limb.columns]) @ tool.T_parent_cosmos
+            T_base_cosmos = limb.kinematics.forward(q[:, limb.columns]) @ recording.tool_frame(name).T_parent_cosmos
             errors.append(between(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
         return _over(errors)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mujoco
 import numpy as np
 
 from strands_cosmos3.backends.replay import LimbRecording
@@ -41,6 +42,7 @@ ROBOTS = (
 )
 """Names of the robots that can be simulated."""
 Progress = Callable[[float, float], None]
+_START_M, _START_RAD = 0.02, 0.1
 
 
 class Robot(SimulatedArm):
@@ -152,6 +154,8 @@ class Robot(SimulatedArm):
         try:
             recording = recording_of(policy)
             self.reset(seed, None if recording is None else self._start_of(recording), layout)
+            if recording is not None:
+                self._require_start(recording)
             policy.reset(seed if noise_seed is None else seed_number(noise_seed, "noise_seed"))
             with VideoRecorder(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
                 planner = planner_for(self, policy, instruction, film, control_frequency)
@@ -173,6 +177,23 @@ class Robot(SimulatedArm):
         """Angles [n] at which a recording begins, joined with the robot's limbs by name."""
         by_limb = recording.of_limbs({limb.name: len(limb.joints) for limb in self.scene.robot.limbs})
         return np.concatenate([one.q_start_rad for one in by_limb.values()])
+
+    def _require_start(self, recording: LimbRecording) -> None:
+        """Raise ConfigError unless the hands stand where a recording says; else it is another robot's, or damaged."""
+        by_limb = recording.of_limbs({limb.name: len(limb.joints) for limb in self.scene.robot.limbs})
+        for name, limb in self.scene.limbs.items():
+            tool = recording.tool_frame(name)
+            model, data, frame = self.scene.model, self.data, limb.limb.frame_called(tool.parent)
+            site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, frame)
+            found, T = data.body(frame) if site < 0 else data.site(frame), np.eye(4)
+            T[:3, :3], T[:3, 3] = found.xmat.reshape(3, 3), found.xpos
+            error = np.linalg.inv(by_limb[name].T_base_cosmos[0]) @ np.linalg.inv(limb.T_world_base) @ T @ tool.T_parent_cosmos
+            away_m, turned = np.linalg.norm(error[:3, 3]), np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1))
+            if away_m > _START_M or turned > _START_RAD:
+                raise ConfigError(
+                    f"at the recording's first joint angles the {name} of {self.scene.robot.name!r} is {away_m * 1e3:.0f} mm "
+                    f"and {np.rad2deg(turned):.0f} degrees from the recorded pose; replay it on the robot that it is of."
+                )
 
     def _judge(self, task: str | None, instruction: str) -> tuple[str, Judge | None]:
         """Return the instruction, by default the task's, and the task's judge."""

@@ -1,5 +1,7 @@
 """A lift of two arms, recorded as a dataset and replayed in the closed loop; and robots that a recording is not of."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -165,3 +167,16 @@ def test_an_arm_of_six_joints_is_replayed_from_its_dataset(tmp_path):
     asked = request(recording, embodiment=ur5e, action_space=ur5e.action_space(), limb_poses={}, T_base_cosmos=T, n_rows=4)
     poses = decode_limbs(ReplayBackend(recording).infer(asked), {"arm": T})
     np.testing.assert_allclose(poses.by_limb["arm"].T_base_frame[-1, 0, 3], 0.504, atol=1e-6)
+
+
+def test_a_recording_whose_poses_the_robot_does_not_have_at_its_angles_is_refused(lifted):
+    """That of another robot with as many joints, or with another tool; it would lead somewhere else, without a word."""
+    recording = load_episode(lifted[0])
+    turned = np.diag([-1.0, -1.0, 1.0, 1.0])
+    moved = np.eye(4)
+    moved[2, 3] = 0.03
+    left = recording.by_limb["left"]
+    for T in (turned @ left.T_base_cosmos, left.T_base_cosmos @ moved):
+        motions = {**recording.by_limb, "left": replace(left, T_base_cosmos=T)}
+        with pytest.raises(ConfigError, match=r"the left of 'dual_panda' is .* from the recorded pose; replay it on"):
+            ROBOT.run_policy(policy_config={"backend": "replay", "model": LimbRecording(motions, DUAL.name)}, duration=1.0)
