@@ -252,7 +252,10 @@ CONTROL = [
     Call(LIMBS.plan, {"chunk": CHUNK, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0}),
     Call(BRIDGE.tracking_error, {"poses": POSES, "qpos_traj": np.tile(FULL, (len(POSES), 1))}),
     Call(tool_frame_in_ee, {"embodiment": DROID, "bridge": BRIDGE, "qpos": FULL}),
-    Call(solve_chunk, {"chunk": CHUNK, "bridge": BRIDGE, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0}),
+    Call(
+        solve_chunk,
+        {"chunk": CHUNK, "bridge": BRIDGE, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0, "T_world_base": np.eye(4)},
+    ),
     Call(
         decode_cosmos_chunk_to_targets,
         {

@@ -154,14 +154,15 @@ class ScriptedBackend(Backend):
         state = self._state(request, goal)
         world = _world_from_state(state, request, self.turns)
         assert request.T_base_cosmos is not None  # _state checked it
-        T_tcp_cosmos = se3_inverse(state["tcp"]) @ request.T_base_cosmos
-        poses = [request.T_base_cosmos]
+        T_world_cosmos = state.get("base", np.eye(4)) @ request.T_base_cosmos
+        T_tcp_cosmos = se3_inverse(state["tcp"]) @ T_world_cosmos
+        poses = [T_world_cosmos]
         gripper: list[float] = []
         for _ in range(request.n_rows):
             gripper.append(_act(world, goal))
-            T_base_tcp = np.eye(4)
-            T_base_tcp[:3, :3], T_base_tcp[:3, 3] = world.R_tcp, world.p
-            poses.append(T_base_tcp @ T_tcp_cosmos)
+            T_world_tcp = np.eye(4)
+            T_world_tcp[:3, :3], T_world_tcp[:3, 3] = world.R_tcp, world.p
+            poses.append(T_world_tcp @ T_tcp_cosmos)
         rows = encode_chunk(np.stack(poses), np.array(gripper), request.embodiment)
         return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
 

@@ -49,8 +49,8 @@ class Demos:
     tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
     """Tasks that the expert pursues and, for another robot, answers for."""
     hand_yaw: Literal["cube", "home"] = "cube"
-    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras that do not show the cube's yaw. The
-    hand then also descends gradually, without a stop above the cube."""
+    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras that do not show the cube's yaw.
+    The hand then also descends gradually, without a stop above the cube."""
     ticks: int = 60
     """Rows of the longest episode, twice that for the bin. Many short episodes show more layouts."""
     suite: str = "table"

@@ -11,6 +11,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import decode_chunk, decode_joint_chunk, to_frame
 from strands_cosmos3.actions.normalization import ActionStats
+from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.actions.stats import stats_of_domain
 from strands_cosmos3.checks import F64, instance_of, renamed_arguments, typed
 from strands_cosmos3.collision import CollisionReport
@@ -31,9 +32,16 @@ def tool_frame_in_ee(embodiment: Embodiment, bridge: MinkIKBridge, qpos: F64) ->
 
 @typed()
 def solve_chunk(
-    chunk: ActionChunk, bridge: MinkIKBridge, q_anchor: F64, stats: ActionStats | None = None, t_capture_s: float = 0.0
+    chunk: ActionChunk,
+    bridge: MinkIKBridge,
+    q_anchor: F64,
+    stats: ActionStats | None = None,
+    t_capture_s: float = 0.0,
+    T_world_base: F64 | None = None,
 ) -> JointTrajectory:
     """Return joint angles that follow a chunk from its anchor, the configuration [nq] that its first row departs from.
+
+    Poses are in the base of the robot, which stands at ``T_world_base`` [4, 4] in the bridge's model; None: at its origin.
 
     ``midtrain`` and ``pose_abs`` rows become poses and are solved by inverse kinematics; ``joint_pos`` rows are commands
     already, which have no anchor. Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for
@@ -43,7 +51,7 @@ def solve_chunk(
     q = bridge.configuration(q_anchor, "q_anchor")
     if chunk.action_space.meaning == "joint_position":
         return _stopped_before_collision(replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s), bridge, q)
-    _, poses, solution = _solve(chunk, bridge, q, stats, MAX_STRETCH)
+    _, poses, solution = _solve(chunk, bridge, q, stats, MAX_STRETCH, T_world_base)
     q_rad = solution.q_rad[:, bridge.q_address]
     account = solution.residual_m, solution.residual_rad, solution.converged, solution.clamped
     return JointTrajectory(q_rad, poses.t_s, poses.gripper, poses, *account, t_capture_s, solution.collision)
@@ -138,11 +146,18 @@ def _joined(parts: list[PoseTrajectory], whole: PoseTrajectory) -> PoseTrajector
 
 
 def _solve(
-    chunk: ActionChunk, bridge: MinkIKBridge, q: F64, stats: ActionStats | str | Path | None, stretch: float
+    chunk: ActionChunk,
+    bridge: MinkIKBridge,
+    q: F64,
+    stats: ActionStats | str | Path | None,
+    stretch: float,
+    T_world_base: F64 | None = None,
 ) -> tuple[PoseTrajectory, PoseTrajectory, IKSolution]:
     """The chunk's poses of the Cosmos frame and of the driven frame, and the angles that follow the latter."""
     T_ee_cosmos = tool_frame_in_ee(chunk.embodiment, bridge, q)
-    cosmos = decode_chunk(chunk, bridge.ee_pose(q) @ T_ee_cosmos, stats)
+    T_world_cosmos = bridge.ee_pose(q) @ T_ee_cosmos
+    cosmos = decode_chunk(chunk, T_world_cosmos if T_world_base is None else se3_inverse(T_world_base) @ T_world_cosmos, stats)
     driven = to_frame(cosmos, np.linalg.inv(T_ee_cosmos), bridge.ee_frame_name)
     assert chunk.fps is not None  # ActionChunk resolved it
-    return cosmos, driven, bridge.solve(driven.T_base_frame, q, stretch / chunk.fps)
+    targets = driven.T_base_frame if T_world_base is None else T_world_base @ driven.T_base_frame
+    return cosmos, driven, bridge.solve(targets, q, stretch / chunk.fps)

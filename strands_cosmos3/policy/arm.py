@@ -64,6 +64,7 @@ class PolicyArm:
         self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits)
         self._all_limits: JointLimits = self._bridge.limits
         self._q_open = _fingers_open(model, limb)
+        self._T_world_base = _base_pose(model, limb) if own else None
 
     def surround(self, obstacles: Sequence[Obstacle]) -> None:
         """Take what a robot knows of its surroundings, unless obstacles were given or the model is compiled and has its own."""
@@ -101,7 +102,8 @@ class PolicyArm:
         from strands_cosmos3.control.targets import tool_frame_in_ee
 
         q = self._configuration(q_rad)
-        return self._bridge.ee_pose(q) @ tool_frame_in_ee(self._named(embodiment), self._bridge, q)
+        T_world_cosmos = self._bridge.ee_pose(q) @ tool_frame_in_ee(self._named(embodiment), self._bridge, q)
+        return T_world_cosmos if self._T_world_base is None else np.linalg.inv(self._T_world_base) @ T_world_cosmos
 
     def _named(self, embodiment: Embodiment) -> Embodiment:
         """The embodiment with the model's name of the body that its tool frame is fixed to."""
@@ -118,7 +120,8 @@ class PolicyArm:
             self._bridge.posture_rad, self._begun = anchor, True
         if (named := self._named(chunk.embodiment)) is not chunk.embodiment:
             chunk = replace(chunk, embodiment=named)
-        return solve_chunk(chunk, self._bridge, self._configuration(anchor), t_capture_s=observation.t_capture_s)
+        q, captured_s = self._configuration(anchor), observation.t_capture_s
+        return solve_chunk(chunk, self._bridge, q, t_capture_s=captured_s, T_world_base=self._T_world_base)
 
     @staticmethod
     def account(plan: JointTrajectory) -> dict[str, Any]:
@@ -169,6 +172,14 @@ def configuration(q_open: F64, q_address: Any, limits: JointLimits, q_rad: F64) 
         raise ObservationError(f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe 'home'.")
     q[q_address] = q_rad
     return q
+
+
+def _base_pose(model: Any, limb: Limb) -> F64 | None:
+    """[4, 4] the base's pose in the model's world; None at its origin."""
+    from strands_cosmos3.robots.assembly import base_pose
+
+    T_world_base = base_pose(model, limb)
+    return None if np.array_equal(T_world_base, np.eye(4)) else T_world_base
 
 
 def _fingers_open(model: Any, limb: Limb) -> F64:

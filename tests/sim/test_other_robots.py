@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import UR5E
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
@@ -16,6 +18,18 @@ from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
+
+
+class Heard(ScriptedBackend):
+    """The expert, and what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def infer(self, request):
+        self.heard.append(request)
+        return super().infer(request)
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +102,19 @@ def test_a_robot_from_a_file_is_simulated(tmp_path):
     assert rollout.fault is None
     assert rollout.ik.max_mm < 0.01
     assert np.ptp(rollout.arrays["q_achieved_rad"], axis=0).max() > 0.01
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+def test_poses_are_in_the_base_wherever_it_stands(tmp_path):
+    """Requests, plans and metrics of a robot on a turned pedestal speak of its base, not of the world."""
+    path = tmp_path / "raised.toml"
+    part = replace(UR5E.model[0], position_m=(-0.05, 0.02, 0.1), yaw_deg=10.0)
+    path.write_text(write_robot(replace(UR5E, name="raised", model=(part,))))
+    robot, expert = Robot(str(path)), Heard()
+    policy = Cosmos3Policy("robomind-ur", str(path), backend=expert)
+    rollout = robot.run_policy(instruction="reach the red cube", policy=policy, task="reach", duration=1.5, seed=1)
+    (first, *_), (limb,) = expert.heard, robot.scene.limbs.values()
+    assert np.linalg.norm(limb.T_world_base[:3, 3] - [-0.05, 0.02, 0.1]) < 1e-9
+    np.testing.assert_allclose(first.T_base_cosmos, limb.kinematics.forward(first.q_rad), atol=1e-6)
+    assert rollout.loop_drift.max_mm < 1
+    assert np.ptp(rollout.arrays["q_achieved_rad"], axis=0).max() > 0.1

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.actions.rotations import se3, se3_inverse, so3_exp
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.checks import F64
@@ -26,6 +26,7 @@ from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.instruction import Verb
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.assembly import base_pose
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
@@ -173,6 +174,7 @@ class DemoCollector:
         self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
         model = load_model(model_file(robot.model[0]))
         self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits_of_arm(model, robot))
+        self._T_base_world = se3_inverse(base_pose(model, limb))
         self._home, self._T_tcp_frame = np.array(limb.home), np.linalg.inv(limb.T_frame_tool)
         self._embodiment = replace(embodiment, tool_frame=replace(embodiment.tool_frame, parent=limb.frame))
 
@@ -249,7 +251,7 @@ class DemoCollector:
             n_rows=self._embodiment.chunk_rows("midtrain"),
             q_rad=observation.q_rad,
             gripper=observation.gripper,
-            T_base_cosmos=self._bridge.ee_pose(q) @ tool_frame_in_ee(self._embodiment, self._bridge, q),
+            T_base_cosmos=self._T_base_world @ self._bridge.ee_pose(q) @ tool_frame_in_ee(self._embodiment, self._bridge, q),
             privileged=observation.privileged,
         )
 
