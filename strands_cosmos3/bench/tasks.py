@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.instruction import COLOURS, TEMPLATES, Verb
 from strands_cosmos3.types import Rollout
 
@@ -20,9 +21,14 @@ def run(
     tasks: Sequence[str] = tuple(map(str, TEMPLATES)),
 ) -> dict[str, Any]:
     """Count a robot's successes by task, with all plant errors if asked for. The colours change with the seed."""
+    from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.sim.plant import ALL_ERRORS
     from strands_cosmos3.sim.robot import Robot
 
+    if len(get_robot(name).limbs) > 1:
+        raise ConfigError(
+            f"bench tasks counts the tasks of one arm, and robot {name!r} has several; use evaluate --backend scripted --robot."
+        )
     robot = Robot(name, plant=ALL_ERRORS if plant_errors else None)
     out: dict[str, Any] = {
         "backend": "scripted",

@@ -146,7 +146,11 @@ class Demos:
         from strands_cosmos3.sim.dataset import rollout_spec
 
         config = self.config()
-        config.spec.limb()  # demonstrations are of one arm
+        if len(config.spec.limbs) > 1:
+            raise ConfigError(
+                f"demonstrations are of one arm, and robot {config.spec.name!r} has {len(config.spec.limbs)}; record "
+                "its expert with rollout --backend scripted --dataset."
+            )
         rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
 
     def config(self) -> DemoConfig:

@@ -85,7 +85,7 @@ def fit(
     """Fit a :class:`Compensation` to the angles [N, n] of references and measurements, ``dt_s`` apart; as :func:`identify`.
 
     Raises:
-        ControlError: The joints hardly moved, or the record is shorter than a second.
+        ControlError: The joints hardly moved, the record is shorter than a second, or the fit is beyond a Compensation's range.
         InputError: An argument is malformed.
     """
     q_ref = finite_array(q_ref_rad, "q_ref_rad", (None, len(instance_of(limb, Limb, "limb").joints)))
@@ -119,7 +119,14 @@ def fit(
         delay_s += step_s * (before - after) / (2 * (before - 2 * at + after))
     delay_s = float(np.clip(delay_s, 0.0, _DELAYS_S[-1]))
     payload_kg, *friction_nm = np.maximum(solve(delay_s)[1][: 1 + q.shape[1]], 0.0)
-    return Compensation(delay_s, float(payload_kg), tuple(map(float, friction_nm)), q.shape[1])
+    try:
+        return Compensation(delay_s, float(payload_kg), tuple(map(float, friction_nm)), q.shape[1])
+    except InputError as error:
+        raise ControlError(
+            f"the motion fits a payload of {payload_kg:.3g} kg and friction of at most {max(friction_nm):.3g} N m, which is "
+            f"beyond what is compensated ({error}) The model's masses may be wrong, or the payload cannot be told from them; "
+            "state what is known, Compensation(payload_kg=...) or --compensate known, or compensate nothing."
+        ) from None
 
 
 def _smooth(values: F64, dt_s: float) -> F64:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.spec import RobotSpec
@@ -27,12 +27,13 @@ def evaluated_robot(name: str) -> RobotSpec:
     """Return a robot that the table takes, by name, alias or .toml file.
 
     Raises:
-        UnknownNameError: The simulation does not take it; the message lists the names.
+        UnknownNameError: There is no such robot.
+        ConfigError: The simulation does not take it; the message lists those that it takes.
         ConfigError, InputError, ResourceNotFoundError: Its file cannot be read.
     """
     robot = get_robot(name)
     if not _is_file(name) and robot.name not in ROBOTS:
-        raise UnknownNameError("robot", name, ROBOTS)
+        raise ConfigError(f"robot {robot.name!r} is not simulated (docs/robots.md); these are: {', '.join(ROBOTS)}.")
     return robot
 
 

@@ -165,8 +165,9 @@ class RobotMapping:
             have = ", ".join(map(str, names)) or "nothing"
             keys = ", ".join(repr(self.observed[name]) for name in missing)
             raise ObservationError(
-                f"the observation lacks {keys}; it has: {have}. Of the eight state keys, {', '.join(missing)} has none: "
-                f"pass robot='panda' for a Panda's own names, or observation_mapping={{{missing[0]!r}: '<its key>'}}."
+                f"the observation lacks {keys}; it has: {have}. Of the {len(self.observed)} state keys, "
+                f"{', '.join(missing)} has none: give the policy the robot whose names these are (robot='panda'), or "
+                f"observation_mapping={{{missing[0]!r}: '<its key>'}}."
             )
 
     def _number(self, flat: Mapping[str, Any], key: str, default: float | None = None) -> float:

@@ -22,6 +22,14 @@ RATES = ("velocity", "acceleration", "jerk", "torque")
 FRAME_TYPES = ("body", "site")
 _MOST = {"q_min": 1e3, "q_max": 1e3, "velocity": 1e3, "acceleration": 1e5, "jerk": 1e8, "torque": 1e5}
 """Limits beyond these are no robot's, in rad or m, s, N m or N."""
+_FAR_M, _REACH_M = 10.0, 3.0
+"""Farther than these is no part of a robot, and nothing that an arm reaches."""
+
+
+def _within(values: tuple[float, ...], name: str, lowest: float, highest: float) -> None:
+    found = finite_array(values, name, (None,))
+    if ((found < lowest) | (found > highest)).any():
+        raise ConfigError(f"{name} must lie between {lowest:g} and {highest:g}, got {found.tolist()}.")
 
 
 @dataclass(frozen=True)
@@ -119,10 +127,11 @@ class GripperSpec:
         if self.fingers:
             _names(self.fingers, "the gripper's fingers")
         gap_m = finite_array(self.gap_m or (0.0, 1.0), "gap_m", (None,))
+        _within(tuple(gap_m), "gap_m", 0.0, 1.0)
         if len(gap_m) == 1 or (np.diff(gap_m) <= 0).any():
             raise ConfigError(f"gap_m must grow from closed to open, and have two values or more; got {list(self.gap_m)}.")
         _text(self.actuator, "the gripper's actuator")
-        positive(self.grip_gain, "grip_gain")
+        _within((positive(self.grip_gain, "grip_gain"),), "grip_gain", 0.0, 1e3)
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,10 @@ class Limb:
             raise UnknownNameError(f"frame type of limb {self.name!r}", self.frame_type, FRAME_TYPES)
         _names(self.joints, f"the joints of limb {self.name!r}")
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
-        finite_array((*self.tool_m, self.tool_roll_deg), f"the tool of limb {self.name!r}", (4,))
+        _within(self.tool_m, f"tool_m of limb {self.name!r}", -_FAR_M, _FAR_M)
+        _within((self.tool_roll_deg,), f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
+        for name, gains in zip(("kp", "kd"), self.gains or (), strict=False):
+            _within(gains.values, f"gains {name} of limb {self.name!r}", 1e-6 if name == "kp" else 0.0, 1e6)
         lengths = {"actuators": len(self.actuators), "home": len(home)}
         lengths |= {key: len(one.values) for key, one in vars(self.limits).items() if isinstance(one, Figures)}
         lengths |= {f"gains {k}": len(one.values) for k, one in zip(("kp", "kd"), self.gains or (), strict=False)}
@@ -226,7 +238,8 @@ class ModelPart:
             object.__setattr__(self, "exclude", tuple(tuple(one) if isinstance(one, list) else one for one in self.exclude))
         typed_fields(self)
         _text(self.file, "a model's file")
-        finite_array((*self.position_m, self.yaw_deg), "a part's pose", (4,))
+        _within(self.position_m, "a part's position_m", -_FAR_M, _FAR_M)
+        _within((self.yaw_deg,), "a part's yaw_deg", -360.0, 360.0)
 
 
 @dataclass(frozen=True)
@@ -271,7 +284,10 @@ class Workspace:
 
     def __post_init__(self) -> None:
         typed_fields(self)
-        finite_array((*self.x_m, *self.y_m, *self.bin_m, self.grasp_yaw_deg, self.carry_m), "a workspace", (8,))
+        for name in ("x_m", "y_m", "bin_m"):
+            _within(getattr(self, name), f"a workspace's {name}", -_REACH_M, _REACH_M)
+        _within((self.grasp_yaw_deg,), "a workspace's grasp_yaw_deg", -360.0, 360.0)
+        _within((self.carry_m,), "a workspace's carry_m", 0.0, _REACH_M)
         if self.x_m[0] >= self.x_m[1] or self.y_m[0] >= self.y_m[1]:
             raise ConfigError(f"a workspace's ranges must grow, got x_m {self.x_m} and y_m {self.y_m}.")
 
@@ -307,10 +323,18 @@ class RobotSpec:
     def __post_init__(self) -> None:
         typed_fields(self)
         _text(self.name, "a robot's name")
+        if self.name.startswith(".") or set("/\\") & set(self.name):
+            raise InputError(f"a robot's name is no path: it has no slash and begins with no dot, got {self.name!r}.")
+        if not (self.name + self.title).isprintable():
+            raise InputError(f"a robot's name and title are one line of text each, got {self.name!r} and {self.title!r}.")
         if self.embodiment is not None:
             get_embodiment(self.embodiment)
         if not self.model or not self.limbs:
             raise ConfigError(f"robot {self.name!r} needs at least one model and one limb.")
+        if (mount := self.model[0].mount) is not None:
+            raise ConfigError(
+                f"the first part of {self.name!r} is mounted on {mount!r}, but no part precedes it; leave it out."
+            )
         _names(tuple(limb.name for limb in self.limbs), f"the limbs of {self.name!r}")
         _names(tuple(part.prefix for part in self.model), f"the prefixes of {self.name!r}'s models", empty=True)
         if self.cameras:

@@ -206,7 +206,7 @@ class Robot(SimulatedArm):
 
 def _known_robot(name: str) -> str:
     if not isinstance(name, str) or (ALIASES.get(name, name) not in ROBOTS and not name.lower().endswith(".toml")):
-        raise UnknownNameError("robot", name, ROBOTS)
+        raise UnknownNameError("simulated robot", name, ROBOTS)
     return name
 
 

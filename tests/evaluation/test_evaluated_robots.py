@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.bench import tasks
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, UnknownNameError
@@ -74,7 +75,7 @@ def test_another_robots_episodes_are_others(own: Path):
         ({"robot": "dual_panda", "tasks": "reach"}, "'reach'.*lift_bar"),
         ({"robot": "ur5e", "tasks": "lift_bar"}, "lift_bar.*stack"),
         ({"robot": "ur6"}, "'ur6'.*ur5e"),
-        ({"robot": "openarm"}, "'openarm'.*openarm_left"),
+        ({"robot": "openarm"}, "robot 'openarm' is not simulated.*openarm_left"),
         ({"robot": "ur5e", "model": "c", "clips": 4}, "clips has the Panda, not 'ur5e'"),
         ({"robot": "ur5e", "suite": "libero_object", "model": "c"}, "libero_object has the Panda"),
         ({"robot": "xarm7", "model": "c"}, "no domain for robot 'xarm7'.*--borrow-domain"),
@@ -176,6 +177,11 @@ def test_without_a_model_another_robot_is_refused_before_anything_is_written(tmp
     assert main(["evaluate", "--robot", "xarm7", "--model", "c", "--tasks", "reach", "--seeds", "1", "--out", str(out)]) == 2
     assert "--borrow-domain" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_the_bench_of_tasks_is_of_one_arm():
+    with pytest.raises(ConfigError, match="tasks of one arm, and robot 'dual_panda' has several"):
+        tasks.run(1, 0, lambda _: None, name="dual_panda")
 
 
 def test_the_page_says_which_robot_it_was(tmp_path: Path):

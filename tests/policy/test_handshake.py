@@ -60,7 +60,9 @@ def test_an_observation_names_every_missing_state_key():
         policy.get_actions_sync(without, "go")
     panda = Cosmos3Policy(robot="panda", backend=Spy())
     observation = {name: value for name, value in flat().items() if name != "joint5"}
-    with pytest.raises(ObservationError, match=r"lacks 'joint5'; it has: joint1, .*eight state keys, joint_4 has none"):
+    with pytest.raises(ObservationError, match=r"lacks 'joint5'; it has: joint1, .*Of the 8 state keys, joint_4 has none"):
         panda.get_actions_sync(observation, "go")
     with pytest.raises(ObservationError, match=r"joint_4 has none"):
         Cosmos3Policy.preflight(observation.keys(), robot="panda", backend="replay")
+    with pytest.raises(ObservationError, match=r"Of the 16 state keys, left_joint_0, .* give the policy the robot whose names"):
+        Cosmos3Policy.preflight(observation.keys(), embodiment="robomind-franka-dual", robot="dual_panda", backend="replay")

@@ -9,12 +9,12 @@ import pytest
 
 from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.cli import main
-from strands_cosmos3.errors import ConfigError, NonFiniteError
+from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
 from strands_cosmos3.robots.inspection import inspect_model
-from strands_cosmos3.robots.spec import Figures, HandRates, LimbLimits, ModelPart, RobotSpec
+from strands_cosmos3.robots.spec import Figures, HandRates, LimbLimits, ModelPart, RobotSpec, Workspace
 from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.scene import Scene
 
@@ -176,6 +176,36 @@ def test_absurd_limits_are_refused(name):
         LimbLimits(**{name: figures, **({"q_max": figures} if name == "q_min" else {})})
     with pytest.raises(ConfigError, match="the hand's velocity must be at most"):
         HandRates(1e300, 1.0, "a slip")
+
+
+SIX = (1.0,) * 6
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: with_limb(gains=(Figures((-1.0,) * 6, "a slip"), Figures(SIX, "a slip"))), "gains kp of limb 'arm' must lie"),
+        (lambda: with_limb(gains=(Figures(SIX, "a slip"), Figures((-1.0,) * 6, "a slip"))), "gains kd of limb 'arm' must lie"),
+        (lambda: with_limb(tool_m=(0.0, 0.0, 5e9)), "tool_m of limb 'arm' must lie between -10 and 10"),
+        (lambda: with_limb(tool_roll_deg=1e9), "tool_roll_deg of limb 'arm' must lie"),
+        (lambda: with_gripper(gap_m=(0.0, 100.0)), "gap_m must lie between 0 and 1"),
+        (lambda: with_gripper(grip_gain=1e12), "grip_gain must lie between 0 and 1000"),
+        (lambda: Workspace(x_m=(10.0, 11.0)), "a workspace's x_m must lie between -3 and 3"),
+        (lambda: Workspace(bin_m=(0.4, 40.0)), "a workspace's bin_m must lie"),
+        (lambda: Workspace(grasp_yaw_deg=1e9), "a workspace's grasp_yaw_deg must lie"),
+        (lambda: Workspace(carry_m=-5.0), "a workspace's carry_m must lie between 0 and 3"),
+        (lambda: ModelPart("ur5e.xml", position_m=(0.0, 1e9, 0.0)), "a part's position_m must lie"),
+        (lambda: ModelPart("ur5e.xml", yaw_deg=1e9), "a part's yaw_deg must lie"),
+        (lambda: replace(UR5E, model=(ModelPart("ur5e.xml", mount="nowhere"),)), "mounted on 'nowhere', but no part precedes"),
+        (lambda: replace(UR5E, name="../../x"), "a robot's name is no path"),
+        (lambda: replace(UR5E, name="a\\b"), "a robot's name is no path"),
+        (lambda: replace(UR5E, name="a\x1b[2J"), "a robot's name and title are one line"),
+        (lambda: replace(UR5E, title="a\0b"), "a robot's name and title are one line"),
+    ],
+)
+def test_absurd_robots_are_refused(change, said):
+    with pytest.raises((ConfigError, InputError), match=said):
+        change()
 
 
 def test_inspect_says_whether_the_simulation_takes_a_robot(tmp_path, capsys):

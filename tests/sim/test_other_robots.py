@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,13 @@ from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import UR5E
+from strands_cosmos3.robots.catalogue import UR5E, get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import FER, FR3
 from strands_cosmos3.robots.spec import Figures, ModelPart
 from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.dataset import rollout_spec
-from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.robot import ROBOTS, ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
 
 
@@ -66,7 +67,7 @@ def test_a_robot_keeps_its_own_limits(ur5e):
 
 
 def test_other_robots_are_refused_where_they_do_not_fit(ur5e, tmp_path):
-    with pytest.raises(UnknownNameError, match="ur5e"):
+    with pytest.raises(UnknownNameError, match=r"unknown simulated robot 'openarm'.*ur5e"):
         Robot("openarm")
     with pytest.raises(ConfigError, match="another robot"):
         ur5e.run_policy("panda", "reach the red cube", policy_config={"backend": "scripted"})
@@ -77,6 +78,20 @@ def test_other_robots_are_refused_where_they_do_not_fit(ur5e, tmp_path):
     with pytest.raises(ConfigError, match="fixed to 'hand'"):
         rollout_spec("droid", UR5E)
     assert rollout_spec("robomind-ur", UR5E).features["observation.state"].shape == (7,)
+
+
+@pytest.mark.parametrize("name", [name for name in ROBOTS if len(get_robot(name).limbs) == 1])
+def test_the_documentation_names_the_robots_whose_rollouts_are_recorded(name):
+    page = (Path(__file__).parents[2] / "docs" / "robots.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| datasets of rollouts |"))
+    taken, refused = row.split("your own", 1)
+    robot = get_robot(name)
+    if f"`{robot.name}`" in taken:
+        rollout_spec(robot.embodiment or "droid", robot)
+        return
+    assert f"`{robot.name}`" in refused
+    with pytest.raises(ConfigError, match="fixed to 'hand'"):
+        rollout_spec("droid", robot)
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")

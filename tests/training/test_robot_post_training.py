@@ -297,7 +297,7 @@ def still_arm(root: Path, fps: int) -> Path:
 
 def test_demos_of_another_robot_are_checked_before_anything_is_recorded(tmp_path):
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"robot": "dual_panda"}, "dual_panda"),
+        ({"robot": "dual_panda"}, "demonstrations are of one arm, and robot 'dual_panda' has 2"),
         ({"ticks": 1}, "--ticks"),
         ({"robot": "ur5e", "suite": "libero_object"}, "--robot ur5e belongs to our table"),
         ({"robot": "ur6"}, "ur6"),
