@@ -162,6 +162,13 @@ def test_a_short_motion_identifies_delay_and_payload(plant):
     assert np.abs(np.array(found.friction_nm) - plant.joint_friction_nm).max() < 0.25
 
 
+def test_an_estimate_beyond_what_is_compensated_is_an_error_of_the_identification():
+    with pytest.raises(
+        ControlError, match=r"fits a payload of 4\.\d+ kg .*payload_kg must lie in \[0, 3\].*--compensate known"
+    ):
+        robot(PlantErrors(payload_kg=4.5)).identify()
+
+
 def test_friction_is_identified_joint_by_joint():
     arm, rubbing = Robot(scene=Scene()), np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0])
     arm.model.dof_frictionloss[arm.scene.arm_dof], arm.model.dof_solimp[arm.scene.arm_dof, :2] = rubbing, 0.9999

@@ -110,7 +110,7 @@ def test_a_camera_looks_somewhere(changes, said):
 
 
 def test_a_tool_is_finite():
-    with pytest.raises(NonFiniteError, match="the tool of limb 'arm'"):
+    with pytest.raises(NonFiniteError, match="tool_m of limb 'arm'"):
         with_limb(tool_m=(0.0, 0.0, float("nan")))
 
 
