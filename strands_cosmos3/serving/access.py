@@ -61,7 +61,7 @@ class Tokens:
         return cls(dict(named))
 
     def client_of(self, headers: Headers) -> str | None:
-        """Return whose token ``Authorization: Api-Key <token>`` or ``Bearer <token>`` has; None if it is nobody's."""
+        """Return whose token ``Authorization: Api-Key <token>`` or ``Bearer <token>`` has; None if no client has it."""
         shown = headers.get_all("Authorization")
         scheme, _, given = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
         found = None

@@ -151,7 +151,7 @@ class ArmWindows:
         training = len(dataset) - int(config.validation_fraction * len(dataset))
         self._trained = sum(starts[i][0] < training for i, *_ in windows)
         if not self._trained:
-            raise ConfigError("every episode that is longer than a chunk would be held out; lower --validation-fraction.")
+            raise ConfigError("every episode that is longer than a chunk would only validate; lower --validation-fraction.")
         processed = [picture for picture, _ in pictures]
         first = processed[0]
         self._picture = np.array([i for i, *_ in windows])

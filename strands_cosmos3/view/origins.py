@@ -78,7 +78,7 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
 
         def check(connection: Any, request: Any) -> Any:
             hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
-            why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)  # several of one are nobody's
+            why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)  # one header given several times
             if why is not None:
                 text = f"{http.HTTPStatus.FORBIDDEN.phrase}: {why}\n".encode("ascii", "backslashreplace")
                 headers = Headers({"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text))})

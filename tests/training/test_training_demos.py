@@ -152,17 +152,17 @@ def test_there_and_back_through_lerobot(records, tmp_path):
 
 @pytest.fixture
 def takes(records, monkeypatch):
-    """A studio that repeats two episodes, and whether it takes a start."""
+    """A collector that repeats two episodes, and whether it takes a start."""
     taken = {"start": True}
 
-    class Studio:
+    class FakeCollector:
         def __init__(self, config):
             pass
 
         def record(self, seed, episode):
             return records[episode % len(records)] if taken["start"] else None
 
-    monkeypatch.setattr("strands_cosmos3.commands.demos._collector", Studio)
+    monkeypatch.setattr("strands_cosmos3.commands.demos._collector", FakeCollector)
     return taken
 
 

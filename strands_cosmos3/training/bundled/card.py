@@ -136,7 +136,7 @@ def _rate(rate: Mapping[str, Any]) -> str:
 
 
 def _world(measured: Mapping[str, Any], validation: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    columns = (("on the expert's chunks", measured), ("on held-out demonstrations", validation))
+    columns = (("on the expert's chunks", measured), ("on validation demonstrations", validation))
     rows: list[tuple[str, ...]] = [("", *(name for name, _ in columns)), ("---",) * 3]
     rows.append(("clips", *(str(figures["clips"]) for _, figures in columns)))
     for name, key in (
@@ -200,7 +200,7 @@ def _curves(folder: Path) -> str:
     parts = ["## Curves\n\n![learning curves](curves.png)"]
     for stage in ("policy", "joint"):
         for name, title in (
-            ("validation", "held-out windows of frame 0"),
+            ("validation", "validation windows of frame 0"),
             ("closed_loop", "episodes in simulation during training"),
         ):
             path = folder / "run" / stage / f"{name}.jsonl"
