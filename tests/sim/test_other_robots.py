@@ -133,3 +133,5 @@ def test_poses_are_in_the_base_wherever_it_stands(tmp_path):
     np.testing.assert_allclose(first.T_base_cosmos, limb.kinematics.forward(first.q_rad), atol=1e-6)
     assert rollout.loop_drift.max_mm < 1
     assert np.ptp(rollout.arrays["q_achieved_rad"], axis=0).max() > 0.1
+    plan = policy.plan(robot.observation(), "reach the red cube")
+    np.testing.assert_allclose(limb.kinematics.forward(plan.q_rad), plan.poses.T_base_frame, atol=1e-5)
