@@ -17,7 +17,7 @@ from rich.console import Console
 from strands_cosmos3.checks import seed_number, whole_number
 from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.commands.push import push_folder, require_repository
-from strands_cosmos3.commands.train import progress_bar
+from strands_cosmos3.commands.train import progress_bar, terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 
@@ -111,7 +111,7 @@ class Demos:
         keep_settings(parts / "options.json", {**suite, **own, **{name: getattr(self, name) for name in ("seed", *_OPTIONS)}})
         firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
         roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
-        with progress_bar(console) as bar:
+        with terminated_as_interrupted(), progress_bar(console) as bar:
             task = bar.add_task("episodes", total=self.episodes)
             context = multiprocessing.get_context("spawn")  # OpenGL does not survive a fork
             with ProcessPoolExecutor(self.workers, mp_context=context) as pool:

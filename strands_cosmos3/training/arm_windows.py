@@ -244,7 +244,7 @@ class ArmWindows:
 
 def _without_pixels(picture: Any, answers: Any) -> tuple[Any, Any]:
     """Drop what is made again when it is encoded: the pixels of all pictures would fill the memory."""
-    return replace(picture, pixel_values=picture.pixel_values[..., :0]), answers
+    return replace(picture, pixel_values=picture.pixel_values[..., :0].clone()), answers  # a view would keep them
 
 
 def _ids_of(processed: Any) -> tuple[int, ...]:

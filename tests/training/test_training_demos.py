@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -195,6 +197,24 @@ def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, 
         assert len(dataset) == 2
     with pytest.raises(ConfigError, match=r"perturbed 0\.1 \(now 0\.5\)"):
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.5).run()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_sigterm_ends_the_workers_as_ctrl_c_does(tmp_path, monkeypatch):
+    """Without its command, a worker waits for ever."""
+    monkeypatch.setattr("strands_cosmos3.commands.demos._BATCH", 1)
+    started = []
+
+    def terminated(options, root, first):
+        started.append(first)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("strands_cosmos3.commands.demos.record_part", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        DemosCommand(tmp_path / "demos", episodes=50).run()
+    assert len(started) < 50
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_part_in_which_no_start_is_taken_says_so(takes, tmp_path):
