@@ -146,7 +146,7 @@ class ArmWindows:
         if not starts:
             raise ConfigError(f"no episode is longer than a chunk of {rows} rows; the longest has {int(lengths.max())} frames.")
         self._ids: dict[str, tuple[int, ...]] = {}  # of an instruction's caption
-        pictures = [_without_pixels(*self._processed(episode, t)) for episode, t in starts]
+        pictures = [_without_pixels(*self._processed(episode, t, seen=False)) for episode, t in starts]
         windows = [(i, *answer) for i, (_, answers) in enumerate(pictures) for answer in answers]
         training = len(dataset) - int(config.validation_fraction * len(dataset))
         self._trained = sum(starts[i][0] < training for i, *_ in windows)
@@ -172,11 +172,18 @@ class ArmWindows:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def _processed(self, episode: int, t: int) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
-        """Return a picture as the processor makes it, and its windows: token ids and rows in the model's scale."""
+    def _processed(self, episode: int, t: int, seen: bool = True) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+        """Return a picture as the processor makes it, and its windows: token ids and rows in the model's scale.
+
+        Unless it is to be ``seen``, the picture is black: decoding takes most of the time, and the rest does not depend on it.
+        """
         recorded, config = self._dataset[episode], self._config
         span = slice(t, t + config.rows + 1)
-        views = [recorded.frames(key, range(t, t + config.frames)) for key in self._keys.cameras]
+        views = [
+            recorded.frames(key, range(t, t + config.frames)) if seen
+            else np.zeros((config.frames, *self._dataset.spec.features[key].shape), np.uint8)
+            for key in self._keys.cameras
+        ]  # fmt: skip
         mode = "policy" if config.frames == 1 else "inverse_dynamics"
         raw: dict[str, Any] = {"images": self._composed(views), "task": recorded.task, "mode": mode}
         if self._embodiment.in_controller_units:
