@@ -48,6 +48,7 @@ _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the epis
 CLOSE_M = 0.06
 """Least distance between the centres of two cubes where some are close."""
 EDGES_M = (0.030, 0.036, 0.043, 0.050)
+_YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps home's yaw
 _WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
 
 
@@ -229,7 +230,8 @@ class DemoCollector:
         if rng.random() < 0.6:  # near a cube, where precision matters
             centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
             place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(0.05, 0.22)])
-        yaw = np.pi / 4 + rng.uniform(-np.pi / 4, np.pi / 4)
+        spread_rad = np.pi / 4 if self.config.turns else _YAW_SPREAD_RAD
+        yaw = np.deg2rad(self.config.spec.workspace.grasp_yaw_deg) + rng.uniform(-spread_rad, spread_rad)
         tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
         down = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [np.sin(yaw), -np.cos(yaw), 0.0], [0.0, 0.0, -1.0]])
         target = se3(tilt @ down, place) @ self._T_tcp_frame
@@ -254,6 +256,17 @@ class DemoCollector:
             T_base_cosmos=self._T_base_world @ self._bridge.ee_pose(q) @ tool_frame_in_ee(self._embodiment, self._bridge, q),
             privileged=observation.privileged,
         )
+
+    def answer(self, request: Request, goal: int) -> F64:
+        """Return the undisturbed expert's rows [rows, width] for a goal.
+
+        Except for the bundled policy's recipe, the expert answers as if the arm stood still: one picture does not show its
+        speed, which would turn the next rows by several centimetres.
+        """
+        state = request.privileged
+        if self.config.embodiment.rig is None and state is not None:
+            state = {**state, "tcp_twist": np.zeros(6)}
+        return self.expert.expert.infer(replace(request, instruction=plain(goal), privileged=state)).action
 
     def close(self) -> None:
         """Release the OpenGL contexts."""
@@ -295,10 +308,7 @@ class EpisodeRecorder:
         self.frames.append(views[0] if collector.composite is None else collector.composite.padded(views))
         self._states.append((observation.q_rad, request.T_base_cosmos, float(observation.gripper), expert.goal))
         if tick % collector.config.label_every == 0:
-            answers = [
-                expert.expert.infer(replace(request, instruction=plain(goal))).action for goal in collector.config.labelled
-            ]
-            self._labels[tick] = np.stack(answers)
+            self._labels[tick] = np.stack([collector.answer(request, goal) for goal in collector.config.labelled])
         return self._choose(observation)
 
     def _choose(self, observation: Observation) -> bool:
