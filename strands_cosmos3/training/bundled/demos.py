@@ -111,14 +111,19 @@ class EpisodeRecord:
 
 
 class PerturbedExpert(Backend):
-    """The scripted expert for a goal that the collector sets, whatever the instruction; some of its chunks are perturbed."""
+    """The scripted expert for a goal that the collector sets, whatever the instruction; some of its chunks are perturbed.
+
+    Args:
+        yaw_rad: Yaw that its hand keeps; None: it turns to the cube's.
+    """
 
     name = "perturbed expert"
     needs_privileged = True
     requires_images = False
 
-    def __init__(self, turns: bool = True) -> None:
-        self.expert = ScriptedBackend(turns)
+    def __init__(self, yaw_rad: float | None = None) -> None:
+        self.expert = ScriptedBackend(turns=yaw_rad is None)
+        self._yaw: dict[str, F64] = {} if yaw_rad is None else {"grasp_yaw_rad": np.array(yaw_rad)}
         self.rng = np.random.default_rng(0)
         self.goal = 0
         self.share = 0.0
@@ -130,9 +135,14 @@ class PerturbedExpert(Backend):
         if self.wandering:
             self.perturbed = True
             return self._wander(request)
-        chunk = self.expert.infer(replace(request, instruction=plain(self.goal)))
+        chunk = self.answer(request, self.goal)
         self.perturbed = bool(self.rng.random() < self.share)
         return replace(chunk, action=self._perturb(np.array(chunk.action))) if self.perturbed else chunk
+
+    def answer(self, request: Request, goal: int, **state: F64) -> ActionChunk:
+        """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the simulator's."""
+        privileged = None if request.privileged is None else {**request.privileged, **self._yaw, **state}
+        return self.expert.infer(replace(request, instruction=plain(goal), privileged=privileged))
 
     def _perturb(self, rows: F64) -> F64:
         ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
@@ -165,19 +175,22 @@ class DemoCollector:
 
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
-        self.expert = PerturbedExpert(self.config.turns)
         self._stages: dict[tuple[bool, float], RandomStage] = {}
         robot, embodiment, limb = self.config.spec, self.config.embodiment, self.config.spec.limb()
         self.composite = None
         if embodiment.rig is not None:
             self.composite = canvas_composite(embodiment.rig, (VIEW_HW,) * len(embodiment.view_names), self.config.tier)
         self.steps_per_row = PHYSICS_HZ // rollout_spec(embodiment, robot).fps
-        self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
         model = load_model(model_file(robot.model[0]))
         self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits_of_arm(model, robot))
         self._T_base_world = se3_inverse(base_pose(model, limb))
         self._home, self._T_tcp_frame = np.array(limb.home), np.linalg.inv(limb.T_frame_tool)
         self._embodiment = replace(embodiment, tool_frame=replace(embodiment.tool_frame, parent=limb.frame))
+        R_home = (self._bridge.ee_pose(self._configuration(self._home)) @ limb.T_frame_tool)[:3, :3]
+        yaw_rad = None if self.config.turns else float(np.arctan2(R_home[1, 0], R_home[0, 0]))
+        self._start_yaw_rad = np.deg2rad(robot.workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
+        self.expert = PerturbedExpert(yaw_rad)
+        self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
 
     def record(self, seed: int, episode: int) -> EpisodeRecord | None:
         """Record one episode, or return None if it ended within two ticks because the arm cannot reach its start."""
@@ -231,7 +244,7 @@ class DemoCollector:
             centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
             place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(0.05, 0.22)])
         spread_rad = np.pi / 4 if self.config.turns else _YAW_SPREAD_RAD
-        yaw = np.deg2rad(self.config.spec.workspace.grasp_yaw_deg) + rng.uniform(-spread_rad, spread_rad)
+        yaw = self._start_yaw_rad + rng.uniform(-spread_rad, spread_rad)
         tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
         down = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [np.sin(yaw), -np.cos(yaw), 0.0], [0.0, 0.0, -1.0]])
         target = se3(tilt @ down, place) @ self._T_tcp_frame
@@ -263,10 +276,8 @@ class DemoCollector:
         Except for the bundled policy's recipe, the expert answers as if the arm stood still: one picture does not show its
         speed, which would turn the next rows by several centimetres.
         """
-        state = request.privileged
-        if self.config.embodiment.rig is None and state is not None:
-            state = {**state, "tcp_twist": np.zeros(6)}
-        return self.expert.expert.infer(replace(request, instruction=plain(goal), privileged=state)).action
+        at_rest = {"tcp_twist": np.zeros(6)} if self.config.embodiment.rig is None else {}
+        return self.expert.answer(request, goal, **at_rest).action
 
     def close(self) -> None:
         """Release the OpenGL contexts."""
