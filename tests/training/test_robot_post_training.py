@@ -118,6 +118,34 @@ def test_an_episode_does_not_depend_on_those_before_it():
         np.testing.assert_array_equal(values, getattr(other, name), err_msg=name)
 
 
+def test_a_hand_that_keeps_its_yaw_has_homes_in_starts_and_answers():
+    """An expert that turned to 45 degrees instead turned an UR5e by 135."""
+    config = Demos(Path("out"), robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5).config()
+    with DemoCollector(config) as collector:
+        robot = Robot("ur5e")
+        robot.reset()
+        home_yaw = np.arctan2(*(robot.observation().privileged or {})["tcp"][[1, 0], 0])
+        records = [collector.record(0, episode) for episode in range(6)]
+    for record in filter(None, records):
+        rows = [denormalize_chunk(answer, config.embodiment)[:, :9] for answer in record.labels[0]]
+        chunks = [decode_pose_trajectory(one, record.T_base_cosmos[0]) for one in rows]
+        start, ends = record.T_base_cosmos[0], np.stack([chunk[-1] for chunk in chunks])
+        assert abs(np.arctan2(start[1, 0], start[0, 0]) - home_yaw) < np.deg2rad(15)  # X = I: the frame's yaw is the hand's
+        np.testing.assert_allclose(np.arctan2(ends[:, 1, 0], ends[:, 0, 0]), home_yaw, atol=np.deg2rad(2))
+
+
+@pytest.mark.parametrize(("robot", "moves"), [("ur5e", False), ("panda", True)])
+def test_answers_for_pictures_alone_are_those_of_an_arm_at_rest(robot, moves):
+    """One picture shows no speed; the bundled policy's recipe is as it was."""
+    with DemoCollector(DemoConfig(robot=robot, ticks=2)) as collector:
+        assert collector.record(0, 0) is not None
+        (stage,) = collector._stages.values()
+        request = collector.request(stage.robot.observation())
+        state = dict(request.privileged or {})
+        still, moving = (replace(request, privileged=state | {"tcp_twist": np.full(6, twist)}) for twist in (0.0, 0.1))
+        assert np.array_equal(collector.answer(still, 0), collector.answer(moving, 0)) != moves
+
+
 def test_a_recorded_rollout_follows_the_domains_conventions(recorded):
     with Dataset(recorded.root) as data:
         episode = data[0]
