@@ -44,7 +44,9 @@ LEAST_PERIOD_S = 1e-4  # of references
 START_TOLERANCE_RAD = 0.02  # a measured start may lie a little outside the range that targets keep
 _SLOWEST = 2.0  # times as long as straight lines with halts; these are better then
 _MAX_PASSES = 60
-_TOLERANCE = 1.0002  # of a joint's limit
+_NEARLY = 1.0002  # of a joint's limit, for which passes aim
+_EXACTLY = 1 + 1e-9  # of it, for rounding: no plan is taken that uses more
+_ROUNDING_RAD = 8e-15  # beyond a joint's end, likewise
 _RAMP = 1.5
 _START_RAMP = 3.0  # times the shortest in which the start's acceleration can become the spline's
 _OVERSHOOT = 1.01  # each pass stretches slightly more than needed, so that the passes end
@@ -325,13 +327,34 @@ def _in_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64, piece_s: F6
 
 
 @dataclass(frozen=True, eq=False)
-class _Allowed:
-    """The limits that a plan may use; the start's own values are given and cannot be slowed down."""
+class _Bounds:
+    """What the joints may use of their limits [n]; the start's own values are given and cannot be slowed down."""
 
     velocity: F64
     acceleration: F64
+    jerk: F64
     q_min: F64
     q_max: F64
+
+    @classmethod
+    def at(cls, start: JointState, limits: JointLimits, tolerance: float, beyond_rad: float, start_rad: float) -> _Bounds:
+        q, v, a = start.q_rad, start.qd_rad_s, start.qdd_rad_s2
+        low, high = braking_range(q, v, a, limits)
+        return cls(
+            tolerance * np.maximum(limits.velocity, fastest(v, a, limits)),
+            np.maximum(tolerance * limits.acceleration, np.abs(a) * _EXACTLY),
+            tolerance * limits.jerk,
+            np.minimum(limits.q_min - beyond_rad, low - start_rad),
+            np.maximum(limits.q_max + beyond_rad, high + start_rad),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Allowed:
+    """What a plan may use of the limits: passes stretch it until it is ``nearly`` within them, then until it is ``exactly``."""
+
+    nearly: _Bounds
+    exactly: _Bounds
     hand: float
     hand_squared: float
     stop: float
@@ -339,18 +362,15 @@ class _Allowed:
     @classmethod
     def at(cls, start: JointState, limits: JointLimits) -> _Allowed:
         q, v, a = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
-        low, high = braking_range(q, v, a, limits)
         speed = hand = stop = 0.0
         if limits.hands and not start.rests:
             speed, hand = (float(x[0]) for x in _hand_strain(q, v, a, limits))
             stop = float(stop_strain(q, v, a, limits, _STOP_SHARE)[0])
         return cls(
-            _TOLERANCE * np.maximum(limits.velocity, fastest(v, a, limits)[0]),
-            np.maximum(_TOLERANCE * limits.acceleration, np.abs(start.qdd_rad_s2) * (1 + 1e-9)),
-            np.minimum(limits.q_min - RANGE_TOLERANCE_RAD, low[0] - 1e-12),
-            np.maximum(limits.q_max + RANGE_TOLERANCE_RAD, high[0] + 1e-12),
-            min(max(_HAND_SHARE, speed * (1 + 1e-9)), _TOLERANCE),
-            min(max(_HAND_SHARE, hand * (1 + 1e-9)), _TOLERANCE),
+            _Bounds.at(start, limits, _NEARLY, RANGE_TOLERANCE_RAD, 1e-12),
+            _Bounds.at(start, limits, _EXACTLY, _ROUNDING_RAD, _ROUNDING_RAD),
+            min(max(_HAND_SHARE, speed * _EXACTLY), _NEARLY),
+            min(max(_HAND_SHARE, hand * _EXACTLY), _NEARLY),
             min(max(_STOP_SHARE, stop * 1.001), 1.0),
         )
 
@@ -371,49 +391,64 @@ def _excess(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: f
 
     A motion is ``in_range``, and can be stopped there, if it halts between knots that are.
     """
-    excess = _rates(spline, allowed, limits)  # the other checks are dearer, and slower motions pass more of them
-    return excess if excess.max() > 1.0 else np.maximum(excess, _along(spline, allowed, limits, dt_s, in_range))
+    excess = _rates(spline, allowed.nearly)  # the other checks are dearer, and slower motions pass more of them
+    if excess.max() <= 1.0:
+        excess = _along(spline, allowed, limits, dt_s, in_range)
+    if excess.max() <= 1.0:
+        excess = _rates(spline, allowed.exactly)
+        if not in_range:
+            at_s = np.append(_references_s(spline, dt_s), spline.end_s)
+            excess = np.maximum(excess, _slower(spline, at_s, _overrun(*spline.sample(at_s), allowed.exactly, limits)))
+    return excess
 
 
-def _rates(spline: JointSpline, allowed: _Allowed, limits: JointLimits) -> F64:
-    """[K - 1] factors on time by which velocity, acceleration and jerk exceed their limits. Exact, as jerk is constant."""
+def _rates(spline: JointSpline, allowed: _Bounds) -> F64:
+    """[K - 1] factors on time by which velocity, acceleration and jerk exceed those. Exact, as jerk is constant.
+
+    A stop reaches no greater velocity: it takes an acceleration away as fast as may be, and the motion ends without one.
+    """
     _, v0, a0, jerk = spline.pieces
     span = np.diff(spline.piece_s, append=spline.end_s)[:, None]
     a1, v1 = a0 + jerk * span, v0 + span * (a0 + jerk * span / 2)
     turns = a0 * a1 < 0  # the velocity has an extreme inside the piece
     inside = v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=turns)
-    fastest = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0)) / allowed.velocity
+    speed = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0)) / allowed.velocity
     hardest = np.maximum(np.abs(a0), np.abs(a1)) / allowed.acceleration
-    factor = np.maximum(np.maximum(fastest, np.sqrt(hardest)), np.cbrt(np.abs(jerk) / (_TOLERANCE * limits.jerk)))
+    factor = np.maximum(np.maximum(speed, np.sqrt(hardest)), np.cbrt(np.abs(jerk) / allowed.jerk))
     return np.maximum(factor.max(axis=1).reshape(len(spline.t_s) - 1, -1).max(axis=1), 1.0)
 
 
 def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool) -> F64:
     """[K - 1] factor by which each segment must be slower, for the hand's limits, and for stops within all of them."""
-    slower = np.ones(len(spline.t_s) - 1)
-
-    def slow_down(at_s: F64, factor: F64) -> None:
-        segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(slower) - 1)
-        np.maximum.at(slower, segment, np.where(factor > 1.0, np.clip(factor, 1.002, 2.0), 1.0))
-
     at_s = _between(spline)
     q, v, a = spline.sample(at_s)
-    if not in_range:
-        slow_down(at_s, _overrun(q, v, a, allowed, limits))
+    factor = np.ones(len(at_s)) if in_range else _overrun(q, v, a, allowed.nearly, limits)
     if limits.hands:
         speed, acceleration = _hand_strain(q, v, a, limits)
-        slow_down(at_s, np.maximum(speed / allowed.hand, np.sqrt(acceleration / allowed.hand_squared)))
-    if slower.max() > 1.0:
-        return slower
+        factor = np.maximum(factor, np.maximum(speed / allowed.hand, np.sqrt(acceleration / allowed.hand_squared)))
+    if factor.max() > 1.0:
+        return _slower(spline, at_s, factor)
+    slower = np.ones(len(spline.t_s) - 1)
     if not in_range:
-        grid_s = (
-            np.arange(1, int(spline.end_s / dt_s) + 1, dtype=np.float64) * dt_s
-        )  # the references, at which a stop may begin
-        slow_down(grid_s, _overrun(*spline.sample(grid_s), allowed, limits))
+        grid_s = _references_s(spline, dt_s)
+        slower = _slower(spline, grid_s, _overrun(*spline.sample(grid_s), allowed.nearly, limits))
     ends = np.searchsorted(at_s, np.append(spline.piece_s[1:], spline.end_s) - 1e-12)
     some = np.unique(np.concatenate((np.arange(0, len(at_s), _STOP_EVERY), np.minimum(ends, len(at_s) - 1))))
-    slow_down(at_s[some], np.sqrt(stop_strain(q[some], v[some], a[some], limits, allowed.stop) / allowed.stop))
+    strain = stop_strain(q[some], v[some], a[some], limits, allowed.stop) / allowed.stop
+    return np.maximum(slower, _slower(spline, at_s[some], np.sqrt(strain)))
+
+
+def _slower(spline: JointSpline, at_s: F64, factor: F64) -> F64:
+    """[K - 1] factor by which each segment must be slower, for factors [M] at times [M]."""
+    slower = np.ones(len(spline.t_s) - 1)
+    segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(slower) - 1)
+    np.maximum.at(slower, segment, np.where(factor > 1.0, np.clip(factor, 1.002, 2.0), 1.0))
     return slower
+
+
+def _references_s(spline: JointSpline, dt_s: float) -> F64:
+    """Times of the references, at which a stop may begin."""
+    return np.arange(1, int(spline.end_s / dt_s) + 1, dtype=np.float64) * dt_s
 
 
 def _between(spline: JointSpline) -> F64:
@@ -425,7 +460,7 @@ def _between(spline: JointSpline) -> F64:
     return np.repeat(spline.piece_s, count) + part * np.repeat(span, count)
 
 
-def _overrun(q: F64, v: F64, a: F64, allowed: _Allowed, limits: JointLimits) -> F64:
+def _overrun(q: F64, v: F64, a: F64, allowed: _Bounds, limits: JointLimits) -> F64:
     """[M] factor by which the motion must be slower for the joints to stay, and be stoppable, inside their range and speed."""
     speed = fastest(v, a, limits)
     factor = (speed / allowed.velocity).max(axis=1)

@@ -210,3 +210,41 @@ def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
         assert (angles <= np.maximum(limits.q_max, braking_position(q, v, np.zeros(7), limits)) + 1e-9).all()
         judged += 1
     assert judged > 50
+
+
+def peaks(spline, limits):
+    """Greatest velocity, acceleration and jerk as shares of the limits, from the pieces of constant jerk."""
+    _, v0, a0, jerk = spline.pieces
+    span = np.diff(spline.piece_s, append=spline.end_s)[:, None]
+    v1, a1 = v0 + span * (a0 + jerk * span / 2), a0 + jerk * span
+    turn = np.where(a0 * a1 < 0, v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=jerk != 0), 0.0)
+    greatest = np.max(np.abs([v0, v1, turn]), axis=0), np.max(np.abs([a0, a1]), axis=0), np.abs(jerk)
+    return {name: float((x / getattr(limits, name)).max()) for name, x in zip(RATES, greatest, strict=True)}
+
+
+RATES = "velocity", "acceleration", "jerk"
+UNHURRIED = replace(FER, hand=None, velocity=np.full(7, 50.0), acceleration=np.full(7, 500.0), jerk=np.full(7, 5000.0))
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("beyond", [1e-4, 1e-7, -1e-7])
+def test_a_motion_that_exceeds_a_limit_by_a_hair_is_stretched(rate, beyond):
+    """Passes aim at 1.0002 of a limit; what lies between is stretched all the same, and what lies below it is not."""
+    start, t_s = JointState.at_rest(HOME_Q), np.arange(1, 17) / 15
+    rows = HOME_Q + 0.1 * np.sin(2.5 * t_s)[:, None] ** 3 * np.linspace(0.3, 1, 7)
+    unhurried = peaks(plan_motion(start, rows, t_s, UNHURRIED, DT).spline, UNHURRIED)
+    limits = replace(UNHURRIED, **{rate: getattr(UNHURRIED, rate) * unhurried[rate] / (1 + beyond)})
+    motion = plan_motion(start, rows, t_s, limits, DT)
+    assert motion.stretched.any() == (beyond > 0)
+    assert max(peaks(motion.spline, limits).values()) <= 1 + 1e-8
+
+
+def test_an_arm_that_brakes_as_hard_as_it_may_is_not_told_to_brake_harder():
+    """Rows that call it back: the first segment's jerk adds to the deceleration, which reached 1.00016 of its limit."""
+    limits = replace(FER, hand=None, velocity=np.full(7, 2.14), acceleration=np.full(7, 20.0), jerk=np.full(7, 1e4))
+    joint = np.arange(7) == 0
+    start = JointState(HOME_Q, 1.34 * joint, -20.0 * joint)
+    motion = plan_motion(start, np.repeat(HOME_Q[None], 8, axis=0), np.arange(8) / 5, limits, DT)
+    assert peaks(motion.spline, limits)["acceleration"] <= 1 + 1e-8
+    steps = np.diff(on_grid(motion)[0], 2, axis=0) / DT**2
+    assert (np.abs(steps) <= limits.acceleration * (1 + 1e-8)).all()
