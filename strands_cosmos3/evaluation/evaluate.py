@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.evaluation.cluster import cluster, require_gpus
 from strands_cosmos3.evaluation.driver import Driver, Progress
 from strands_cosmos3.evaluation.folder import RunFolder
@@ -44,12 +45,14 @@ def evaluate(
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
+        CheckpointError: The model's folder cannot be read, or states another domain; nothing was started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
     if settings.topology.replicas:
         from strands_cosmos3.evaluation.replica import check_model
 
         check_model(settings)
+    _require_domain(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
@@ -63,6 +66,17 @@ def evaluate(
             report = make_report(folder, driver.records, facts, driver.progress.lost)
             write_report(folder, report)
     return report, driver.progress
+
+
+def _require_domain(settings: Settings) -> None:
+    """Refuse a checkpoint in a folder here that is of another domain, before anything is started."""
+    model = settings.policy.model
+    if model is None or not Path(model).is_dir():  # a hub repository is read by whoever loads it
+        return
+    from strands_cosmos3.engine.checkpoint import Checkpoint
+    from strands_cosmos3.engine.formats.acting import require_domain
+
+    require_domain(Checkpoint.open(Path(model)), get_embodiment(settings.embodiment))
 
 
 def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:

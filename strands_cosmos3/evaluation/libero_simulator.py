@@ -41,7 +41,7 @@ class LiberoSimulator(EpisodeRunner):
         self._world = None
 
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
-        return {"embodiment": "libero", "prompt": caption(assignment.policy_instruction, self._config.caption)}
+        return {"embodiment": self.settings.embodiment, "prompt": caption(assignment.policy_instruction, self._config.caption)}
 
     def _world_of(self, assignment: Assignment, pictures: bool) -> LiberoWorld:
         """Return the world of an episode's task; the last one is kept, because making one takes seconds."""

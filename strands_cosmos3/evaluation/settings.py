@@ -158,6 +158,11 @@ class Settings:
         """Whether the suite is one of LIBERO's and not our table."""
         return self.suite != TABLE
 
+    @property
+    def embodiment(self) -> str:
+        """The embodiment whose rows the policy answers."""
+        return "libero" if self.is_libero else embodiment_of(evaluated_robot(self.robot))
+
     def _check_instruction(self) -> None:
         if not self.instruction:
             return

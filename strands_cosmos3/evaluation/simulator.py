@@ -8,7 +8,6 @@ from typing import Any
 from strands_cosmos3.evaluation.episode_runner import AS_TOLD, EpisodeRunner
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.plan import Assignment
-from strands_cosmos3.evaluation.robots import embodiment_of
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.stages import Stages
 from strands_cosmos3.policy import Policy
@@ -26,7 +25,7 @@ class Simulator(EpisodeRunner):
 
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
         self._robot, self._layout = self.stages.prepare(assignment)
-        rows = {"embodiment": embodiment_of(self._robot.scene.robot), "borrow_domain": self.settings.borrow_domain}
+        rows = {"embodiment": self.settings.embodiment, "borrow_domain": self.settings.borrow_domain}
         return {"robot": self.settings.robot, "limits": self._robot.limits, **rows}
 
     def _figures(self, assignment: Assignment, policy: Policy, video: Path | None) -> Record:

@@ -14,7 +14,8 @@ from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.bench import tasks
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, ContractError, UnknownNameError
+from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.perturbations import Perturbation
@@ -26,6 +27,7 @@ from strands_cosmos3.evaluation.simulator import AS_TOLD, Simulator
 from strands_cosmos3.evaluation.stages import CLOSE_M, Stages
 from strands_cosmos3.evaluation.statistics import summarise
 from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR
+from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import UR5E
 from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.robots.spec_file import write_robot
@@ -177,6 +179,20 @@ def test_without_a_model_another_robot_is_refused_before_anything_is_written(tmp
     assert main(["evaluate", "--robot", "xarm7", "--model", "c", "--tasks", "reach", "--seeds", "1", "--out", str(out)]) == 2
     assert "--borrow-domain" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"robot": "ur5e", "tasks": "reach"}, "robomind-ur"),
+        ({"suite": "libero_object", "backend": "native"}, "libero"),
+    ],
+)
+def test_a_checkpoint_of_another_domain_is_refused_before_anything_is_written(tmp_path: Path, options, asked):
+    settings = make_settings({"model": str(resource("assets/table_policy")), "seeds": 1, **options})
+    with pytest.raises(ContractError, match=f"its domain is 'droid_lerobot', asked for '{asked}'.*embodiment='droid_lerobot'"):
+        evaluate(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_bench_of_tasks_is_of_one_arm():

@@ -26,10 +26,8 @@ def require_acting(checkpoint: Checkpoint, asked: Embodiment, space: ActionSpace
     """
     checkpoint.require_contract(given)
     known, wrong = checkpoint.metadata, list[str]()
-    domain = get_embodiment(known.get("domain") or asked)
-    if (domain.domain_id, domain.stats) != (asked.domain_id, asked.stats):
-        remedy = f"pass embodiment={domain.name!r}, choose its robot, or post-train it (docs/post_training.md)"
-        wrong.append(f"its domain is {domain.name!r}, asked for {asked.name!r}; {remedy}")
+    if other := _other_domain(checkpoint, asked):
+        wrong.append(other)
     if checkpoint.needs_contract and known["action_space"] != space.name:
         wrong.append(f"its action space is {known['action_space']!r}, asked for {space.name!r}")
     elif known.get("width", space.width) != space.width:
@@ -42,6 +40,20 @@ def require_acting(checkpoint: Checkpoint, asked: Embodiment, space: ActionSpace
         wrong.append(f"its views are {', '.join(known['views'])}, those of {asked.name!r} {', '.join(asked.rig.views)}")
     if wrong:
         raise ContractError(f"{checkpoint.root} cannot act here: {'; '.join(wrong)}.")
+
+
+def require_domain(checkpoint: Checkpoint, asked: Embodiment) -> None:
+    """Raise ContractError if the checkpoint states another domain than the embodiment's."""
+    if wrong := _other_domain(checkpoint, asked):
+        raise ContractError(f"{checkpoint.root} cannot act here: {wrong}.")
+
+
+def _other_domain(checkpoint: Checkpoint, asked: Embodiment) -> str | None:
+    domain = get_embodiment(checkpoint.metadata.get("domain") or asked)
+    if (domain.domain_id, domain.stats) == (asked.domain_id, asked.stats):
+        return None
+    remedy = f"pass embodiment={domain.name!r}, choose its robot, or post-train it (docs/post_training.md)"
+    return f"its domain is {domain.name!r}, asked for {asked.name!r}; {remedy}"
 
 
 def row_quantiles(
