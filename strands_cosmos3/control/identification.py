@@ -124,8 +124,9 @@ def fit(
     except InputError as error:
         raise ControlError(
             f"the motion fits a payload of {payload_kg:.3g} kg and friction of at most {max(friction_nm):.3g} N m, which is "
-            f"beyond what is compensated ({error}) The model's masses may be wrong, or the payload cannot be told from them; "
-            "state what is known, Compensation(payload_kg=...) or --compensate known, or compensate nothing."
+            f"beyond what is compensated ({error}) The arm may have touched something, the model's masses may be wrong, or the "
+            "payload cannot be told from them; move it in free space, or state what is known, Compensation(payload_kg=...) or "
+            "--compensate known, or compensate nothing."
         ) from None
 
 

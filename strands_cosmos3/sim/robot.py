@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,10 +19,12 @@ from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
+from strands_cosmos3.robots.assembly import frame_body
 from strands_cosmos3.robots.catalogue import ALIASES, PANDA, get_robot
 from strands_cosmos3.robots.catalogue import ROBOTS as catalogue
 from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
+from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import RolloutListener, VideoRecorder
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
@@ -72,10 +75,13 @@ class Robot(SimulatedArm):
     def identify(self) -> Compensation:
         """Identify this robot's delay, payload and friction from a motion of 6 s from home; the robot itself stays as it is.
 
+        The arm moves in free space: it passes through the table and the cubes, which a low hand would hit.
+
         ConfigError: It has several limbs.
         """
         limb, control = self.scene.limb, replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION)
         twin = SimulatedArm(control, self.scene, plant=self.plant)
+        twin.model = _in_free_space(twin.model, limb)
         return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb)
 
     @typed("policy", "duration", "control_frequency")
@@ -202,6 +208,14 @@ class Robot(SimulatedArm):
         chosen = get_task(task)
         instruction = instruction or chosen.instruction
         return instruction, Judge(chosen, self.scene, parse_instruction(instruction))
+
+
+def _in_free_space(model: mujoco.MjModel, limb: Limb) -> mujoco.MjModel:
+    """A copy of a scene's model in which the arm passes through everything."""
+    free = copy.copy(model)
+    arm = free.body_rootid[free.geom_bodyid] == free.body_rootid[frame_body(free, limb)]
+    free.geom_contype[arm] = free.geom_conaffinity[arm] = 0
+    return free
 
 
 def _known_robot(name: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
+from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.robot import ROBOTS, Robot
 
 pytestmark = pytest.mark.robots
@@ -26,3 +27,15 @@ def test_a_fetched_arm_takes_and_places_a_cube(name):
     assert rollout.ik.max_mm < 0.01
     speed = np.abs(np.diff(rollout.arrays["q_commanded_rad"], axis=0)) * 600
     assert (speed / robot.limits.velocity).max() <= 1.001
+
+
+@pytest.mark.parametrize("name", ["iiwa7", "iiwa14"])
+def test_a_low_hand_is_identified_in_free_space(name):
+    """From home its sway would hit the table, which weighed as much as 16 kg."""
+    if not FETCHED[name].source.path.is_file():
+        pytest.skip(f"not fetched; run `strands-cosmos3 robot fetch {name}`")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LimitsAssumedWarning)
+        found = Robot(name, plant=PlantErrors(payload_kg=0.5, actuation_delay_s=0.010)).identify()
+    assert found.payload_kg == pytest.approx(0.5, rel=0.1)
+    assert found.delay_s == pytest.approx(0.010, abs=0.002)

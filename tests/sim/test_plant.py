@@ -9,11 +9,12 @@ import pytest
 from strands_cosmos3.control.executor import ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.catalogue import PANDA, UR5E
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.robots.spec import LimbLimits
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.scene import Scene
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +196,17 @@ def test_another_arms_errors_are_identified():
     assert found.payload_kg == pytest.approx(0.5, rel=0.1)
     assert np.abs(np.array(found.friction_nm) - 0.5).max() < 0.25
     assert found.n_joints == 6
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+def test_an_arm_is_identified_in_free_space():
+    """Its hand is so low that the motion would hit the table; the robot's own model still has it."""
+    limb, plant = UR5E.limbs[0], PlantErrors(payload_kg=0.5, actuation_delay_s=0.010)
+    low = np.array(limb.home) + [0.0, 0.25, 0.0, 0.0, 0.0, 0.0]
+    scene = Scene(robot=replace(UR5E, limbs=(replace(limb, home=tuple(low)),)))
+    robot = Robot("ur5e", scene=scene, plant=plant)
+    solid = robot.model.geom_contype.copy()
+    found = robot.identify()
+    assert found.payload_kg == pytest.approx(0.5, rel=0.1)
+    assert found.delay_s == pytest.approx(0.010, abs=0.002)
+    np.testing.assert_array_equal(robot.model.geom_contype, solid)
