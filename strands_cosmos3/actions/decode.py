@@ -82,7 +82,7 @@ def decode_chunk(
         method: Normalisation method of rows without quantiles of their own.
 
     Returns:
-        Poses at the rows' times, without the anchor; the gripper column becomes open fractions.
+        Poses at the rows' times, without the anchor; the gripper column becomes open fractions, clipped to [0, 1].
 
     Raises:
         ActionSpaceError: The rows are joint angles, undecodable, or of more than one arm.
@@ -210,7 +210,7 @@ def encode_limbs(
 
 
 def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
-    """Decode a chunk of ``joint_pos`` rows: angles in radians as they are, the gripper as open fractions.
+    """Decode a chunk of ``joint_pos`` rows: angles in radians as they are, the gripper as open fractions, clipped to [0, 1].
 
     Row 0 is due at the observation: remove a clean state row first.
 

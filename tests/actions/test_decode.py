@@ -28,7 +28,7 @@ from strands_cosmos3.actions.rotations import (
     so3_exp,
 )
 from strands_cosmos3.actions.stats import denormalize_chunk, load_action_stats
-from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
+from strands_cosmos3.embodiments import POSE_ABS, WIRE_GRIPPER, get_embodiment
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
     ActionSpaceError,
@@ -181,6 +181,22 @@ def test_grippers_by_embodiment():
     assert denormalize_chunk(umi, "umi")[0, 9] == pytest.approx(0.2 * 0.0967)  # metres
     shut = decode_chunk(droid_chunk(np.where(np.arange(10) == 9, -1.4, droid)), T_ANCHOR)
     assert shut.gripper[0] == 0
+
+
+@pytest.mark.parametrize(("column", "fraction"), [(2.0, 1.0), (1.02, 1.0), (-0.5, 0.0), (0.3, 0.3)])
+def test_a_gripper_is_commanded_no_further_than_open_or_closed(column, fraction):
+    """Models overshoot; in every action space the column is clipped, and only a normalised one beyond |z| = 10 is refused."""
+    droid, q = get_embodiment("droid"), np.zeros((2, 8))
+    q[:, 7] = column
+    assert decode_joint_chunk(ActionChunk(q, droid.action_space("joint_pos"), droid)).gripper[0] == pytest.approx(fraction)
+    poses = np.tile([0.4, 0.0, 0.3, 0.0, 0.0, 0.0, 1.0, column], (2, 1))
+    assert decode_chunk(ActionChunk(poses, POSE_ABS, droid), T_ANCHOR).gripper[0] == pytest.approx(fraction)
+    still = encode_chunk(np.repeat(T_ANCHOR[None], 2, axis=0), [0.5], "droid")
+    still[0, 9] = 2 * column - 1
+    assert decode_chunk(droid_chunk(still), T_ANCHOR).gripper[0] == pytest.approx(fraction)
+    still[0, 9] = 10.5
+    with pytest.raises(ActionOutOfRangeError):
+        decode_chunk(droid_chunk(still), T_ANCHOR)
 
 
 def test_unnormalised_rows_are_scaled_to_metres():
