@@ -155,6 +155,26 @@ def test_the_hand_turns_to_the_cube_or_keeps_its_yaw(robot, turns):
     assert yaws[-1] == pytest.approx(turned if turns else 0.0, abs=0.02)
 
 
+@pytest.mark.parametrize("aside_m", [0.03, 0.05])
+def test_a_hand_that_keeps_its_yaw_descends_in_a_funnel(robot, aside_m):
+    """It is 1.5 m higher for each metre aside, beyond 12 mm; on that slope a hand at rest first moves level."""
+    request = _request(robot, instruction="reach the red cube")
+    assert request.privileged is not None
+    rises = []
+    for off_m in (-0.005, 0.0, 0.005):
+        tcp = np.eye(4)
+        tcp[:3, :3] = so3_exp(np.array([0.0, 0.0, request.privileged["grasp_yaw_rad"]])) @ np.diag([1.0, -1.0, -1.0])
+        tcp[:3, 3] = request.privileged["cube_red"][:3, 3] + [aside_m, 0.0, 1.5 * (aside_m - 0.012) + off_m]
+        state = {**request.privileged, "tcp": tcp, "tcp_twist": np.zeros(6)}
+        chunk = ScriptedBackend(turns=False).infer(replace(request, T_base_cosmos=tcp, privileged=state))
+        first = decode_chunk(chunk, tcp).T_base_frame[0, :3, 3] - tcp[:3, 3]
+        assert first[0] < -0.001
+        rises.append(first[2] / -first[0])
+    assert rises[0] > 0.05
+    assert abs(rises[1]) < 1e-6
+    assert rises[2] < -0.05
+
+
 def test_what_it_needs_is_said(robot):
     backend = ScriptedBackend()
     with pytest.raises(BackendError, match=f"{STATE_KEYS[0]}.*simulator|simulator.*{STATE_KEYS[0]}"):
