@@ -29,24 +29,29 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
         ConfigError: MuJoCo cannot read or compile it, or it lacks something that the robot names, or a limb's joints are not
             those between the world and its frame, or an actuator drives something else.
     """
+    with robot.named_in_errors():
+        model = _compiled(robot)
+        _require_names(model, robot)
+        require_drives(model, robot)
+        for limb in robot.limbs:
+            _require_chain(model, limb)
+            narrow_ranges(model, limb)
+            _require_home(model, limb)
+        return model
+
+
+def _compiled(robot: RobotSpec) -> mujoco.MjModel:
     try:
         spec = assembled(robot.model)
         for limb in robot.limbs:
             set_servos(spec, limb)
             complete(spec, limb)
-        model = spec.compile()
+        return spec.compile()
     except (ValueError, mujoco.FatalError) as error:
         if isinstance(error, ConfigError):
             raise
         files = ", ".join(part.file for part in robot.model)
         raise ConfigError(f"MuJoCo cannot compile {files} of robot {robot.name!r}: {error}") from error
-    _require_names(model, robot)
-    require_drives(model, robot)
-    for limb in robot.limbs:
-        _require_chain(model, limb)
-        narrow_ranges(model, limb)
-        _require_home(model, limb)
-    return model
 
 
 @typed()

@@ -121,14 +121,15 @@ def load_with_obstacles(
     """Load a robot's model, which may consist of several files, with obstacles; arguments and errors as :func:`load_model`."""
     if isinstance(spec, mujoco.MjModel):
         return load_model(spec, obstacles)
-    arm = load_spec(spec, robot)
-    _add_obstacles(arm, obstacles)
-    try:
-        model = arm.compile()
-    except (ValueError, mujoco.FatalError) as error:
-        raise ConfigError(f"MuJoCo cannot compile the model of robot {robot.name!r}: {error}") from error
-    for limb in robot.limbs if spec is None else ():
-        narrow_ranges(model, limb)
+    with robot.named_in_errors():
+        arm = load_spec(spec, robot)
+        _add_obstacles(arm, obstacles)
+        try:
+            model = arm.compile()
+        except (ValueError, mujoco.FatalError) as error:
+            raise ConfigError(f"MuJoCo cannot compile the model of robot {robot.name!r}: {error}") from error
+        for limb in robot.limbs if spec is None else ():
+            narrow_ranges(model, limb)
     return model
 
 

@@ -6,7 +6,8 @@ two arms one is ``"left"`` and the other ``"right"``, whichever comes first in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ import numpy as np
 from strands_cosmos3.action_columns import GripperConvention, LimbColumns
 from strands_cosmos3.checks import F64, finite_array, positive, typed, typed_fields
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 
 RATES = ("velocity", "acceleration", "jerk", "torque")
 """Limits that no MJCF states; a missing one takes the default ``ASSUMED`` of :mod:`strands_cosmos3.robots.limits`."""
@@ -307,6 +308,9 @@ class RobotSpec:
             borrows one.
         workspace: Where a scene puts cubes and the bin.
 
+    Attributes:
+        file: The file that it was read from, or None; not part of what it is.
+
     Raises:
         InputError, ConfigError, UnknownNameError: A value has another type, is missing, or contradicts another.
     """
@@ -319,6 +323,7 @@ class RobotSpec:
     source: str = ""
     embodiment: str | None = None
     workspace: Workspace = Workspace()
+    file: str | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         typed_fields(self)
@@ -346,6 +351,16 @@ class RobotSpec:
                     f"limbs of {self.name!r} share the joints {', '.join(self.shared_joints)}, but state different things of "
                     f"{joint!r}; its actuator, home, limits and gains must be the same in each, and so the joints before it."
                 )
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Name the robot's file, if it has one, in errors about it that are raised in the block."""
+        try:
+            yield
+        except (ConfigError, InputError, ResourceNotFoundError) as error:
+            if self.file is not None and self.file not in str(error):
+                error.args = (f"{self.file}: {error}",)
+            raise
 
     def limb(self, name: str | None = None) -> Limb:
         """Return a limb by name; None is the only one. UnknownNameError, or ConfigError if there are several."""

@@ -62,7 +62,9 @@ def read_robot(path: Path) -> RobotSpec:
     except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
         raise ConfigError(f"{path} cannot be read as TOML ({error}). {_HINT}") from None
     robot = _build(RobotSpec, table, str(path))
-    return replace(robot, model=tuple(_located(part, path.parent) for part in robot.model))
+    robot = replace(robot, model=tuple(_located(part, path.parent) for part in robot.model))
+    object.__setattr__(robot, "file", str(path))
+    return robot
 
 
 def _located(part: ModelPart, folder: Path) -> ModelPart:
@@ -98,7 +100,7 @@ def _build(kind: Any, table: Any, where: str) -> Any:
     """A dataclass from a table, its tables and lists of tables included."""
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a table, got {table!r:.80}. {_HINT}")
-    own = {one.name: one for one in fields(kind)}
+    own = {one.name: one for one in fields(kind) if one.init}
     if unknown := sorted(set(table) - set(own)):
         raise ConfigError(f"{where} has the unknown field {unknown[0]!r}; it may have: {', '.join(own)}.")
     optional = (name for name, one in own.items() if one.default is not MISSING or one.default_factory is not MISSING)
@@ -137,7 +139,7 @@ def _lines(value: Any, path: str) -> list[str]:
     plain, tables = [], []
     for one in fields(value):
         inner, name = getattr(value, one.name), f"{path}.{one.name}".lstrip(".")
-        if inner is None or (one.default_factory is not MISSING and not inner) or inner == one.default:
+        if inner is None or not one.init or (one.default_factory is not MISSING and not inner) or inner == one.default:
             continue
         if one.name == "gains":
             for key, figures in zip(("kp", "kd"), inner, strict=True):

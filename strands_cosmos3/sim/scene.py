@@ -138,11 +138,14 @@ def _compiled(
     cubes: tuple[Cube, ...], arm: str | Path | None, appearance: Appearance, robot: RobotSpec, bar: Bar | None
 ) -> mujoco.MjModel:
     try:
-        return build(cubes, arm, appearance, robot, bar).compile()
+        model = build(cubes, arm, appearance, robot, bar).compile()
     except ValueError as error:  # MuJoCo's, e.g. of a robot's file with a table of its own
         if isinstance(error, Cosmos3Error):
             raise
         raise ConfigError(f"MuJoCo cannot build the scene of robot {robot.name!r}: {error}") from error
+    for limb in robot.limbs if arm is None else ():
+        narrow_ranges(model, limb)
+    return model
 
 
 class Scene:
@@ -178,7 +181,6 @@ class Scene:
         Without cubes and a bar, it has three cubes for one limb, and a bar for several. ``arm`` is None (the robot's own
         model), the path of an ``.xml`` with its names, or ``"menagerie"`` (a Panda, over the network).
         """
-        robot.require_independent("a scene")
         bar = Bar() if bar is None and cubes is None and len(robot.limbs) > 1 else bar
         cubes = (DEFAULT_CUBES if bar is None else ()) if cubes is None else cubes
         if len({cube.name for cube in cubes}) != len(cubes):
@@ -187,12 +189,11 @@ class Scene:
         self.robot, self.bar = robot, bar
         self.bin: Bin = bin_of(robot)
         self.appearance = appearance
-        self.view_names: tuple[str, ...] = view_names_of(robot)
-        self.model: mujoco.MjModel = _compiled(cubes, arm, appearance, robot, bar)
-        model = self.model
-        for limb in robot.limbs if arm is None else ():
-            narrow_ranges(model, limb)
-        self.limbs = _limbs_of(model, robot)
+        with robot.named_in_errors():
+            robot.require_independent("a scene")
+            self.view_names: tuple[str, ...] = view_names_of(robot)
+            self.model: mujoco.MjModel = _compiled(cubes, arm, appearance, robot, bar)
+            self.limbs = _limbs_of(model := self.model, robot)
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in robot.joints])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in robot.joints])
         fingers = [joint for one in self.limbs.values() for joint in one.finger_joints]

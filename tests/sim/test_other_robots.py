@@ -13,6 +13,7 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import UR5E, get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
+from strands_cosmos3.robots.model import load_with_obstacles
 from strands_cosmos3.robots.panda import FER, FR3
 from strands_cosmos3.robots.spec import Figures, ModelPart
 from strands_cosmos3.robots.spec_file import write_robot
@@ -117,6 +118,16 @@ def test_a_robot_from_a_file_is_simulated(tmp_path):
     assert rollout.fault is None
     assert rollout.ik.max_mm < 0.01
     assert np.ptp(rollout.arrays["q_achieved_rad"], axis=0).max() > 0.01
+
+
+def test_what_a_scene_lacks_of_a_robot_names_its_file(tmp_path):
+    path, arm = tmp_path / "mine.toml", UR5E.limbs[0]
+    for changed, says in (({"gripper": None}, "has none on 'arm'"), ({"actuators": ("a", *arm.actuators[1:])}, "actuator 'a'")):
+        path.write_text(write_robot(replace(UR5E, name="mine", limbs=(replace(arm, **changed),))))
+        with pytest.raises(ConfigError, match=f"^{path}: .*{says}"):
+            Scene(robot=get_robot(path))
+    with pytest.raises(ConfigError, match=f"^{path}: .*actuator 'a'"):
+        load_with_obstacles(None, get_robot(path), ())
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
