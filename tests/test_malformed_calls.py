@@ -203,6 +203,10 @@ ROBOTS = [
     Call(limits.is_franka, {"model": MODEL, "joints": range(7)}),
     Call(model.chain_to_body, {"model": MODEL, "body": "hand", "joints": ARM_JOINTS}),
     Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
+    Call(
+        hosted.require_actuators,
+        {"model": MODEL, "namespace": "", "joints": ARM_JOINTS, "commands": ARM_JOINTS, "grippers": ("finger_joint1",)},
+    ),
     Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
     Call(panda.HandLimits(panda.HAND_LIMITS.chain, joints=tuple(range(7))).own, {"values": STATES}),

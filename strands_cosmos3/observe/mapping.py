@@ -6,6 +6,7 @@ key of the robot stands behind each, and in what unit its gripper is.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,6 +90,11 @@ class RobotMapping:
     def joint_keys(self) -> list[str]:
         """The observation's keys of the joints, base first."""
         return [self.observed[name] for name in self.joints]
+
+    @property
+    def joint_commands(self) -> list[str]:
+        """The action's keys of the joints, base first."""
+        return [self.commanded[name] for name in self.joints]
 
     @property
     def gripper_keys(self) -> list[str]:
@@ -205,7 +211,8 @@ def resolve_mapping(
         commanded_gripper: Likewise.
 
     Raises:
-        ConfigError: No built-in mapping for the robot, an unknown name in a mapping, or two names for one key.
+        ConfigError: No built-in mapping for the robot, an unknown name in a mapping, two names for one key, or a limb that
+            is commanded by another's key.
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
@@ -215,6 +222,7 @@ def resolve_mapping(
     commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in keys}}
     for what, entries in (("observation_mapping", observed), ("action_mapping", commanded)):
         _require_injective(what, entries)
+    _require_uncrossed(observed, commanded, limbs)
     cameras = cameras_of(rig).with_mapped(views)
     if len(limbs) > 1:
         own = {f"{_prefix(limb, limbs)}{_GRIPPER}": limb.gripper.opening for limb in limbs if limb.gripper is not None}
@@ -327,6 +335,25 @@ def _require_injective(what: str, entries: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{what}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name needs its own key."
         )
+
+
+def _require_uncrossed(observed: Mapping[str, str], commanded: Mapping[str, str], limbs: tuple[Limb, ...]) -> None:
+    """Refuse a key that is commanded for one limb, but observed as another's or called after the other; names may differ."""
+    limb_of = {name: limb.name for limb in limbs for name in _limb_keys(limb, _prefix(limb, limbs))}
+    observed_as = {key: name for name, key in observed.items()}
+    for name, key in commanded.items() if len(limbs) > 1 else ():
+        seen, told = _limbs_called(observed[name], limbs), _limbs_called(key, limbs)
+        other = observed_as.get(key, name)
+        if limb_of[other] != limb_of[name] or (len(seen) == len(told) == 1 and seen != told):
+            raise ConfigError(
+                f"{name!r} is observed as {observed[name]!r} and commanded as {key!r}, which is another arm's; the arms would "
+                "be exchanged. Map it to one arm in observation_mapping and action_mapping."
+            )
+
+
+def _limbs_called(key: str, limbs: tuple[Limb, ...]) -> set[str]:
+    """The limbs whose names are words of a key, such as ``left`` in ``left_joint1``."""
+    return set(re.split(r"[\W\d_]+", key.lower())) & {limb.name for limb in limbs}
 
 
 def _gripper(given: str | GripperConvention | None, key: str, limb: Limb | None) -> GripperConvention:

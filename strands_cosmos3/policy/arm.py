@@ -13,6 +13,7 @@ from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError
 from strands_cosmos3.extras import needed_by
+from strands_cosmos3.observe.mapping import RobotMapping
 from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import JointLimits
@@ -134,19 +135,19 @@ class PolicyArm:
         """A plan at the caller's rate (None: its own), and the motion's own time at the end of each step."""
         return (plan, plan.t_s) if hz is None else resample(plan, observation, hz, self._all_limits, self._lead_s)
 
-    def bind_model(
-        self, model: Any, namespace: str, joints: Sequence[str], grippers: Sequence[str]
-    ) -> list[GripperConvention | None]:
+    def bind_model(self, model: Any, namespace: str, mapping: RobotMapping) -> list[GripperConvention | None]:
         """Bind the arms that a simulator drives; return the grippers' units, limb by limb, or None to keep the present one.
 
         Raises:
-            ConfigError: It lacks a joint, or is another robot; :meth:`require_known` raises it again.
+            ConfigError: It lacks a joint or a gripper's actuator, is another robot, or the mapping commands another joint than
+                it observes; :meth:`require_known` raises it again.
         """
-        from strands_cosmos3.robots.hosted import driven_gripper, require_robot, servo_lead_of
+        from strands_cosmos3.robots.hosted import driven_gripper, require_actuators, require_robot, servo_lead_of
 
-        self._foreign = None
+        self._foreign, joints, grippers = None, mapping.joint_keys, mapping.gripper_keys
         try:
             require_robot(model, namespace, joints, self._robot)
+            require_actuators(model, namespace, joints, mapping.joint_commands, grippers, self._robot)
         except ConfigError as error:
             self._foreign = error
             raise

@@ -280,11 +280,11 @@ class Cosmos3Policy(BatchAnswers):
             namespace: Prefix of the robot's names in it.
 
         Raises:
-            ConfigError: With ``robot=``: the model's arms lack its joints, or are or stand as another robot's.
+            ConfigError: With ``robot=``: the model's arms or grippers are not the robot's, or not those that are commanded.
         """
         if self._arm is None:
             return
-        units = self._arm.bind_model(model, namespace, self._mapping.joint_keys, self._mapping.gripper_keys)
+        units = self._arm.bind_model(model, namespace, self._mapping)
         if not self._gripper_is_given:
             self._mapping = self._mapping.commanding(units)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mujoco
@@ -10,7 +10,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.assembly import frame_body, load_robot
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.servo import servo_lead_s
@@ -59,6 +59,77 @@ def require_robot(model: mujoco.MjModel, namespace: str, joints: Sequence[str], 
                 f"the base of the simulated robot's {limb.name} arm stands {off} from where that of {robot.title} does, seen "
                 f"from the {limbs[0].name} one; its arms could meet unseen. Describe them in a robot of your own."
             )
+
+
+@typed()
+def require_actuators(
+    model: mujoco.MjModel,
+    namespace: str,
+    joints: Sequence[str],
+    commands: Sequence[str],
+    grippers: Sequence[str],
+    robot: RobotSpec = PANDA,
+) -> None:
+    """Raise a :class:`ConfigError` if a command moves another joint than its name says, or a gripper's command moves nothing.
+
+    An actuator may have any name. A joint that is driven through a tendon, or that nothing drives, is not checked.
+
+    Args:
+        model: The host's model; :func:`require_robot` accepts it.
+        namespace: Prefix of the robot's names in it.
+        joints: The joints that are observed, base first, limb by limb.
+        commands: What is commanded for each: a joint or its actuator.
+        grippers: What is commanded for the gripper of each limb that has one: its actuator, or a joint that it moves.
+        robot: The robot.
+    """
+    ids = _joint_ids(instance_of(model, mujoco.MjModel, "model"), namespace, joints)
+    limbs = [limb for limb in robot.limbs if limb.gripper is not None]
+    if len(commands) != len(ids) or len(grippers) != len(limbs):
+        raise InputError(
+            f"{len(ids)} joints and {len(limbs)} grippers need as many commands, got {len(commands)} and {len(grippers)}."
+        )
+    for name, key, joint in zip(joints, commands, ids, strict=True):
+        driven = _commanded(model, namespace, key)
+        direct = driven >= 0 and model.actuator_trntype[driven] == mujoco.mjtTrn.mjTRN_JOINT
+        if direct and (moved := _moved_joints(model, driven)) != [joint]:
+            raise ConfigError(
+                f"{key!r} is commanded where {name!r} is observed, and in the simulated robot it moves "
+                f"{model.joint(moved[0]).name.removeprefix(namespace)!r}; map every joint to its own in action_mapping."
+            )
+    last = np.cumsum([len(limb.joints) for limb in robot.limbs]) - 1
+    tips = {int(model.jnt_bodyid[ids[i]]): limb.name for i, limb in zip(last, robot.limbs, strict=True) if i < len(ids)}
+    for limb, key in zip(limbs, grippers, strict=True):
+        _require_gripper(model, namespace, key, limb, tips)
+
+
+def _require_gripper(model: mujoco.MjModel, namespace: str, key: str, limb: Limb, tips: Mapping[int, str]) -> None:
+    """Refuse a gripper's command that moves nothing, or something on another of the limbs, by their last bodies."""
+    if (driven := _commanded(model, namespace, key)) < 0:
+        raise ConfigError(_no_gripper(model, namespace, key, limb))
+    found = {tip for joint in _moved_joints(model, driven) if (tip := _carrier(model, joint, tips)) is not None}
+    if found - {limb.name}:
+        raise ConfigError(
+            f"{key!r}, which is commanded for the gripper of {limb.name!r}, is on the {' and '.join(sorted(found))} arm of "
+            "the simulated robot; map each gripper to its own in action_mapping."
+        )
+
+
+def _no_gripper(model: mujoco.MjModel, namespace: str, key: str, limb: Limb) -> str:
+    own = "" if limb.gripper is None else f" (the robot's own is {limb.gripper.actuator!r})"
+    have = ", ".join(filter(None, (model.actuator(i).name.removeprefix(namespace) for i in range(model.nu)))) or "none by name"
+    return (
+        f"the simulated robot has no actuator {key!r}, and none that moves a joint of that name, for the gripper of "
+        f"{limb.name!r}{own}: it would never move. Its actuators: {have}. Add one to the model, or name one in action_mapping, "
+        "e.g. {'gripper': '<its actuator>'}."
+    )
+
+
+def _carrier(model: mujoco.MjModel, joint: int, tips: Mapping[int, str]) -> str | None:
+    """The limb whose last joint carries a joint's body, by name; None if none does."""
+    body = int(model.jnt_bodyid[joint])
+    while body and body not in tips:
+        body = int(model.body_parentid[body])
+    return tips.get(body)
 
 
 @dataclass(frozen=True)
@@ -143,9 +214,7 @@ def driven_gripper(
     [0, 1] to the actuator's range (``_scale_ctrl_for_actuator``, strands-robots 0.5.3). If the robot's ``gripper`` is closed at
     the upper end, as a 2F-85 is, that is the closed fraction.
     """
-    actuator = _find(model, _ACTUATOR, namespace, key)
-    if actuator < 0:
-        actuator = _actuator_of(model, _find(model, _JOINT, namespace, key))
+    actuator = _commanded(model, namespace, key)
     if actuator < 0 or model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_TENDON:
         return None
     ranged = model.actuator_ctrllimited[actuator] and model.actuator_ctrlrange[actuator, 0] >= 0
@@ -155,20 +224,29 @@ def driven_gripper(
     return WIRE_GRIPPER if closes else MODEL_GRIPPER
 
 
+def _commanded(model: mujoco.MjModel, namespace: str, key: str) -> int:
+    """The actuator that a host writes a number under ``key`` to: of that name, or of the joint of that name; -1 if none."""
+    actuator = _find(model, _ACTUATOR, namespace, key)
+    return actuator if actuator >= 0 else _actuator_of(model, _find(model, _JOINT, namespace, key))
+
+
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
     """The actuator that drives a joint, directly or through a tendon; -1 if there is none."""
-    if joint < 0:
-        return -1
-    through_tendon = -1
-    for actuator, (kind, target) in enumerate(zip(model.actuator_trntype, model.actuator_trnid[:, 0], strict=True)):
-        if kind == mujoco.mjtTrn.mjTRN_JOINT and target == joint:
-            return actuator
-        if kind == mujoco.mjtTrn.mjTRN_TENDON:
-            path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
-            of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
-            if joint in model.wrap_objid[path][of_joints]:
-                through_tendon = actuator
-    return through_tendon
+    found = [actuator for actuator in range(model.nu) if joint in _moved_joints(model, actuator)]
+    direct = [actuator for actuator in found if model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT]
+    return (direct[:1] or found[-1:] or [-1])[0]
+
+
+def _moved_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
+    """The joints, by id, that an actuator drives, directly or through a tendon."""
+    kind, target = model.actuator_trntype[actuator], int(model.actuator_trnid[actuator, 0])
+    if kind == mujoco.mjtTrn.mjTRN_JOINT:
+        return [target]
+    if kind != mujoco.mjtTrn.mjTRN_TENDON:
+        return []
+    path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
+    of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
+    return model.wrap_objid[path][of_joints].tolist()
 
 
 def _find(model: mujoco.MjModel, kind: mujoco.mjtObj, namespace: str, name: str) -> int:

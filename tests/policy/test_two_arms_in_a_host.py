@@ -161,6 +161,73 @@ def test_a_host_s_other_arms_are_refused_now_and_at_the_next_call(change, says):
     policy._arm.require_known()
 
 
+def without_a_gripper(spec):
+    spec.delete(spec.actuator("right_actuator8"))
+
+
+def exchanged(*names):
+    """An action mapping that exchanges the arms' keys of some canonical names."""
+    other = {"left": "right", "right": "left"}
+    return {f"{side}_{name}": f"{other[side]}_{called}" for side in SIDES for name, called in names}
+
+
+def test_a_gripper_that_nothing_drives_is_refused_before_anything_moves():
+    policy = Cosmos3Policy(DUAL, "dual_panda", spy := Spy())
+    says = r"no actuator 'right_finger_joint1'.*'right'.*'right_actuator8'.*Its actuators: left_actuator1, .*action_mapping"
+    for call in (
+        lambda: policy.set_sim_context(hosted(without_a_gripper), "cell/"),
+        lambda: policy.get_actions_sync(at_home(), "go"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            call()
+    assert not spy.requests
+
+
+ALL = [(f"joint_{i}", f"joint{i + 1}") for i in range(7)]
+
+
+@pytest.mark.parametrize("names", [ALL, ALL[2:3], [("gripper", "finger_joint1")]], ids=["arms", "a joint", "grippers"])
+def test_a_mapping_that_exchanges_the_arms_is_refused(names):
+    """By the keys alone, as on hardware: what is observed as one arm's joint is commanded as the other's."""
+    with pytest.raises(ConfigError, match=r"'left_.*' is observed as 'left_.*' and commanded as 'right_.*exchanged"):
+        resolve_mapping("dual_panda", None, None, exchanged(*names))
+    with pytest.raises(ConfigError, match="exchanged"):
+        resolve_mapping("dual_panda", None, exchanged(*names))
+    actuators = [(name, f"actuator{i + 1}") for i, (name, _) in enumerate(ALL)]
+    with pytest.raises(ConfigError, match=r"'left_joint_0' is observed as 'left_joint1' and commanded as 'right_actuator1'"):
+        resolve_mapping("dual_panda", None, None, exchanged(*actuators))
+    both = exchanged(*names)
+    assert resolve_mapping("dual_panda", None, both, both).observed["left_joint_2"]  # a host may call them the other way round
+
+
+@pytest.mark.parametrize(
+    ("crossed", "says"),
+    [
+        ({}, None),
+        ({"left_joint_0": "b_1", "right_joint_0": "a_1"}, r"'b_1' is commanded where 'left_joint1' is.*moves 'right_joint1'"),
+        ({"left_gripper": "b_8", "right_gripper": "a_8"}, r"'b_8', .* for the gripper of 'left', is on the right arm"),
+    ],
+)
+def test_the_host_s_model_tells_what_an_actuator_moves(crossed, says):
+    """Actuators whose names do not say which arm they are of: only the model does."""
+
+    def change(spec):
+        for actuator in spec.actuators:
+            side, _, number = actuator.name.partition("_actuator")
+            actuator.name = f"{'a' if side == 'left' else 'b'}_{number}"
+
+    names = [*(name for name, _ in ALL), "gripper"]
+    mapped = {
+        f"{side}_{name}": f"{short}_{i + 1}" for side, short in zip(SIDES, "ab", strict=True) for i, name in enumerate(names)
+    }
+    policy = Cosmos3Policy(DUAL, "dual_panda", Spy(), action_mapping=mapped | crossed)
+    if says is None:
+        policy.set_sim_context(hosted(change), "cell/")
+        return
+    with pytest.raises(ConfigError, match=says):
+        policy.set_sim_context(hosted(change), "cell/")
+
+
 def test_a_namespace_that_does_not_tell_which_is_refused():
     both = mujoco.MjSpec()
     for i, prefix in enumerate(("a/", "b/")):
