@@ -202,6 +202,7 @@ ROBOTS = [
     Call(limits.limits_of, {"model": MODEL, "joints": range(7), "limits": FER, "body": BRIDGE.body_id}),
     Call(limits.is_franka, {"model": MODEL, "joints": range(7)}),
     Call(model.chain_to_body, {"model": MODEL, "body": "hand", "joints": ARM_JOINTS}),
+    Call(catalogue.recorded_robot, {"robot_type": "panda"}),
     Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(
         hosted.require_actuators,

@@ -35,6 +35,7 @@ class Backend(ABC):
         language: The sentences that its checkpoint understands; None if it declares none.
         example_instruction: An instruction that it understands; a server warms up with it.
         model_sha256: Digest of its checkpoint, or None.
+        recorded_robot: Name of the robot that its motion was recorded on, where that is known.
     """
 
     name: str = "backend"
@@ -51,6 +52,7 @@ class Backend(ABC):
     language: Language | None = None
     example_instruction: str = "warm up"
     model_sha256: str | None = None
+    recorded_robot: str | None = None
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
         """Return the name of the action space it answers in for an embodiment; None is the embodiment's default."""

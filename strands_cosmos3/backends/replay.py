@@ -99,10 +99,12 @@ class LimbRecording:
     Args:
         by_limb: The motion of each limb, by the limb's name, with poses in its own base; all have the same times.
         embodiment: Name of the embodiment whose tool frames they are of.
+        robot: Name of the robot that moved, if it is known.
     """
 
     by_limb: Mapping[str, Recording]
     embodiment: str = "droid"
+    robot: str | None = None
 
     def __post_init__(self) -> None:
         instance_of(self.by_limb, Mapping, "by_limb")
@@ -174,7 +176,7 @@ def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
             )
             for name, limb in limbs.items()
         }
-        return LimbRecording(motions, embodiment_of(recorded).name)
+        return LimbRecording(motions, embodiment_of(recorded).name, dataset.spec.robot_type)
 
 
 def recording_at(path: str | Path, episode: int | None = None) -> Recording | LimbRecording:
@@ -262,6 +264,7 @@ class ReplayBackend(Backend):
 
     def __init__(self, recording: Recording | LimbRecording):
         self.recording = recording
+        self.recorded_robot = recording.robot if isinstance(recording, LimbRecording) else None
 
     def infer(self, request: Request) -> ActionChunk:
         """Return rows from the anchor along the recording.

@@ -107,6 +107,8 @@ class DatasetSpec:
 
     def __post_init__(self) -> None:
         whole_number(self.fps, "fps of a dataset", 1, 1000)
+        if self.robot_type is not None:
+            instance_of(self.robot_type, str, "robot_type")
         for key, feature in instance_of(self.features, Mapping, "features").items():
             if not isinstance(key, str) or not _KEY.fullmatch(key):
                 raise InputError(f"a feature's key must consist of letters, digits, '_' and single dots, got {key!r}.")

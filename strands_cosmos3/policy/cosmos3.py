@@ -23,11 +23,11 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.cameras import only_picture
 from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, require_state_keys, resolve_mapping
 from strands_cosmos3.observe.views import Composition
+from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
 from strands_cosmos3.policy.contract import Step
 from strands_cosmos3.policy.limb_arm import arm_of
-from strands_cosmos3.policy.preflight import borrowed, check_inputs, require_arm, require_every_camera, require_options
 from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
@@ -153,8 +153,8 @@ class Cosmos3Policy(BatchAnswers):
         self._first_seed = 0 if seed is None else seed_number(seed)
         self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
         self._closed = False
-        require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
-        self.borrowed_domain = borrowed(robot, self.embodiment.name, backend, borrow_domain)
+        preflight.require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
+        self.borrowed_domain = preflight.borrowed(robot, self.embodiment.name, backend, borrow_domain)
         self._arm = None if robot is None else arm_of(arm_model, limits, servo_lead, obstacles, get_robot(robot))
         options = InferenceOptions(
             device=device,
@@ -195,7 +195,8 @@ class Cosmos3Policy(BatchAnswers):
         self.reads_instruction = self.instruction_free_actions is None
         rename_columns(tuple(self._mapping.observed) if self.robot else self.action_space.columns, self._action_mapping)
         if self.requires_images:
-            require_every_camera(self._mapping, cameras)
+            preflight.require_every_camera(self._mapping, cameras)
+        preflight.require_recorded(self.backend, self.robot)
 
     def _start_over(self) -> None:
         self._calls = 0
@@ -254,8 +255,8 @@ class Cosmos3Policy(BatchAnswers):
             ObservationError: A joint, the gripper or a camera is missing; the message says which and what there is.
             ConfigError, UnknownNameError: An option cannot be had, or no action would reach the robot.
         """
-        require_options(policy_config, inspect.signature(cls).parameters)
-        check_inputs(observation_keys, **policy_config)
+        preflight.require_options(policy_config, inspect.signature(cls).parameters)
+        preflight.check_inputs(observation_keys, **policy_config)
 
     def set_robot_state_keys(self, robot_state_keys: Sequence[str]) -> None:
         """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from strands_cosmos3.backends import BACKENDS, needs_pictures, needs_privileged
-from strands_cosmos3.backends.base import adapted
+from strands_cosmos3.backends.base import Backend, adapted
 from strands_cosmos3.backends.options import EngineOptions, InferenceOptions
-from strands_cosmos3.checks import require_type, whole_number
+from strands_cosmos3.checks import instance_of, require_type, whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, resolve_mapping
-from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.catalogue import get_robot, recorded_robot
+from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.types import Mode
 
 
@@ -63,6 +65,29 @@ def borrowed(robot: str | None, embodiment: str, backend: Any, allowed: bool) ->
             "post-trained for this robot needs the robot's embodiment: RobotSpec(embodiment=...)."
         )
     return embodiment
+
+
+def require_recorded(backend: Backend, robot: str | None) -> None:
+    """Refuse a recording of another known robot than the policy's, and warn if that may be an arm of the same kind.
+
+    A replay joins limbs by name itself, so robots with other limbs pass.
+
+    Raises:
+        ConfigError: The recording is of another robot with the same limbs.
+    """
+    recorded = recorded_robot(instance_of(backend, Backend, "backend").recorded_robot)
+    if robot is None or recorded is None or recorded.name == (own := get_robot(robot)).name:
+        return
+    if {limb.name for limb in own.limbs} != {limb.name for limb in recorded.limbs}:
+        return
+    said = f"the recording is of robot {recorded.name!r}, and the policy moves {own.name!r}"
+    if own.file is None and _arms_of(own) != _arms_of(recorded):
+        raise ConfigError(f"{said}, whose arms are others; replay it with robot={recorded.name!r}.")
+    warnings.warn(f"{said}; its limits and its hand may differ.", stacklevel=2)
+
+
+def _arms_of(robot: RobotSpec) -> tuple[object, ...]:
+    return robot.model, [(limb.name, limb.joints, limb.frame) for limb in robot.limbs]
 
 
 def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -214,4 +215,16 @@ def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
     return ROBOTS[name]
 
 
-__all__ = ["ALIASES", "DUAL_PANDA", "FR3_ROBOT", "PANDA", "ROBOTS", "UR5E", "get_robot", "list_robots"]
+def recorded_robot(robot_type: str | None) -> RobotSpec | None:
+    """Return the known robot that a dataset or a recording names; None if it names none, an unknown one, or a file.
+
+    InputError: It is no name.
+    """
+    if robot_type is None or instance_of(robot_type, str, "robot_type").lower().endswith(".toml"):
+        return None  # a dataset names no files of this machine
+    with suppress(UnknownNameError):
+        return get_robot(robot_type)
+    return None
+
+
+__all__ = ["ALIASES", "DUAL_PANDA", "FR3_ROBOT", "PANDA", "ROBOTS", "UR5E", "get_robot", "list_robots", "recorded_robot"]

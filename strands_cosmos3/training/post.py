@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
+from strands_cosmos3.robots.catalogue import recorded_robot
 from strands_cosmos3.training.adapters import ALPHA, HEADS, adapter_state, add_lora, merged_state, train_only
 from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
@@ -107,11 +109,25 @@ class PostTraining:
         folder.mkdir(parents=True, exist_ok=True)
         self.policy, self.trained = self._load()
         with Dataset(dataset) as data:
+            self._require_robot(data)
             keys = (keys or ArmKeys()).resolved(data, self.embodiment)
             self._dataset = identity_of(data)
             self._keep_settings(data, keys)
             self.stats = self._statistics(data, keys)
             self.windows = self._windows(data, keys)
+
+    def _require_robot(self, data: Dataset) -> None:
+        """Refuse a dataset of a robot of another domain, unless the dataset or the caller says whose rows they are."""
+        stated = ACTION in data.spec.features and "embodiment" in data.spec.features[ACTION].info
+        robot = None if stated else recorded_robot(data.spec.robot_type)
+        own = None if robot is None or robot.embodiment is None else get_embodiment(robot.embodiment)
+        if robot is None or own is None or own.domain_id == self.embodiment.domain_id:
+            return
+        named = self.embodiment.name
+        said = f"the dataset is of robot {robot.name!r}, whose rows are those of {own.name!r} and not of {named!r}"
+        if self.config.embodiment is None:
+            raise ConfigError(f"{said}; give --embodiment {own.name}, or {named} if its poses are of that frame.")
+        warnings.warn(f"{said}; its poses must be of that frame.", stacklevel=3)
 
     def _require_numbers(self) -> None:
         config = self.config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from strands_cosmos3.checks import F64, finite_array, of_grippers
 from strands_cosmos3.datasets.limbs import embodiment_of, recorded_limbs
 from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
 from strands_cosmos3.datasets.spec import IMAGES
-from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
-from strands_cosmos3.robots.catalogue import PANDA, get_robot
+from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.robots.catalogue import PANDA, recorded_robot
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.scene import BAR, Scene
@@ -119,10 +118,7 @@ def robot_of(path: Path, robot: RobotSpec) -> RobotSpec:
     if path.suffix == ".npz" or robot.name != PANDA.name:
         return robot
     with Dataset(path) as dataset:
-        kind = dataset.spec.robot_type or robot.name
-    with suppress(UnknownNameError):
-        return robot if kind.lower().endswith(".toml") else get_robot(kind)  # a dataset names no files of this machine
-    return robot
+        return recorded_robot(dataset.spec.robot_type) or robot
 
 
 def recorded_episodes(path: Path, scene: Scene, first: int = 0) -> Iterator[Recorded]:

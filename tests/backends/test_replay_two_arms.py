@@ -1,5 +1,6 @@
 """A lift of two arms, recorded as a dataset and replayed in the closed loop; and robots that a recording is not of."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from strands_cosmos3.commands.serve import _warm_up_message
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, DatasetWriter, arm_spec
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, DatasetError, InputError
+from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Request
@@ -167,6 +169,25 @@ def test_an_arm_of_six_joints_is_replayed_from_its_dataset(tmp_path):
     asked = request(recording, embodiment=ur5e, action_space=ur5e.action_space(), limb_poses={}, T_base_cosmos=T, n_rows=4)
     poses = decode_limbs(ReplayBackend(recording).infer(asked), {"arm": T})
     np.testing.assert_allclose(poses.by_limb["arm"].T_base_frame[-1, 0, 3], 0.504, atol=1e-6)
+
+
+def test_a_recording_of_another_known_robot_is_refused_and_of_its_twin_reported(lifted):
+    """Also where nothing compares the hand's pose, as in a host. An unknown robot, or none, says nothing."""
+    recording = load_episode(lifted[0])
+    assert recording.robot == "dual_panda"
+
+    def made(kind, robot):
+        return Cosmos3Policy(DUAL, robot, backend="replay", model=replace(recording, robot=kind))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("dual_panda", "bi_panda", None, "somebody's", "mine.toml"):
+            made(kind, "dual_panda")
+    one = LimbRecording({"arm": recording.by_limb["left"]}, "droid", "fr3")
+    with pytest.warns(UserWarning, match=r"recording is of robot 'fr3', and the policy moves 'panda'; its limits"):
+        Cosmos3Policy("droid", "panda", backend="replay", model=one)
+    with pytest.raises(ConfigError, match=r"recording is of robot 'xarm7', and the policy moves 'panda'.*robot='xarm7'"):
+        Cosmos3Policy("droid", "panda", backend="replay", model=replace(one, robot="xarm7"))
 
 
 def test_a_recording_whose_poses_the_robot_does_not_have_at_its_angles_is_refused(lifted):

@@ -11,7 +11,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
-from strands_cosmos3.robots.catalogue import DUAL_PANDA, PANDA, UR5E, get_robot, list_robots
+from strands_cosmos3.robots.catalogue import DUAL_PANDA, PANDA, UR5E, get_robot, list_robots, recorded_robot
 from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, joined_limits, robot_limits
@@ -216,6 +216,36 @@ def test_an_error_in_a_file_names_the_file_and_the_table(tmp_path):
         path.write_text(GOOD.replace(old, new, 1))
         with pytest.raises(kind, match=r"robot\.toml: limbs\[0\]"):
             read_robot(path)
+
+
+def test_what_a_file_s_robot_lacks_in_its_model_names_the_file(tmp_path):
+    """Found when the model is compiled, long after the file was read; the file is not part of what the robot is."""
+    path, good = tmp_path / "robot.toml", tmp_path / "good.toml"
+    for old, new, said in (
+        ('"shoulder_pan_joint"', '"shoulder"', "names the joint shoulder"),
+        ('"ur5e.xml"', '"elsewhere.xml"', "'elsewhere.xml' is neither a file"),
+        ("home = [3.14", "home = [9.14", "home of limb 'arm'"),
+    ):
+        assert old in GOOD
+        path.write_text(GOOD.replace(old, new, 1))
+        with pytest.raises((ConfigError, ResourceNotFoundError)) as error:
+            load_robot(read_robot(path))
+        assert str(error.value).startswith(f"{path}: ")
+        assert said in str(error.value)
+    good.write_text(GOOD)
+    assert read_robot(good) == UR5E
+    assert read_robot(good).file == str(good)
+    assert write_robot(read_robot(good)) == GOOD
+    good.write_text(f'file = "x"\n{GOOD}')
+    with pytest.raises(ConfigError, match="has the unknown field 'file'"):
+        read_robot(good)
+
+
+def test_a_recorded_robot_is_a_known_one_or_none():
+    assert recorded_robot("Franka") is PANDA
+    assert [recorded_robot(kind) for kind in (None, "", "so101_mine", "ur5e.toml")] == [None] * 4
+    with pytest.raises(InputError, match="robot_type"):
+        recorded_robot(5)
 
 
 def test_unknown_names_list_the_valid_ones():

@@ -276,6 +276,25 @@ def test_the_exported_checkpoint_says_what_it_is(post):
     assert made.load_action_head(UR.domain_id, torch.device("cpu"), torch.float32).w_in.any()
 
 
+def test_a_dataset_that_states_no_embodiment_is_known_by_its_robot(tmp_path):
+    """A UR5e's poses are not of the frame that droid's rows move; who says that they are is only warned."""
+    root = still_arm(tmp_path / "foreign", 15)
+    info = root / "meta/info.json"
+    told = json.loads(info.read_text())
+    del told["features"][ACTION]["info"]
+    info.write_text(json.dumps(told | {"robot_type": "ur5e"}))
+    said = r"dataset is of robot 'ur5e', whose rows are those of 'robomind-ur' and not of 'droid_lerobot'"
+    with pytest.raises(ConfigError, match=said + r"; give --embodiment robomind-ur, or droid_lerobot if"):
+        PostTraining(TABLE_POLICY, root, tmp_path / "default", PostConfig(policy_frames=1))
+    with pytest.warns(UserWarning, match=said):
+        PostTraining(TABLE_POLICY, root, tmp_path / "told", PostConfig(embodiment="droid", policy_frames=1))
+    for kind in ("panda", "somebody's"):
+        info.write_text(json.dumps(told | {"robot_type": kind}))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="the dataset is of robot")
+            PostTraining(TABLE_POLICY, root, tmp_path / kind, PostConfig(policy_frames=1))
+
+
 def test_what_does_not_fit_is_refused_with_its_remedy(demos, post, tmp_path, capsys):
     said = "recorded for embodiment 'robomind-ur' and not for 'droid_lerobot'.*--embodiment robomind-ur"
     with pytest.raises(ConfigError, match=said):
