@@ -196,6 +196,11 @@ def test_a_mapping_that_exchanges_the_arms_is_refused(names):
     actuators = [(name, f"actuator{i + 1}") for i, (name, _) in enumerate(ALL)]
     with pytest.raises(ConfigError, match=r"'left_joint_0' is observed as 'left_joint1' and commanded as 'right_actuator1'"):
         resolve_mapping("dual_panda", None, None, exchanged(*actuators))
+    own = {f"{side}_{name}": f"{side[0]}/{called}" for side in SIDES for name, called in names}
+    other = {name: own[name.replace("left", "tmp").replace("right", "left").replace("tmp", "right")] for name in own}
+    assert resolve_mapping("dual_panda", None, own, own).commanded["left_joint_2"]
+    with pytest.raises(ConfigError, match=r"is observed as 'l/.* and commanded as 'r/.*exchanged"):
+        resolve_mapping("dual_panda", None, own, other)
     both = exchanged(*names)
     assert resolve_mapping("dual_panda", None, both, both).observed["left_joint_2"]  # a host may call them the other way round
 

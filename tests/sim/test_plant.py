@@ -202,7 +202,7 @@ def test_another_arms_errors_are_identified():
 def test_an_arm_is_identified_in_free_space():
     """Its hand is so low that the motion would hit the table; the robot's own model still has it."""
     limb, plant = UR5E.limbs[0], PlantErrors(payload_kg=0.5, actuation_delay_s=0.010)
-    low = np.array(limb.home) + [0.0, 0.25, 0.0, 0.0, 0.0, 0.0]
+    low = np.array(limb.home) + [0.0, 0.45, 0.0, -0.45, 0.0, 0.0]
     scene = Scene(robot=replace(UR5E, limbs=(replace(limb, home=tuple(low)),)))
     robot = Robot("ur5e", scene=scene, plant=plant)
     solid = robot.model.geom_contype.copy()
