@@ -215,7 +215,7 @@ def test_inspect_says_whether_the_simulation_takes_a_robot(tmp_path, capsys):
     assert "LimbIK and the simulation take it." in capsys.readouterr().out
     file.write_text(write_robot(replace(UR5E, cameras=(), embodiment="droid")))
     assert main(["robot", "inspect", str(file)]) == 0
-    assert "the simulation does not: robot 'ur5e' needs a camera 'wrist'" in capsys.readouterr().out
+    assert f"the simulation does not: {file}: robot 'ur5e' needs a camera 'wrist'" in capsys.readouterr().out
     file.write_text(write_robot(with_limb(gripper=None)))
     assert main(["robot", "inspect", str(file)]) == 0
     assert "needs arms with a gripper" in capsys.readouterr().out
