@@ -115,7 +115,7 @@ class Loop:
                     sums, count = {}, 0
                 if on_step is not None:
                     on_step(self.step, metrics)
-                if time.monotonic() - saved > self.config.save_s:
+                if self._agreed(time.monotonic() - saved > self.config.save_s):
                     self.save()
                     saved = time.monotonic()
         except TrainingError:
@@ -124,6 +124,14 @@ class Loop:
         finally:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
+
+    def _agreed(self, decision: bool) -> bool:
+        """Return rank 0's decision: what every process must do together, none may begin by its own clock."""
+        if not dist.is_initialized():
+            return decision
+        of_rank_0 = torch.tensor(int(decision), device=next(iter(self._trained.values())).device)
+        dist.broadcast(of_rank_0, 0)
+        return bool(of_rank_0.item())
 
     def _train_step(self) -> LossMetrics:
         for group in self.optimizer.param_groups:

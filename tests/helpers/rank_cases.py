@@ -1,9 +1,14 @@
 """What a rank does in a test, and the single process that it is compared with. Everything here runs in either."""
 
 import io
+import os
+import time
 from contextlib import redirect_stderr
 from functools import cache
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
@@ -12,6 +17,7 @@ from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.training import loop
 
 COLUMNS = 11
 ROWS = 4
@@ -179,6 +185,13 @@ def command(arguments):
 
 def train(folder, until):
     sharded_training.main(Path(folder), until)
+
+
+def train_by_clocks_of_their_own(folder, until):
+    """A minute passes between two looks at rank 0's clock, and less at that of rank 1."""
+    ticks = count(step=60.0 - 25.0 * int(os.environ["RANK"]))
+    with patch.object(loop, "time", SimpleNamespace(monotonic=lambda: next(ticks), time=time.time)):
+        sharded_training.main(Path(folder), until)
 
 
 def post_train(source, dataset, folder, until):

@@ -44,6 +44,14 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(tmp_path, harness, l
         torch.testing.assert_close(states[1]["ema"][name], weight, rtol=0, atol=2e-4)
 
 
+def test_processes_save_their_state_together_whatever_their_clocks_say(tmp_path, harness):
+    """Saving gathers the weights: a process that saved a step before the others ended the run."""
+    harness.group(2, joined=False).run("train_by_clocks_of_their_own", folder=str(tmp_path / "two"), until=8)
+    sharded_training.main(tmp_path / "one", 8)
+    alone, shared = (json.loads((tmp_path / run / "losses-8.json").read_text()) for run in ("one", "two"))
+    assert shared == pytest.approx(alone, rel=1e-4)
+
+
 def test_two_processes_post_train_and_validate_as_one_does(tmp_path, harness):
     """The windows of a step, five, are shared out three to two, and so are those of a validation."""
     source = write_checkpoint(tmp_path / "source", sizes=post_training.SMALL, seed=4)
