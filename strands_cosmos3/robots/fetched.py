@@ -360,7 +360,7 @@ def _one_arm(side: str, other: str, y: float) -> RobotSpec:
         ),
         (RobotCamera("wrist", limb.frame, (0.12, 0.0, -0.05), (0.0, 0.0, -0.17), 68.0, (1.0, 0.0, 0.0)),),
         OPENARM.source,
-        workspace=Workspace((0.0, 0.2), (0.32 * y - 0.065, 0.32 * y + 0.065), (0.14, 0.1 * y), -105.0 * y, 0.12),
+        workspace=Workspace((0.0, 0.2), (0.32 * y - 0.065, 0.32 * y + 0.065), (0.14, 0.1 * y), -105.0 * y, 0.13),
     )
 
 
