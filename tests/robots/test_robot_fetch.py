@@ -205,7 +205,7 @@ def test_the_command_names_what_can_be_fetched(capsys, wheels):
     assert main(["robot", "fetch", "xarm7", "--out", "x.toml"]) == 2
 
 
-@pytest.mark.parametrize("name", (*ROBOTS, *FETCHED))
+@pytest.mark.parametrize("name", [*ROBOTS, *FETCHED])
 def test_a_cube_is_carried_well_above_the_height_that_a_pick_needs(name):
     """Carried 0.1 mm below it, openarm_right picked 3 of 100 cubes."""
     workspace = get_robot(name).workspace
