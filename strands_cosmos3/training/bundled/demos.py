@@ -48,6 +48,8 @@ _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the epis
 CLOSE_M = 0.06
 """Least distance between the centres of two cubes where some are close."""
 EDGES_M = (0.030, 0.036, 0.043, 0.050)
+_NEAR_M = (0.05, 0.22)  # heights of starts near a cube
+_BESIDE_M = 0.02  # the least where the hand keeps its yaw: a policy that came down beside a cube learns to rise again
 _YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps home's yaw
 _WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
 
@@ -242,7 +244,8 @@ class DemoCollector:
         place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M])
         if rng.random() < 0.6:  # near a cube, where precision matters
             centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
-            place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(0.05, 0.22)])
+            low_m = _NEAR_M[0] if self.config.turns else _BESIDE_M
+            place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(low_m, _NEAR_M[1])])
         spread_rad = np.pi / 4 if self.config.turns else _YAW_SPREAD_RAD
         yaw = self._start_yaw_rad + rng.uniform(-spread_rad, spread_rad)
         tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
