@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
 _OPTIONS = (*_FRACTIONS, "visual_randomization", "tier")
+_LATER = ("suite", "robot", "tasks", "hand_yaw", "ticks")  # options that older versions did not have
 
 
 @dataclass(frozen=True)
@@ -99,16 +100,16 @@ class Demos:
                 raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
         if not 0 <= self.visual_randomization <= 10:
             raise ConfigError(f"--visual-randomization must be in 0..10, got {self.visual_randomization}.")
+        if not self.tasks:
+            raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
         if self.tier not in TIERS:
             raise ConfigError(f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}.")
         self._check_robot()
         self._check_suite()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        suite = {} if self.suite == "table" else {"suite": self.suite}
-        own = {name: getattr(self, name) for name in ("robot", "tasks", "hand_yaw", "ticks")}
-        own = {name: value for name, value in own.items() if value != getattr(Demos, name)}
-        keep_settings(parts / "options.json", {**suite, **own, **{name: getattr(self, name) for name in ("seed", *_OPTIONS)}})
+        settings = {name: getattr(self, name) for name in ("seed", *_LATER, *_OPTIONS)}
+        keep_settings(parts / "options.json", settings, defaults={name: getattr(Demos, name) for name in _LATER})
         firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
         roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
         with terminated_as_interrupted(), progress_bar(console) as bar:

@@ -19,10 +19,15 @@ def read_or_write(path: Path, value: Any) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def keep_settings(path: Path, settings: Mapping[str, Any], optional: Collection[str] = ()) -> None:
-    """Write settings, or raise ConfigError unless the file holds the same ones; an older file may lack ``optional`` names."""
+def keep_settings(
+    path: Path, settings: Mapping[str, Any], optional: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Write settings, or raise ConfigError unless the file holds the same ones.
+
+    An older file may lack ``optional`` names, which are not compared then, and those of ``defaults``, whose values it had.
+    """
     now: dict[str, Any] = json.loads(json.dumps(dict(settings)))
-    recorded: dict[str, Any] = read_or_write(path, now)
+    recorded: dict[str, Any] = {**json.loads(json.dumps(dict(defaults or {}))), **read_or_write(path, now)}
     if missing := [name for name in now if name not in recorded and name not in optional]:
         raise ConfigError(
             f"{path.parent} was made by an older version, which did not record {', '.join(missing)}; choose another folder, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -197,6 +198,19 @@ def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, 
         assert len(dataset) == 2
     with pytest.raises(ConfigError, match=r"perturbed 0\.1 \(now 0\.5\)"):
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.5).run()
+    with pytest.raises(ConfigError, match=r"holds a run with ticks 60 \(now 5\); choose another folder"):
+        DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1, ticks=5).run()
+    options = tmp_path / ".demos.parts-seed0/options.json"
+    told = json.loads(options.read_text())
+    options.write_text(json.dumps({name: told[name] for name in told if name not in ("robot", "tasks", "hand_yaw", "ticks")}))
+    with pytest.raises(KeyboardInterrupt):  # an older version had no such options, and goes on with the same episodes
+        DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1).run()
+
+
+def test_demonstrations_of_no_task_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="--tasks needs at least one of reach, pick and place"):
+        DemosCommand(tmp_path / "demos", tasks=()).run()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("in_this_process")
