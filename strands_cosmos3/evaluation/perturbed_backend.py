@@ -36,7 +36,7 @@ class PerturbedBackend(Backend):
         self.chunk_rows, self.language = inner.chunk_rows, inner.language
         self.takes_action_prefix, self.prefix_rows = inner.takes_action_prefix, inner.prefix_rows
         self.instruction_free_actions = inner.instruction_free_actions
-        self.example_instruction = inner.example_instruction
+        self.example_instruction, self.recorded_robot = inner.example_instruction, inner.recorded_robot
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 
