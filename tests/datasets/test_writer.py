@@ -366,6 +366,7 @@ def test_misuse_is_named(tmp_path: Path):
         (lambda: Feature("video", (47, 64, 3)), ShapeError),
         (lambda: Feature("video", (10**9, 64, 3)), ShapeError),
         (lambda: DatasetSpec(0, {"a": Feature("bool", (1,))}), InputError),
+        (lambda: DatasetSpec(15, {"a": Feature("bool", (1,))}, 5), InputError),  # pyright: ignore[reportArgumentType]
         (lambda: DatasetSpec(15, {"../a": Feature("bool", (1,))}), InputError),
         (lambda: DatasetSpec(15, {"index": Feature("int64", (1,))}), ConfigError),
         (lambda: DatasetSpec(15, {}), InputError),

@@ -24,6 +24,7 @@ from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetSpec, DatasetWriter
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import ConfigError, Cosmos3Error
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import Simulator
@@ -232,6 +233,23 @@ def test_each_picture_has_a_window_for_each_goal(post, demos):
     prompt = windows._processor.preprocess(raw).prompt
     assert "third-person perspective looking towards the agent" in prompt
     assert "wrist" not in prompt
+
+
+def test_each_window_shows_its_own_picture(post, demos):
+    """Windows are made with black pictures, and the recorded ones are decoded only when they are encoded."""
+    with Dataset(demos) as data:
+        shown = [episode.frames(TOP, np.flatnonzero(episode[LABELLED]).tolist()) for episode in data]
+    pictures, of_episode = np.concatenate(shown), np.repeat(np.arange(len(shown)), [len(frames) for frames in shown])
+    firsts = np.arange(len(pictures)) * 3  # each has a window for each of three goals
+    latents = post.windows._pick(firsts, np.zeros(len(firsts), bool)).latents
+    config, weights = post.checkpoint.vae_config, post.checkpoint.vae_weights
+    decoded = WanVae(config, weights, torch.device("cpu"), torch.float32, decoder=True).decode(latents)[:, :, 0]
+    recorded = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
+    recorded = torch.nn.functional.interpolate(recorded, decoded.shape[-2:], mode="area")
+    apart = (decoded[:, None] - recorded[None]).abs().mean((2, 3, 4))
+    assert np.array_equal(of_episode[apart.argmin(1)], of_episode)
+    assert apart.diagonal().max() < 0.3  # a black picture is 0.9 from these
+    assert len(latents.flatten(1).unique(dim=0)) == len(pictures)
 
 
 def test_answers_lead_to_the_cube_that_the_sentence_names():

@@ -22,7 +22,10 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import dh_forward
+from strands_cosmos3.robots.spec_file import write_robot
+from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
@@ -37,6 +40,33 @@ def test_an_episode_follows_from_seed_and_number(records):
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
     assert not np.array_equal(records[0].frames[0], records[1].frames[0])
+
+
+STARTS = [[0.3971, -0.2203, 0.0364, 1.431], [0.5134, 0.0839, 0.1196, 0.863], [0.5033, 0.0834, 0.0577, 0.077]]
+LOW_STARTS = [[0.3971, -0.2203, 0.0364, -1.429], [0.5134, 0.0839, 0.1018, -1.553], [0.5033, 0.0834, 0.0291, -1.73]]
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+@pytest.mark.parametrize(
+    ("robot", "turns", "grasp_yaw_deg", "starts"),
+    [("panda", True, 45.0, STARTS), ("ur5e", True, -80.0, STARTS), ("ur5e", False, 45.0, LOW_STARTS)],
+)
+def test_starts_are_those_of_the_recipe(robot, turns, grasp_yaw_deg, starts, tmp_path):
+    """Place and yaw of the tool in the world: the bundled policy's do not change, and a yaw that is kept starts lower, too."""
+    named, spec = robot, get_robot(robot)
+    if spec.workspace.grasp_yaw_deg != grasp_yaw_deg:
+        (tmp_path / "mine.toml").write_text(
+            write_robot(replace(spec, name="mine", workspace=replace(spec.workspace, grasp_yaw_deg=grasp_yaw_deg)))
+        )
+        named = str(tmp_path / "mine.toml")
+    layout, drawn = Layout(("cube_red",), np.array([[0.5, 0.1]]), np.zeros(1)), []
+    with DemoCollector(DemoConfig(robot=named, turns=turns, home=0.0)) as studio:
+        for seed in (0, 1, 5):  # over the table, and twice near the cube
+            q = studio._configuration(studio._start(np.random.default_rng(seed), layout))
+            T = studio._bridge.ee_pose(q) @ spec.limb().T_frame_tool
+            drawn.append([*T[:3, 3], np.arctan2(T[1, 0], T[0, 0])])
+    turned = [0.0, 0.0, 0.0, np.deg2rad(grasp_yaw_deg - 45.0)]
+    np.testing.assert_allclose(drawn, np.add(starts, turned), atol=0.004)
 
 
 def test_poses_are_of_the_cosmos_frame(records):
