@@ -83,7 +83,7 @@ HEAD = (
     "sent a step and rank, MB",
     "all ranks, by the kernel, MB",
     "processor time, s",
-    "a step on the wall, ms",
+    "a step of wall-clock time, ms",
     "times one",
     "encoding, ms",
     "decoding, ms",

@@ -1,6 +1,6 @@
 """Ask a Cosmos 3 checkpoint in this process: what to do, and then what would happen.
 
-No weights are at hand, so a small random checkpoint of the genuine architecture is made first: every step below is the one
+Without released weights, a small random checkpoint of the genuine architecture is made first: every step below is the one
 that a released checkpoint takes, and only the numbers mean nothing. With `pip install 'strands-cosmos3[engine]'`:
 
     python examples/03_ask_a_checkpoint.py [CHECKPOINT]

@@ -422,7 +422,7 @@ class Rollout:
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
         fault: What went wrong, where the outcome is a fault.
-        latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or paced by the wall's.
+        latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or in wall-clock time.
         inference_ms: Wall-clock time of inference and planning, ``p50, p95, max``.
         final_state: The executor's state after the last tick, before the arm came to rest; ``"fault"`` also if it could not.
         assumed: Whether limits of the arm are assumed. borrowed_domain: The embodiment, if it is another robot's.

@@ -153,6 +153,11 @@ class Demos:
                 "its expert with rollout --backend scripted --dataset."
             )
         rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
+        if config.embodiment.rig is None and self.tier != Demos.tier:
+            raise ConfigError(
+                f"--tier {self.tier} is of composites, and {config.spec.name!r} is recorded by one camera as it is; "
+                "leave it out."
+            )
 
     def config(self) -> DemoConfig:
         """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot be recorded."""

@@ -44,7 +44,7 @@ class Progress:
     """Progress of an evaluation, updated while it runs.
 
     ``total``, ``done`` and ``successes`` are counted by (perturbation, task). ``workers`` of the ``wanted`` workers
-    are ready. ``busy_s`` is the wall time since the first worker was ready, while episodes remain [s].
+    are ready. ``busy_s`` is the wall-clock time since the first worker was ready, while episodes remain [s].
     """
 
     total: dict[tuple[str, str], int] = field(default_factory=dict)

@@ -26,7 +26,7 @@ def load_policy(name: str) -> Any:
         policy = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"policy {name!r} cannot be made ({error}); give module:name of a class or function.") from None
-    if not callable(getattr(policy, "get_actions_sync", None)):
+    if not hasattr(policy, "get_actions_sync"):
         raise ConfigError(f"policy {name!r} is a {type(policy).__name__} without get_actions_sync(observation, instruction).")
     return policy
 
@@ -45,8 +45,8 @@ class PerturbedPolicy(Policy):
 
     def __init__(self, inner: Any, condition: Perturbation, policy_instruction: str, replan_rows: int | None):
         self._inner, self._condition, self._instruction = inner, condition, policy_instruction
-        self.requires_images = getattr(inner, "requires_images", True)
-        self.actions_per_step = getattr(inner, "actions_per_step", None) if replan_rows is None else replan_rows
+        self.requires_images = self._member("requires_images")
+        self.actions_per_step = self._member("actions_per_step") if replan_rows is None else replan_rows
         self.answer_ms: list[float] = []
 
     @property
@@ -62,7 +62,7 @@ class PerturbedPolicy(Policy):
         """Return the object's steps for the perturbed observation and the condition's instruction."""
         shown = dict(observation_dict)
         if self._condition.images == "blank":
-            shown = {key: np.zeros_like(value) if getattr(value, "ndim", 0) == 3 else value for key, value in shown.items()}
+            shown = {key: np.zeros_like(value) if np.ndim(value) == 3 else value for key, value in shown.items()}
         started = time.perf_counter()
         steps = list(self._inner.get_actions_sync(shown, self._instruction, **kwargs))
         self.answer_ms.append((time.perf_counter() - started) * 1e3)
@@ -70,17 +70,17 @@ class PerturbedPolicy(Policy):
 
     def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
         """Pass the names on."""
-        self._pass_on("set_robot_state_keys", robot_state_keys)
+        self._member("set_robot_state_keys")(robot_state_keys)
 
     def set_control_frequency(self, hz: float) -> None:
         """Pass the rate on."""
         super().set_control_frequency(hz)
-        self._pass_on("set_control_frequency", hz)
+        self._member("set_control_frequency")(hz)
 
     def reset(self, seed: int | None = None) -> None:
         """Start a new episode."""
-        self._pass_on("reset", seed)
+        self._member("reset")(seed)
 
-    def _pass_on(self, method: str, value: Any) -> None:
-        if callable(call := getattr(self._inner, method, None)):
-            call(value)
+    def _member(self, name: str) -> Any:
+        """The object's member of that name, else the contract's default."""
+        return getattr(self._inner if hasattr(self._inner, name) else super(), name)

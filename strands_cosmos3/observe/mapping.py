@@ -342,9 +342,9 @@ def _require_uncrossed(observed: Mapping[str, str], commanded: Mapping[str, str]
     limb_of = {name: limb.name for limb in limbs for name in _limb_keys(limb, _prefix(limb, limbs))}
     observed_as = {key: name for name, key in observed.items()}
     for name, key in commanded.items() if len(limbs) > 1 else ():
-        seen, told = _limbs_called(observed[name], limbs), _limbs_called(key, limbs)
+        seen, called = _limbs_called(observed[name], limbs), _limbs_called(key, limbs)
         other = observed_as.get(key, name)
-        if limb_of[other] != limb_of[name] or (len(seen) == len(told) == 1 and seen != told):
+        if limb_of[other] != limb_of[name] or (len(seen) == len(called) == 1 and seen != called):
             raise ConfigError(
                 f"{name!r} is observed as {observed[name]!r} and commanded as {key!r}, which is another arm's; the arms would "
                 "be exchanged. Map it to one arm in observation_mapping and action_mapping."

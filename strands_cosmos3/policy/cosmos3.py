@@ -42,7 +42,7 @@ class Cosmos3Policy(BatchAnswers):
         embodiment: Name of the embodiment, e.g. ``"droid"``.
         robot: ``"panda"`` or another robot turns chunks into joint targets for it; None passes raw columns through.
         backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"distributed"`` (the same on several
-            processes, which it starts), ``"diffusers"`` (the stock pipeline), ``"service"`` (a policy server), or a
+            processes, which it starts), ``"diffusers"`` (the stock diffusers pipeline), ``"service"`` (a policy server), or a
             :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
             ``parallel``), and ``"service"`` where its host, port, api_key or client is given.
         model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the bundled

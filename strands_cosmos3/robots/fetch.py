@@ -28,7 +28,7 @@ from strands_cosmos3.resources import shown, storing, write_folder
 
 MAX_FILES, MAX_FILE_BYTES, MAX_MODEL_BYTES = 2000, 64 << 20, 256 << 20
 """Bounds on what is unpacked of an archive."""
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, FileExistsError)
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError, FileExistsError)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,9 @@ def _unpack(path: Path, wanted: tuple[str, ...], folder: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with opened() as source, target.open("xb") as out:
                 shutil.copyfileobj(source, out)
-    except _DAMAGED as error:
+    except FetchError:
+        raise
+    except _DAMAGED as error:  # RuntimeError is zipfile's, of an encrypted file or an unknown compression
         raise FetchError(f"{path.name} cannot be unpacked ({error}); it is damaged or no archive of a package.") from error
 
 

@@ -39,7 +39,7 @@ def physics_steps_per_tick(control_frequency: float) -> int:
 def _clock_of(config: LoopConfig) -> str:
     """Return the clock that the loop's latencies are read from."""
     if config.latency_s is None:
-        return "simulated, paced by the wall's"
+        return "simulated, in wall-clock time"
     return "simulated" if config.latency_s else "simulated, stopped for each answer"
 
 

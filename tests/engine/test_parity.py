@@ -30,7 +30,7 @@ def _id(value):
 
 
 def assert_parity(case):
-    """Equal to the tolerance; in bfloat16, where kernels round by shape, as near to float32 as the stock pipeline comes."""
+    """Equal to the tolerance; in bfloat16, where kernels round by shape, as near to float32 as stock diffusers."""
     if (apart := difference(case)) > TOLERANCE[case.dtype]:
         assert case.dtype is torch.bfloat16, apart
         assert rounding_ratio(case) <= 1.25

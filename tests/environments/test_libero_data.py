@@ -228,3 +228,29 @@ def test_another_projects_policy_is_shown_black_pictures_and_told_the_conditions
         load_policy("builtins:dict")
     with pytest.raises(ConfigError, match="module:name"):
         load_policy("no_such_module:Policy")
+
+
+def test_another_projects_policy_hears_what_its_runner_tells_it():
+    """Members that it has are called; the contract's defaults stand in for the others."""
+    from strands_cosmos3.evaluation.perturbations import Perturbation
+    from strands_cosmos3.evaluation.perturbed_policy import PerturbedPolicy
+
+    class Hears:
+        requires_images, actions_per_step = False, 3
+
+        def __init__(self):
+            self.heard = []
+            self.reset = self.set_control_frequency = self.set_robot_state_keys = self.heard.append
+
+    def run(inner, replan_rows):
+        policy = PerturbedPolicy(inner, Perturbation(), "lift that", replan_rows)
+        policy.set_robot_state_keys(["a"])
+        policy.set_control_frequency(20.0)
+        policy.reset(7)
+        return policy.requires_images, policy.actions_per_step, policy.control_frequency
+
+    inner = Hears()
+    assert run(inner, None) == (False, 3, 20.0)
+    assert inner.heard == [["a"], 20.0, 7]
+    assert run(inner, 2) == (False, 2, 20.0)
+    assert run(object(), None) == (True, None, 20.0)

@@ -63,7 +63,7 @@ def engine(folder: Any, dtype: torch.dtype) -> Cosmos3Engine:
 
 @cache
 def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Video latents [1, C, F, H, W] and actions [T, 10] (None in forward dynamics) of the stock pipeline."""
+    """Video latents [1, C, F, H, W] and actions [T, 10] (None in forward dynamics) of the stock diffusers pipeline."""
     pipe, inverse = pipeline(case.folder, case.dtype), case.mode == "inverse_dynamics"
     condition = CosmosActionCondition(
         mode=case.mode,
@@ -132,7 +132,7 @@ def difference(case: Case, **changes: Any) -> float:
 
 
 def rounding_ratio(case: Case) -> float:
-    """How far the engine in bfloat16 is from the stock pipeline in float32, next to how far the stock one in bfloat16 is.
+    """How far the engine in bfloat16 is from stock diffusers in float32, next to how far stock diffusers in bfloat16 is.
 
     Root mean squares, the larger of video and actions. Two correct computations in bfloat16 agree to the bit only where
     the processor multiplies bfloat16 itself; elsewhere kernels round by shape, and this random model amplifies it.

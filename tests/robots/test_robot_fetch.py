@@ -139,6 +139,14 @@ def zip_link():
     return data.getvalue()
 
 
+def wheel_with(offset, value):
+    """A wheel with a number at an offset of its file's two headers, the second's two bytes further on."""
+    data = bytearray(wheel_of({"tiny/arm/a": "x"}))
+    for header, at in ((b"PK\3\4", offset), (b"PK\1\2", offset + 2)):
+        data[data.index(header) + at] = value
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("data", "file", "said"),
     [
@@ -154,6 +162,8 @@ def zip_link():
         (wheel_of({"tiny/arm/a": "x", "tiny/arm/a/b": "x"}), "t.whl", "cannot be unpacked|has no"),
         (wheel_of({"tiny/armour": "x"}), "t.whl", "has no tiny/arm/arm.xml"),
         (b"no archive", "t.whl", "cannot be unpacked"),
+        (wheel_with(6, 1), "t.whl", "cannot be unpacked.*encrypted"),
+        (wheel_with(8, 99), "t.whl", "cannot be unpacked.*compression"),
         (b"no archive", "t.tar.gz", "cannot be unpacked"),
         (tar_of((tarfile.TarInfo("tiny/arm/arm.xml"), bytes(900)))[:-30], "t.tar.gz", "cannot be unpacked"),
     ],

@@ -139,11 +139,11 @@ def test_latency_and_real_time_exclude_each_other(robot):
 
 
 def test_real_time_is_kept(robot):
-    """Simulated seconds last as long as the wall's, or longer; inference runs beside them."""
+    """Simulated seconds last as long as those of wall-clock time, or longer; inference runs beside them."""
     rollout = robot.run_policy(policy_config=CONFIG, instruction="reach the red cube", duration=2.0, realtime=True)
     assert rollout.realtime_factor <= 1.05
     assert rollout.counters["ticks"] == 100
-    assert rollout.latency_clock == "simulated, paced by the wall's"
+    assert rollout.latency_clock == "simulated, in wall-clock time"
 
 
 def test_ticks_that_took_too_long_are_counted(robot):

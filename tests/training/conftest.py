@@ -23,8 +23,8 @@ SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 @pytest.fixture(scope="session")
 def records():
     """Two episodes."""
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as studio:
-        return [studio.record(3, episode) for episode in EPISODES]
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as collector:
+        return [collector.record(3, episode) for episode in EPISODES]
 
 
 @pytest.fixture(scope="session")

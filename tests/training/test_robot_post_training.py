@@ -326,9 +326,9 @@ def test_what_does_not_fit_is_refused_with_its_remedy(demos, post, tmp_path, cap
         (["--robot", "ur5e"], "not 'robomind-ur'.*docs/post_training.md"),
         (
             ["--robot", "ur5e", "--model", str(TABLE_POLICY)],
-            "its domain is 'droid_lerobot', asked for 'robomind-ur'.*docs",
+            "its domain is 'droid_lerobot', not 'robomind-ur'; pass embodiment='droid_lerobot'.*docs",
         ),
-        (["--robot", "panda", "--model", tuned], "its domain is 'robomind-ur', asked for 'droid_lerobot'"),
+        (["--robot", "panda", "--model", tuned], "its domain is 'robomind-ur', not 'droid_lerobot'"),
     ):
         assert main(["rollout", "--task", "reach", "--duration", "1", *arguments]) > 0
         assert re.search(said, " ".join(capsys.readouterr().err.split()))
@@ -346,7 +346,7 @@ def test_evaluate_runs_the_new_checkpoint_with_its_controls(post):
     assert plain != blank  # it looks at the picture
     simulator.close()
     other = Simulator(make_settings({**options, "model": str(TABLE_POLICY)}))
-    with pytest.raises(Cosmos3Error, match="its domain is 'droid_lerobot', asked for 'robomind-ur'"):
+    with pytest.raises(Cosmos3Error, match="its domain is 'droid_lerobot', not 'robomind-ur'"):
         other.run(settings.plan()[0])
 
 

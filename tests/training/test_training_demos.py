@@ -19,7 +19,7 @@ from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, MotionBoundsError, ResourceNotFoundError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.robots.catalogue import get_robot
@@ -35,8 +35,8 @@ from strands_cosmos3.training.validation import chunk_errors
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as studio:
-        again = studio.record(3, EPISODES[1])  # without having recorded the other before it
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as collector:
+        again = collector.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
     assert not np.array_equal(records[0].frames[0], records[1].frames[0])
@@ -48,22 +48,26 @@ LOW_STARTS = [[0.3971, -0.2203, 0.0364, -1.429], [0.5134, 0.0839, 0.1018, -1.553
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 @pytest.mark.parametrize(
-    ("robot", "turns", "grasp_yaw_deg", "starts"),
-    [("panda", True, 45.0, STARTS), ("ur5e", True, -80.0, STARTS), ("ur5e", False, 45.0, LOW_STARTS)],
+    ("robot", "turns", "grasp_yaw_deg", "x_m", "starts"),
+    [
+        ("panda", True, 45.0, 0.35, STARTS),
+        ("ur5e", True, -80.0, 0.35, STARTS),
+        ("ur5e", True, 45.0, 0.41, [[STARTS[0][0] + 0.03, *STARTS[0][1:]], *STARTS[1:]]),
+        ("ur5e", False, 45.0, 0.35, LOW_STARTS),
+    ],
 )
-def test_starts_are_those_of_the_recipe(robot, turns, grasp_yaw_deg, starts, tmp_path):
+def test_starts_are_those_of_the_recipe(robot, turns, grasp_yaw_deg, x_m, starts, tmp_path):
     """Place and yaw of the tool in the world: the bundled policy's do not change, and a yaw that is kept starts lower, too."""
     named, spec = robot, get_robot(robot)
-    if spec.workspace.grasp_yaw_deg != grasp_yaw_deg:
-        (tmp_path / "mine.toml").write_text(
-            write_robot(replace(spec, name="mine", workspace=replace(spec.workspace, grasp_yaw_deg=grasp_yaw_deg)))
-        )
+    workspace = replace(spec.workspace, grasp_yaw_deg=grasp_yaw_deg, x_m=(x_m, 0.65))
+    if workspace != spec.workspace:
+        (tmp_path / "mine.toml").write_text(write_robot(replace(spec, name="mine", workspace=workspace)))
         named = str(tmp_path / "mine.toml")
     layout, drawn = Layout(("cube_red",), np.array([[0.5, 0.1]]), np.zeros(1)), []
-    with DemoCollector(DemoConfig(robot=named, turns=turns, home=0.0)) as studio:
+    with DemoCollector(DemoConfig(robot=named, turns=turns, home=0.0)) as collector:
         for seed in (0, 1, 5):  # over the table, and twice near the cube
-            q = studio._configuration(studio._start(np.random.default_rng(seed), layout))
-            T = studio._bridge.ee_pose(q) @ spec.limb().T_frame_tool
+            q = collector._configuration(collector._start(np.random.default_rng(seed), layout))
+            T = collector._bridge.ee_pose(q) @ spec.limb().T_frame_tool
             drawn.append([*T[:3, 3], np.arctan2(T[1, 0], T[0, 0])])
     turned = [0.0, 0.0, 0.0, np.deg2rad(grasp_yaw_deg - 45.0)]
     np.testing.assert_allclose(drawn, np.add(starts, turned), atol=0.004)
@@ -201,7 +205,7 @@ def takes(records, monkeypatch):
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """The command's workers run here, where the studio is the test's own."""
+    """The command's workers run here, where the collector is the test's own."""
 
     class Pool(ThreadPoolExecutor):
         def __init__(self, workers, mp_context):
@@ -235,6 +239,26 @@ def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, 
     options.write_text(json.dumps({name: told[name] for name in told if name not in ("robot", "tasks", "hand_yaw", "ticks")}))
     with pytest.raises(KeyboardInterrupt):  # an older version had no such options, and goes on with the same episodes
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1).run()
+
+
+def test_a_tier_is_refused_where_there_is_no_composite(tmp_path):
+    with pytest.raises(ConfigError, match="--tier 256 is of composites, and 'ur5e' is recorded by one camera"):
+        DemosCommand(tmp_path / "demos", robot="ur5e", tier=256).run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_a_start_that_cannot_be_reached_leaves_an_episode_out(tmp_path, monkeypatch):
+    """A resource that is missing is no such start."""
+    errors = iter([MotionBoundsError("too far"), ResourceNotFoundError("no statistics")])
+
+    def failing(*_: object) -> None:
+        raise next(errors)
+
+    with DemoCollector(DemoConfig(robot="ur5e", ticks=2)) as collector:
+        monkeypatch.setattr(collector, "_play", failing)
+        assert collector.record(0, 0) is None
+        with pytest.raises(ResourceNotFoundError, match="no statistics"):
+            collector.record(0, 1)
 
 
 def test_demonstrations_of_no_task_are_refused_before_anything_is_written(tmp_path):
@@ -305,6 +329,6 @@ def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
 
 @pytest.mark.slow
 def test_wide_starts_are_taken(tmp_path):
-    with DemoCollector(DemoConfig(ticks=6, home=0.0)) as studio:
-        taken = [studio.record(11, episode) for episode in range(40)]
+    with DemoCollector(DemoConfig(ticks=6, home=0.0)) as collector:
+        taken = [collector.record(11, episode) for episode in range(40)]
     assert sum(record is not None for record in taken) >= 36

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can act: whether its contract is complete, supported here, and what is asked for."""
+"""Whether a checkpoint can act: whether its contract is complete, supported here, and what is needed."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ContractError
 
 _DOMAIN = "droid_lerobot"
+_REMEDY = "choose its robot, or post-train it (docs/post_training.md)"
 _STILL = (0, 0, 0, 1, 0, 0, 0, 1, 0, 0.5)  # a state row: the identity, and a half open gripper
 
 
-def require_acting(checkpoint: Checkpoint, asked: Embodiment, space: ActionSpace, given: Iterable[str] = ()) -> None:
-    """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported, or not what is asked for.
+def require_acting(checkpoint: Checkpoint, embodiment: Embodiment, space: ActionSpace, given: Iterable[str] = ()) -> None:
+    """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported, or not what is needed.
 
     Args:
         given: Fields of the contract that the caller states.
     """
     checkpoint.require_contract(given)
     known, wrong = checkpoint.metadata, list[str]()
-    if other := _other_domain(checkpoint, asked):
-        wrong.append(other)
+    if other := _other_domain(checkpoint, embodiment):
+        wrong.append(f"{other}; pass embodiment={known['domain']!r}, {_REMEDY}")
     if checkpoint.needs_contract and known["action_space"] != space.name:
-        wrong.append(f"its action space is {known['action_space']!r}, asked for {space.name!r}")
+        wrong.append(f"its action space is {known['action_space']!r}, not {space.name!r}")
     elif known.get("width", space.width) != space.width:
-        wrong.append(f"its rows have {known['width']} columns, {space.name!r} rows of {asked.name!r} {space.width}")
+        wrong.append(f"its rows have {known['width']} columns, {space.name!r} rows of {embodiment.name!r} {space.width}")
     if known.get("normalization", "none") != "none" and not space.normalized:
         wrong.append(f"its {space.name!r} rows are normalised ({known['normalization']}), which is not supported")
     if known.get("gripper") == "1=closed":
         wrong.append("its gripper column counts 1 as closed, which is not supported")
-    if asked.rig is not None and tuple(known.get("views", asked.rig.views)) != asked.rig.views:
-        wrong.append(f"its views are {', '.join(known['views'])}, those of {asked.name!r} {', '.join(asked.rig.views)}")
+    if embodiment.rig is not None and tuple(known.get("views", embodiment.rig.views)) != embodiment.rig.views:
+        wrong.append(
+            f"its views are {', '.join(known['views'])}, those of {embodiment.name!r} {', '.join(embodiment.rig.views)}"
+        )
     if wrong:
         raise ContractError(f"{checkpoint.root} cannot act here: {'; '.join(wrong)}.")
 
 
-def require_domain(checkpoint: Checkpoint, asked: Embodiment) -> None:
+def require_domain(checkpoint: Checkpoint, embodiment: Embodiment) -> None:
     """Raise ContractError if the checkpoint states another domain than the embodiment's."""
-    if wrong := _other_domain(checkpoint, asked):
-        raise ContractError(f"{checkpoint.root} cannot act here: {wrong}.")
+    if other := _other_domain(checkpoint, embodiment):
+        raise ContractError(f"{checkpoint.root} cannot act here: {other}; {_REMEDY}.")
 
 
-def _other_domain(checkpoint: Checkpoint, asked: Embodiment) -> str | None:
-    domain = get_embodiment(checkpoint.metadata.get("domain") or asked)
-    if (domain.domain_id, domain.stats) == (asked.domain_id, asked.stats):
+def _other_domain(checkpoint: Checkpoint, embodiment: Embodiment) -> str | None:
+    domain = get_embodiment(checkpoint.metadata.get("domain") or embodiment)
+    if (domain.domain_id, domain.stats) == (embodiment.domain_id, embodiment.stats):
         return None
-    remedy = f"pass embodiment={domain.name!r}, choose its robot, or post-train it (docs/post_training.md)"
-    return f"its domain is {domain.name!r}, asked for {asked.name!r}; {remedy}"
+    return f"its domain is {domain.name!r}, not {embodiment.name!r}"
 
 
 def row_quantiles(

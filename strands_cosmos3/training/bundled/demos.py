@@ -22,7 +22,7 @@ from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.instruction import Verb
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
@@ -41,6 +41,7 @@ from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.training.bundled.random_stage import RandomStage
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 
+# where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
 _HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
 _SETTLED_RAD_S = 0.03
@@ -117,15 +118,17 @@ class PerturbedExpert(Backend):
 
     Args:
         yaw_rad: Yaw that its hand keeps; None: it turns to the cube's.
+        shift_m: Of the robot's workspace [3], from one around (0.5, 0).
     """
 
     name = "perturbed expert"
     needs_privileged = True
     requires_images = False
 
-    def __init__(self, yaw_rad: float | None = None) -> None:
+    def __init__(self, yaw_rad: float | None, shift_m: F64) -> None:
         self.expert = ScriptedBackend(turns=yaw_rad is None)
         self._yaw: dict[str, F64] = {} if yaw_rad is None else {"grasp_yaw_rad": np.array(yaw_rad)}
+        self.shift_m = shift_m
         self.rng = np.random.default_rng(0)
         self.goal = 0
         self.share = 0.0
@@ -159,7 +162,7 @@ class PerturbedExpert(Backend):
         """Move towards a random place, at a random speed, turning about a random axis."""
         rng, start = self.rng, request.T_base_cosmos
         assert start is not None  # the policy has an arm
-        place = np.array([rng.uniform(*span) for span in _WANDER_M]) - start[:3, 3]
+        place = np.array([rng.uniform(*span) for span in _WANDER_M]) + self.shift_m - start[:3, 3]
         step_m = place / max(float(np.linalg.norm(place)), 0.05) * rng.uniform(0.0, 0.013)
         turn_rad = rng.normal(0, np.deg2rad(0.6), 3)
         ramp = np.cumsum(np.minimum(np.arange(1, request.n_rows + 1) / 3, 1.0))
@@ -191,7 +194,8 @@ class DemoCollector:
         R_home = (self._bridge.ee_pose(self._configuration(self._home)) @ limb.T_frame_tool)[:3, :3]
         yaw_rad = None if self.config.turns else float(np.arctan2(R_home[1, 0], R_home[0, 0]))
         self._start_yaw_rad = np.deg2rad(robot.workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
-        self.expert = PerturbedExpert(yaw_rad)
+        workspace = robot.workspace
+        self.expert = PerturbedExpert(yaw_rad, np.array([np.mean(workspace.x_m) - 0.5, np.mean(workspace.y_m), 0.0]))
         self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
 
     def record(self, seed: int, episode: int) -> EpisodeRecord | None:
@@ -210,7 +214,7 @@ class DemoCollector:
         recorder = EpisodeRecorder(self, stage, rng)
         try:
             self._play(stage.robot, recorder)
-        except Cosmos3Error:  # the start is at the edge of the workspace
+        except (ControlError, InputError):  # the start is at the edge of the workspace
             if len(recorder.frames) < 2:
                 return None
         return recorder.record()
@@ -241,7 +245,7 @@ class DemoCollector:
         """Draw the start [n]: near home, or with the hand pointing down anywhere over the table or near a cube."""
         if rng.random() < self.config.home:
             return self._home + rng.normal(0, 0.03, len(self._home))
-        place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M])
+        place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M]) + self.expert.shift_m
         if rng.random() < 0.6:  # near a cube, where precision matters
             centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
             low_m = _NEAR_M[0] if self.config.turns else _BESIDE_M
