@@ -7,13 +7,17 @@ import numpy as np
 from strands_cosmos3.checks import F64
 
 
-def approach(velocity: F64, remaining: F64, max_speed: float, max_change: float) -> F64:
-    """Return the next velocity towards ``remaining``: at most ``max_speed``, and able to stop in time."""
+def cruise(remaining: F64, max_speed: float, max_change: float) -> F64:
+    """Return the highest velocity towards ``remaining`` from which steps of ``max_change`` stop in time."""
     distance = float(np.linalg.norm(remaining))
     # The highest speed from which a constant deceleration stops within the distance.
     stoppable = np.sqrt(max_change * max_change / 4 + 2 * max_change * distance) - max_change / 2
-    desired = remaining * (min(max_speed, 0.8 * stoppable, distance) / max(distance, 1e-12))
-    change = desired - velocity
+    return remaining * (min(max_speed, 0.8 * stoppable, distance) / max(distance, 1e-12))
+
+
+def approach(velocity: F64, remaining: F64, max_speed: float, max_change: float) -> F64:
+    """Return the next velocity towards :func:`cruise`'s, by at most ``max_change``."""
+    change = cruise(remaining, max_speed, max_change) - velocity
     return velocity + change * min(1.0, max_change / max(float(np.linalg.norm(change)), 1e-12))
 
 

@@ -17,7 +17,7 @@ from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.backends.bar_hands import bar_chunk
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.kinematic_steps import approach, rotate, rotation_vector
+from strands_cosmos3.backends.kinematic_steps import approach, cruise, rotate, rotation_vector
 from strands_cosmos3.backends.scripted_hand_over import HandOver
 from strands_cosmos3.backends.scripted_lift import Lift
 from strands_cosmos3.checks import F64
@@ -36,7 +36,8 @@ _MAX_OPENING_CHANGE = 0.30  # fraction of a finger's travel per row
 _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
-_FUNNEL_SLOPE = 1.5  # height above the target per distance aside
+_FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0  # height above the target per distance aside; fingers beside a cube need more
+_FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
 _SLACK_M = 0.03  # tolerance on the hover and carry heights, and on the horizontal distance to a place
 _IN_BIN_M = 0.05  # horizontal distance to the bin's centre within which a cube is in the bin
@@ -74,6 +75,8 @@ class _World:
     grasp_yaw_rad: float
     carry_m: float
     turns: bool
+    funnel: bool
+    cruises: bool = False  # whether the next row has the speed that the hand would reach
     held_rows: int = 0
 
     @property
@@ -98,10 +101,23 @@ class _World:
 
     def move(self, to: F64, R_to: F64) -> None:
         """Move one row towards a pose, with bounded speed and acceleration, so as to stop there."""
-        self.v = approach(self.v, to - self.p, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
-        self.w = approach(self.w, rotation_vector(self.R_tcp, R_to), _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
+        left, turn = to - self.p, rotation_vector(self.R_tcp, R_to)
+        if self.cruises:
+            self.v = cruise(left, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
+            self.w = cruise(turn, _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
+            self.cruises = False
+        else:
+            self.v = approach(self.v, left, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
+            self.w = approach(self.w, turn, _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
         self.p = self.p + self.v
         self.R_tcp = rotate(self.R_tcp, self.w)
+
+    def drift(self, drift: F64, held: str | None) -> None:
+        """Add a row's drift [6], metres and radians in world axes, to the motion; a held cube follows."""
+        self.v, self.w = self.v + drift[:3], self.w + drift[3:]
+        self.p, self.R_tcp = self.p + drift[:3], rotate(self.R_tcp, drift[3:])
+        if held is not None:
+            self.cubes[held] = self.cubes[held] + drift[:3]
 
     def move_fingers(self, opening: float, cube: str) -> None:
         """Move the fingers one row towards an opening; a cube between them stops them."""
@@ -128,7 +144,8 @@ class ScriptedBackend(Backend):
 
     Args:
         turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
-            enough for reaching, and descends the lower the closer it is.
+            enough for reaching.
+        funnel: Whether it descends the lower the closer it is, instead of once it is above the target; None: if it does not turn.
     """
 
     name = "scripted"
@@ -136,8 +153,8 @@ class ScriptedBackend(Backend):
     requires_images = False
     turns = True
 
-    def __init__(self, turns: bool = True):
-        self.turns = turns
+    def __init__(self, turns: bool = True, funnel: bool | None = None):
+        self.turns, self.funnel = turns, not turns if funnel is None else funnel
 
     def infer(self, request: Request) -> ActionChunk:
         """Return rows from the measured state towards the instruction's goal.
@@ -146,20 +163,33 @@ class ScriptedBackend(Backend):
             BackendError: The request lacks simulator state or a measured pose, or is for another action space.
             InputError: The instruction names no verb or no colour.
         """
+        return self.plan(request)
+
+    def plan(self, request: Request, cruises: bool = False, drift: F64 | None = None) -> ActionChunk:
+        """Return :meth:`infer`'s rows under other conditions.
+
+        Args:
+            cruises: Whether the first row has the speed that the hand would reach, whatever the measured one.
+            drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows after them correct it.
+        """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:
             return bar_chunk(request, Lift)
         if goal.verb is Verb.HAND_OVER:
             return bar_chunk(request, partial(HandOver, taker=goal.to or "right"))
         state = self._state(request, goal)
-        world = _world_from_state(state, request, self.turns)
+        world = _world_from_state(state, request, self.turns, self.funnel)
+        world.cruises = cruises
         assert request.T_base_cosmos is not None  # _state checked it
         T_world_cosmos = state.get("base", np.eye(4)) @ request.T_base_cosmos
         T_tcp_cosmos = se3_inverse(state["tcp"]) @ T_world_cosmos
         poses = [T_world_cosmos]
         gripper: list[float] = []
-        for _ in range(request.n_rows):
+        for row in range(request.n_rows):
+            holds = world.holds(goal.cube)
             gripper.append(_act(world, goal))
+            if drift is not None and row < len(drift):
+                world.drift(drift[row], goal.cube if holds else None)
             T_world_tcp = np.eye(4)
             T_world_tcp[:3, :3], T_world_tcp[:3, 3] = world.R_tcp, world.p
             poses.append(T_world_tcp @ T_tcp_cosmos)
@@ -182,7 +212,7 @@ class ScriptedBackend(Backend):
         return state
 
 
-def _world_from_state(state: Mapping[str, F64], request: Request, turns: bool) -> _World:
+def _world_from_state(state: Mapping[str, F64], request: Request, turns: bool, funnel: bool) -> _World:
     fps = request.embodiment.fps or 15.0
     cubes = {name: T for name, T in state.items() if name.startswith(("cube_", "other_"))}
     return _World(
@@ -199,6 +229,7 @@ def _world_from_state(state: Mapping[str, F64], request: Request, turns: bool) -
         carry_m=float(state.get("carry_m", _CARRY_M)),
         grasp_yaw_rad=float(state.get("grasp_yaw_rad", np.pi / 4)),
         turns=turns,
+        funnel=funnel,
     )
 
 
@@ -269,8 +300,10 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
     """Move one row: first to a safe height above the target, then straight down to it."""
     aside = float(np.linalg.norm((target - world.p)[:2]))
     hover = target[2] + _HOVER_M
-    if not world.turns:  # down a funnel, without a gate that only a close look can judge
-        above = min(_HOVER_M, _FUNNEL_SLOPE * max(aside - _DESCEND_WITHIN_M, 0.0))
+    if world.funnel:  # without a gate that only a close look can judge
+        slope = _FUNNEL_SLOPE_TURNING if world.turns else _FUNNEL_SLOPE
+        turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns else 0.0
+        above = min(_HOVER_M, max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, 0.0))
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
         world.move(np.array([*(world.p if rises else target)[:2], target[2] + above]), R)
         return

@@ -8,6 +8,7 @@ labels per picture. Everything random follows from (seed, episode). Another robo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +45,10 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Req
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
 _HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
+PREFIX_ROWS = 8
+"""Longest action prefix of labels."""
+_PREFIX_DRIFT = (0.0, 0.2, 0.5)  # of a prefix's rows, in the units below
+_DRIFT_M, _DRIFT_RAD = 0.007, 0.012  # of a row: about half of what DROID's fastest rows move and turn
 _SETTLED_RAD_S = 0.03
 _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the episode ends
 CLOSE_M = 0.06
@@ -103,6 +108,7 @@ class EpisodeRecord:
     """One episode of T ticks, L of them with labels."""
 
     frames: NDArray[np.uint8]  # [T, H, W, 3] canvases
+    looks: NDArray[np.uint8]  # [L, H, W, 3] those of labelled ticks with other tables, colours, light and cameras
     q_rad: F64  # [T, n] measured
     T_base_cosmos: F64  # [T, 4, 4] measured
     gripper_opening: F64  # [T] measured open fractions
@@ -111,6 +117,8 @@ class EpisodeRecord:
     perturbed: NDArray[np.bool_]  # [T] whether the row that follows is perturbed
     label_ticks: NDArray[np.int16]  # [L]
     labels: NDArray[np.float32]  # [L, goals, rows, 10] the expert's rows in the model's scale
+    continued: NDArray[np.float32]  # [L, goals, rows, 10] the same after an action prefix
+    prefix_rows: NDArray[np.int8]  # [L, goals] number of rows of that prefix
 
 
 class PerturbedExpert(Backend):
@@ -119,14 +127,15 @@ class PerturbedExpert(Backend):
     Args:
         yaw_rad: Yaw that its hand keeps; None: it turns to the cube's.
         shift_m: Of the robot's workspace [3], from one around (0.5, 0).
+        funnel: Whether it descends the lower the closer it is, although it turns.
     """
 
     name = "perturbed expert"
     needs_privileged = True
     requires_images = False
 
-    def __init__(self, yaw_rad: float | None, shift_m: F64) -> None:
-        self.expert = ScriptedBackend(turns=yaw_rad is None)
+    def __init__(self, yaw_rad: float | None, shift_m: F64, funnel: bool = False) -> None:
+        self.expert = ScriptedBackend(turns=yaw_rad is None, funnel=funnel or yaw_rad is not None)
         self._yaw: dict[str, F64] = {} if yaw_rad is None else {"grasp_yaw_rad": np.array(yaw_rad)}
         self.shift_m = shift_m
         self.rng = np.random.default_rng(0)
@@ -144,10 +153,12 @@ class PerturbedExpert(Backend):
         self.perturbed = bool(self.rng.random() < self.share)
         return replace(chunk, action=self._perturb(np.array(chunk.action))) if self.perturbed else chunk
 
-    def answer(self, request: Request, goal: int, **state: F64) -> ActionChunk:
+    def answer(
+        self, request: Request, goal: int, state: Mapping[str, F64] | None = None, cruises: bool = False, drift: F64 | None = None
+    ) -> ActionChunk:
         """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the simulator's."""
-        privileged = None if request.privileged is None else {**request.privileged, **self._yaw, **state}
-        return self.expert.infer(replace(request, instruction=plain(goal), privileged=privileged))
+        privileged = None if request.privileged is None else {**request.privileged, **self._yaw, **(state or {})}
+        return self.expert.plan(replace(request, instruction=plain(goal), privileged=privileged), cruises, drift)
 
     def _perturb(self, rows: F64) -> F64:
         ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
@@ -195,7 +206,8 @@ class DemoCollector:
         yaw_rad = None if self.config.turns else float(np.arctan2(R_home[1, 0], R_home[0, 0]))
         self._start_yaw_rad = np.deg2rad(robot.workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
         workspace = robot.workspace
-        self.expert = PerturbedExpert(yaw_rad, np.array([np.mean(workspace.x_m) - 0.5, np.mean(workspace.y_m), 0.0]))
+        shift_m = np.array([np.mean(workspace.x_m) - 0.5, np.mean(workspace.y_m), 0.0])
+        self.expert = PerturbedExpert(yaw_rad, shift_m, funnel=embodiment.rig is not None)
         self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
 
     def record(self, seed: int, episode: int) -> EpisodeRecord | None:
@@ -280,11 +292,23 @@ class DemoCollector:
     def answer(self, request: Request, goal: int) -> F64:
         """Return the undisturbed expert's rows [rows, width] for a goal.
 
-        Except for the bundled policy's recipe, the expert answers as if the arm stood still: one picture does not show its
-        speed, which would turn the next rows by several centimetres.
+        One picture does not show the arm's speed, which would turn the next rows by several centimetres. For the bundled
+        policy's recipe the expert therefore answers as if the arm had the speed that it would reach, for others as if it
+        stood still.
         """
-        at_rest = {"tcp_twist": np.zeros(6)} if self.config.embodiment.rig is None else {}
-        return self.expert.answer(request, goal, **at_rest).action
+        if self.config.embodiment.rig is not None:
+            return self.expert.answer(request, goal, cruises=True).action
+        return self.expert.answer(request, goal, {"tcp_twist": np.zeros(6)}).action
+
+    def continuation(self, request: Request, goal: int, rows: int, rng: np.random.Generator) -> F64:
+        """Return the expert's rows [rows, width] from the measured speed, which drift at first; a prefix shows both.
+
+        A prefix that led straight to the goal would give it away: the policy would go on with it and forget the picture.
+        """
+        size = rng.choice(_PREFIX_DRIFT)
+        drift = np.concatenate([rng.normal(0, size * _DRIFT_M, 3), rng.normal(0, size * _DRIFT_RAD, 3)])
+        ramp = np.minimum(np.arange(1, rows + 1) / 3, 1.0)[:, None]
+        return self.expert.answer(request, goal, drift=ramp * drift).action
 
     def close(self) -> None:
         """Release the OpenGL contexts."""
@@ -306,9 +330,10 @@ class EpisodeRecorder:
     def __init__(self, collector: DemoCollector, stage: RandomStage, rng: np.random.Generator):
         self._collector, self._stage, self._rng = collector, stage, rng
         self.frames: list[NDArray[np.uint8]] = []
+        self._looks: dict[int, NDArray[np.uint8]] = {}  # tick -> picture with other looks
         self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
         self._commands: list[tuple[float, bool]] = []  # gripper command and perturbation of the row before each tick
-        self._labels: dict[int, F64] = {}  # tick -> labels
+        self._labels: dict[int, tuple[F64, F64, NDArray[np.int64]]] = {}  # tick -> labels, after a prefix, its rows
         self._settled = 0
         self.horizon = 0
 
@@ -322,12 +347,29 @@ class EpisodeRecorder:
         request = collector.request(observation)
         assert request.T_base_cosmos is not None
         tick = len(self.frames)
-        views = [self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names]
-        self.frames.append(views[0] if collector.composite is None else collector.composite.padded(views))
+        self.frames.append(self._picture(robot))
         self._states.append((observation.q_rad, request.T_base_cosmos, float(observation.gripper), expert.goal))
         if tick % collector.config.label_every == 0:
-            self._labels[tick] = np.stack([collector.answer(request, goal) for goal in collector.config.labelled])
+            self._labels[tick], self._looks[tick] = self._label(request), self.frames[-1]
+            if collector.composite is not None:
+                with self._stage.other_looks(self._rng, collector.config.visual_randomization):
+                    self._looks[tick] = self._picture(robot)
         return self._choose(observation)
+
+    def _picture(self, robot: Robot) -> NDArray[np.uint8]:
+        views = [self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names]
+        composite = self._collector.composite
+        return views[0] if composite is None else composite.padded(views)
+
+    def _label(self, request: Request) -> tuple[F64, F64, NDArray[np.int64]]:
+        collector, goals = self._collector, self._collector.config.labelled
+        if collector.config.embodiment.rig is None:
+            answers = np.stack([collector.answer(request, goal) for goal in goals])
+            return answers, answers, np.zeros(len(goals), np.int64)
+        length = self._rng.integers(1, PREFIX_ROWS, endpoint=True, size=len(goals))
+        rows = [collector.answer(request, goal) for goal in goals]
+        after = [collector.continuation(request, goal, int(n), self._rng) for goal, n in zip(goals, length, strict=True)]
+        return np.stack(rows), np.stack(after), length
 
     def _choose(self, observation: Observation) -> bool:
         """Draw the next chunk's length and, once the arm has settled, a new goal or the end of the episode."""
@@ -348,8 +390,10 @@ class EpisodeRecorder:
         labels = {tick: rows for tick, rows in self._labels.items() if tick < n}
         q_rad, poses, openings, goals = zip(*self._states[:n], strict=True)
         commands, perturbed = zip(*self._commands, strict=True)
+        rows, after, length = (np.stack(part) for part in zip(*labels.values(), strict=True))
+        looks = np.stack([self._looks[tick] for tick in labels])
         return EpisodeRecord(
-            *(np.stack(self.frames[:n]), np.stack(q_rad), np.stack(poses), np.array(openings), np.array(commands)),
+            *(np.stack(self.frames[:n]), looks, np.stack(q_rad), np.stack(poses), np.array(openings), np.array(commands)),
             *(np.array(goals, np.int8), np.array(perturbed), np.array(list(labels), np.int16)),
-            np.stack(list(labels.values())).astype(np.float32),
+            *(rows.astype(np.float32), after.astype(np.float32), length.astype(np.int8)),
         )

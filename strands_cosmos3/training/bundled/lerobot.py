@@ -7,11 +7,12 @@ access into video is far slower than a training step.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetWriter, VideoConfig
 from strands_cosmos3.datasets.spec import DONE, SUCCESS, DatasetSpec, Feature, arm_spec, camera_key
@@ -22,8 +23,9 @@ from strands_cosmos3.training.bundled.shards import EPISODES_PER_SHARD, pack, re
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 from strands_cosmos3.training.windows import EXPERT, INSTRUCTIONS, LABELLED, RAW_WIDTH, ROWS, pose7, poses_of, raw_rows
 
-COMPOSITE = camera_key("composite")
+COMPOSITE, LOOKS = camera_key("composite"), camera_key("composite_looks")
 PERTURBED, GOAL = "perturbed", "goal"
+CONTINUED, PREFIX_ROWS = "expert.continued", "expert.prefix_rows"
 _OLD_PERTURBED = "bent"  # of 0.1.0
 VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
 """Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
@@ -38,14 +40,17 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
     labels |= {"normalized": f"{embodiment.stats} quantiles"}
     if embodiment.rig is None:
         labels[INSTRUCTIONS] = [plain(goal) for goal in config.labelled]
+    answers, lengths = Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels), Feature("int64", (len(GOALS),))
+    prefixed = {CONTINUED: answers, PREFIX_ROWS: lengths} if embodiment.rig is not None else {}
     extra = {
-        EXPERT: Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
+        EXPERT: answers,
+        **prefixed,
         LABELLED: Feature("bool", (1,)),
         PERTURBED: Feature("bool", (1,)),
         GOAL: Feature("int64", (1,), None, {"goals": names}),
     }
-    camera = "composite" if embodiment.rig is not None else embodiment.view_names[0]
-    return arm_spec({camera: picture_hw}, embodiment, None, len(robot.limb().joints), robot.name, extra)
+    cameras = ("composite", "composite_looks") if embodiment.rig is not None else embodiment.view_names[:1]
+    return arm_spec(dict.fromkeys(cameras, picture_hw), embodiment, None, len(robot.limb().joints), robot.name, extra)
 
 
 def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode: int) -> int:
@@ -54,23 +59,31 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
     labelled, done = np.zeros(n, bool), np.zeros(n, bool)
     labelled[record.label_ticks] = True
     done[-1] = True
-    given = record.labels.reshape(len(record.label_ticks), -1)
-    labels = np.zeros((n, given.shape[1]), np.float32)
-    labels[record.label_ticks] = given
+    given: dict[str, NDArray[Any]] = {EXPERT: record.labels, CONTINUED: record.continued, PREFIX_ROWS: record.prefix_rows}
+    given = {name: _at_ticks(values, record.label_ticks, n) for name, values in given.items() if name in writer.spec.features}
     columns: dict[str, Any] = {
         STATE: np.concatenate([record.q_rad, record.gripper_opening[:, None]], axis=1).astype(np.float32),
         EE_POSE: pose7(record.T_base_cosmos).astype(np.float32),
         ACTION: raw_rows(record.T_base_cosmos, record.gripper_command).astype(np.float32),
         DONE: done,
         SUCCESS: np.zeros(n, bool),
-        EXPERT: labels,
+        **given,
         LABELLED: labelled,
         PERTURBED: record.perturbed,
         GOAL: record.goal.astype(np.int64),
     }
     task = sentence(int(record.goal[0]), np.random.default_rng([seed, episode, 7]))
-    (camera,) = writer.spec.cameras
-    return writer.add_episode(columns, {camera: record.frames}, task, {"seed": seed, "episode": episode})
+    shown = record.looks[np.maximum(np.searchsorted(record.label_ticks, np.arange(n), side="right") - 1, 0)]
+    videos = dict(zip(writer.spec.cameras, (record.frames, shown), strict=False))  # a robot's only camera has no other looks
+    return writer.add_episode(columns, videos, task, {"seed": seed, "episode": episode})
+
+
+def _at_ticks(values: NDArray[Any], ticks: NDArray[np.int16], n: int) -> NDArray[Any]:
+    """Return [n, numbers] with the values [L, ...] of some ticks, and zeros at the others."""
+    flat = values.reshape(len(ticks), -1)
+    out = np.zeros((n, flat.shape[1]), np.float32 if flat.dtype == np.float32 else np.int64)
+    out[ticks] = flat
+    return out
 
 
 def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:
@@ -96,7 +109,7 @@ def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None
             if not shard_path(folder, index).exists():
                 first = index * EPISODES_PER_SHARD
                 episodes = range(first, min(first + EPISODES_PER_SHARD, len(dataset)))
-                write_shard(shard_path(folder, index), pack([_record(dataset[i], perturbed) for i in episodes]))
+                write_shard(shard_path(folder, index), pack([_record(dataset[i], perturbed, features) for i in episodes]))
             if on_shard is not None:
                 on_shard(index + 1, count)
 
@@ -117,11 +130,16 @@ def _require_same(dataset: Dataset, folder: Path) -> None:
         raise ConfigError(f"the demonstrations in {folder} are of another dataset: {error}") from None
 
 
-def _record(episode: Any, perturbed: str) -> EpisodeRecord:
+def _record(episode: Any, perturbed: str, features: Mapping[str, Feature]) -> EpisodeRecord:
     labelled = np.flatnonzero(episode[LABELLED])
     state = np.asarray(episode[STATE], np.float64)
+    labels = np.asarray(episode[EXPERT])[labelled].reshape(-1, len(GOALS), ROWS, RAW_WIDTH)
+    known = CONTINUED in features  # recorded with action prefixes
+    continued = np.asarray(episode[CONTINUED])[labelled].reshape(labels.shape) if known else labels
+    prefix_rows = np.asarray(episode[PREFIX_ROWS])[labelled] if known else np.zeros(labels.shape[:2])
     return EpisodeRecord(
         frames=episode.frames(COMPOSITE),
+        looks=episode.frames(LOOKS if LOOKS in features else COMPOSITE, labelled.tolist()),
         q_rad=state[:, :-1],
         T_base_cosmos=poses_of(episode[EE_POSE]),
         gripper_opening=state[:, -1],
@@ -129,5 +147,7 @@ def _record(episode: Any, perturbed: str) -> EpisodeRecord:
         goal=np.asarray(episode[GOAL]).astype(np.int8),
         perturbed=np.asarray(episode[perturbed]).astype(bool),
         label_ticks=labelled.astype(np.int16),
-        labels=np.asarray(episode[EXPERT])[labelled].reshape(-1, len(GOALS), ROWS, RAW_WIDTH),
+        labels=labels,
+        continued=continued,
+        prefix_rows=prefix_rows.astype(np.int8),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +61,21 @@ class RandomStage:
         self._draw_cameras(rng, scale)
         _texture(model)[:] = self._drawn_texture(rng, scale)
         self.renderer.upload_texture(SURFACE)
+
+    @contextmanager
+    def other_looks(self, rng: np.random.Generator, scale: float) -> Iterator[None]:
+        """Draw other looks for a block; the present ones return after it."""
+        model: Any = self.robot.scene.model
+        headlight = model.vis.headlight
+        views = [*(getattr(model, name) for name in _ARRAYS), headlight.ambient, headlight.diffuse, _texture(model)]
+        present = [np.array(view) for view in views]
+        try:
+            self.randomize(rng, scale)
+            yield
+        finally:
+            for view, values in zip(views, present, strict=True):
+                view[:] = values
+            self.renderer.upload_texture(SURFACE)
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
         model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]

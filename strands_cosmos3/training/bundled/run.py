@@ -224,7 +224,9 @@ class TrainingRun:
         latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
-        windows = PictureWindows(*args, seed=seed, among=range(n_train), prefix_rows=self.config.prefix_rows)
+        looks = self._latents(vae, "looks", np.arange(len(ticks)), self.demos.look, batch=32)[:, :, 0]
+        more: dict[str, Any] = {"among": range(n_train), "prefix_rows": self.config.prefix_rows, "looks": looks}
+        windows = PictureWindows(*args, seed=seed, **more)
         return windows, self._validation_batch(windows, n_train)
 
     def _latents(

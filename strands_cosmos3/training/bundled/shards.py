@@ -20,6 +20,8 @@ from strands_cosmos3.training.bundled.demos import EpisodeRecord
 
 EPISODES_PER_SHARD = 20
 _PER_TICK = ("frames", "T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
+_PER_LABEL = ("labels", "continued", "prefix_rows")
+_PICTURES = ("frames", "looks")
 _OLD_NAMES = {"opening": "gripper_opening", "told": "gripper_command", "bent": "perturbed"}  # of 0.1.0
 
 
@@ -41,7 +43,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def read_shard(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a shard, apart from its pictures."""
     with np.load(path) as file:
-        return {_OLD_NAMES.get(str(name), str(name)): file[name] for name in file.files if name != "frames"}
+        return {_OLD_NAMES.get(str(name), str(name)): file[name] for name in file.files if name not in _PICTURES}
 
 
 def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:
@@ -51,8 +53,8 @@ def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:
     starts = np.concatenate([[0], np.cumsum([len(record.gripper_opening) for record in records])])
     arrays: dict[str, NDArray[Any]] = {name: np.concatenate([getattr(r, name) for r in records]) for name in _PER_TICK}
     ticks = [record.label_ticks.astype(np.int64) + start for record, start in zip(records, starts, strict=False)]
-    labels = np.concatenate([record.labels for record in records])
-    return {**arrays, "starts": starts, "label_ticks": np.concatenate(ticks), "labels": labels}
+    labels = {name: np.concatenate([getattr(record, name) for record in records]) for name in (*_PER_LABEL, "looks")}
+    return {**arrays, "starts": starts, "label_ticks": np.concatenate(ticks), **labels}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,10 @@ class Demos:
     last: NDArray[np.int64]  # [T] the last tick of each tick's episode
     label_ticks: NDArray[np.int64]
     labels: NDArray[np.float32]
+    continued: NDArray[np.float32]
+    prefix_rows: NDArray[np.int8]
     _frames: tuple[NDArray[np.uint8], ...]
+    _looks: tuple[NDArray[np.uint8], ...]
     _first: NDArray[np.int64]
 
     @classmethod
@@ -80,13 +85,17 @@ class Demos:
         first = [0]
         for path in paths:
             part = read_shard(path)
+            if "continued" not in part:  # recorded without action prefixes
+                part |= {"continued": part["labels"], "prefix_rows": np.zeros(part["labels"].shape[:2], np.int8)}
             part["last"] = np.repeat(part["starts"][1:] - 1, np.diff(part["starts"])) + first[-1]
-            part["label_ticks"] = part["label_ticks"] + first[-1]
+            part["label_ticks"], part["first"] = part["label_ticks"] + first[-1], np.array(first[-1])
             first.append(first[-1] + len(part["goal"]))
             parts.append(part)
-        names = (*_PER_TICK[1:], "last", "label_ticks", "labels")
+        names = (*_PER_TICK[1:], "last", "label_ticks", *_PER_LABEL)
         joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
-        return cls(**joined, _frames=tuple(_mapped(path, "frames") for path in paths), _first=np.array(first))
+        frames = tuple(_mapped(path, "frames") for path in paths)
+        looks = tuple(_looks_of(path, *pair) for path, *pair in zip(paths, frames, parts, strict=True))
+        return cls(**joined, _frames=frames, _looks=looks, _first=np.array(first))
 
     @property
     def canvas_hw(self) -> tuple[int, int]:
@@ -106,10 +115,24 @@ class Demos:
         """[n, H, W, 3] pictures of ticks."""
         return np.stack([self.frame(int(tick)) for tick in ticks])
 
+    def look(self, label: int) -> NDArray[np.uint8]:
+        """[H, W, 3] picture of a labelled tick, given by its index, with other looks."""
+        first = np.cumsum([0, *(len(part) for part in self._looks)])
+        shard = int(np.searchsorted(first, label, side="right")) - 1
+        return self._looks[shard][label - first[shard]]
+
     def clips(self, rows: int) -> NDArray[np.int64]:
         """Return the ticks that ``rows`` further ticks of the same episode follow: the first ticks of whole clips."""
         ticks = np.arange(len(self))
         return ticks[ticks + rows <= self.last]
+
+
+def _looks_of(path: Path, frames: NDArray[np.uint8], part: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """Return the pictures with other looks; of 0.1's shards, which have none, those of the labelled ticks."""
+    with np.load(path) as file:
+        if "looks" in file.files:
+            return _mapped(path, "looks")
+    return frames[part["label_ticks"] - part["first"]]
 
 
 def _mapped(path: Path, name: str) -> NDArray[Any]:

@@ -98,7 +98,10 @@ class VaeStage:
 
     def _pictures(self, step: int) -> torch.Tensor:
         rng = np.random.default_rng([self.config.seed, step])
-        return to_pixels(self.demos.frames(rng.integers(len(self.demos), size=self.config.vae_batch)))
+        half = self.config.vae_batch // 2
+        looks = [self.demos.look(int(label)) for label in rng.integers(len(self.demos.label_ticks), size=half)]
+        frames = self.demos.frames(rng.integers(len(self.demos), size=self.config.vae_batch - half))
+        return to_pixels(np.stack([*frames, *looks]))
 
     def _clips(self, step: int) -> torch.Tensor:
         frames, starts = (5, 9, 17)[step % 3], self.demos.clips(ROWS)

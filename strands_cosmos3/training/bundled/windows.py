@@ -18,6 +18,7 @@ from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, RAW_WIDTH
 
 _OWN_GOAL = 0.5  # fraction of pictures that are labelled for the goal of their episode; the others draw any goal
 _DROPOUT = 0.08  # fraction of windows that read the empty caption
+_OTHER_LOOKS = 0.5  # fraction of pictures with another table, colours, light and cameras than their episode
 _NO_PREFIX = 0.5  # fraction of a policy's windows without an action prefix
 
 
@@ -116,7 +117,7 @@ class PictureWindows(_DemoWindows):
     """Windows of a single picture with the expert's labels for every goal.
 
     Args:
-        latents: [L, C, H, W] float16 of the pictures at labelled ticks.
+        latents, looks: [L, C, H, W] float16 of the pictures at labelled ticks, and with other looks (None: the same).
         batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the empty caption.
     """
 
@@ -131,9 +132,12 @@ class PictureWindows(_DemoWindows):
         seed: int = 0,
         among: range | None = None,
         prefix_rows: int = 0,
+        looks: NDArray[np.float16] | None = None,
     ):
         super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows)
-        self._labels, self.pursued = demos.labels, self._goal
+        self._looks = latents if looks is None else looks
+        self._labels, self._continued, self._lengths = demos.labels, demos.continued, demos.prefix_rows
+        self.pursued = self._goal
         self._among = range(len(latents)) if among is None else among
 
     def batch(self, step: int) -> Batch:
@@ -143,7 +147,13 @@ class PictureWindows(_DemoWindows):
         own = rng.random(self._batch) < _OWN_GOAL
         goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
         prompts = self._draw_prompts(rng, goal)
-        return self._windows(chosen, self._labels[chosen, goal], *prompts, prefix=self._draw_prefix(rng))
+        length = np.minimum(self._lengths[chosen, goal], self._prefix_rows)
+        prefix = np.where(rng.random(self._batch) < _NO_PREFIX, 0, length)
+        rows = np.where((prefix > 0)[:, None, None], self._continued[chosen, goal], self._labels[chosen, goal])
+        windows = self._windows(chosen, rows, *prompts, prefix=prefix)
+        other = rng.random(self._batch) < _OTHER_LOOKS
+        windows.latents[torch.from_numpy(other)] = torch.from_numpy(self._looks[chosen[other]].astype(np.float32))[:, :, None]
+        return windows
 
     def pick(
         self,
