@@ -8,7 +8,7 @@ label any state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.backends.bar_hands import bar_chunk
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.kinematic_steps import approach, cruise, rotate, rotation_vector
+from strands_cosmos3.backends.kinematic_steps import approach, cruise, length, rotate, rotation_vector
 from strands_cosmos3.backends.scripted_hand_over import HandOver
 from strands_cosmos3.backends.scripted_lift import Lift
 from strands_cosmos3.checks import F64
@@ -76,6 +76,7 @@ class _World:
     carry_m: float
     turns: bool
     funnel: bool
+    grasp_yaw: dict[str, float] = field(default_factory=dict)  # of the hand, by cube
     cruises: bool = False  # whether the next row has the speed that the hand would reach
     held_rows: int = 0
 
@@ -96,7 +97,7 @@ class _World:
     def holds(self, cube: str) -> bool:
         """Whether a cube is between the fingers and their gap is about its edge length."""
         off = self.p - self.cubes[cube]
-        near = np.linalg.norm(off[:2]) < 0.4 * self.edge_m and abs(off[2]) < 0.5 * self.edge_m
+        near = length(off[:2]) < 0.4 * self.edge_m and abs(off[2]) < 0.5 * self.edge_m
         return bool(near and 0.8 * self.edge_m < self.width_m < 1.12 * self.edge_m)
 
     def move(self, to: F64, R_to: F64) -> None:
@@ -123,7 +124,7 @@ class _World:
         """Move the fingers one row towards an opening; a cube between them stops them."""
         closing = opening < self.opening
         blocked = self.blocked
-        between = np.linalg.norm((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
+        between = length((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
         minimum = blocked if closing and between and self.opening >= blocked else 0.0
         self.opening = float(np.clip(opening, self.opening - _MAX_OPENING_CHANGE, self.opening + _MAX_OPENING_CHANGE))
         self.opening = max(self.opening, minimum)
@@ -257,14 +258,16 @@ def _finger_room_m(world: _World, cube: str, yaw_rad: float) -> float:
     """Return how far the closest neighbour stands aside of the line on which the fingers of such a hand open."""
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     offsets = [(p - world.cubes[cube])[:2] for name, p in world.cubes.items() if name != cube]
-    close = [abs(float(off @ across)) for off in offsets if np.linalg.norm(off) < _NEIGHBOUR_M]
+    close = [abs(float(off @ across)) for off in offsets if length(off) < _NEIGHBOUR_M]
     return min(close, default=_NEIGHBOUR_M)
 
 
 def _act(world: _World, goal: Goal) -> float:
     """Advance the simplified simulation by one row; return the commanded open fraction."""
     cube = world.cubes[goal.cube]
-    R = _gripper_down(_grasp_yaw(world, goal.cube))
+    if goal.cube not in world.grasp_yaw:  # a cube that moves is held
+        world.grasp_yaw[goal.cube] = _grasp_yaw(world, goal.cube)
+    R = _gripper_down(world.grasp_yaw[goal.cube])
     if goal.verb is Verb.REACH:
         _descend_onto(world, cube, R)
         world.move_fingers(1.0, goal.cube)
@@ -281,8 +284,8 @@ def _act(world: _World, goal: Goal) -> float:
         world.move(away if world.opening > _RELEASE_OPENING else world.p, world.R_tcp)
         world.move_fingers(1.0, goal.cube)
         return 1.0
-    at = np.linalg.norm(world.p - cube) < _GRASP_WITHIN_M and _angle(world.R_tcp, R) < _GRASP_WITHIN_RAD
-    closing = np.linalg.norm(world.p - cube) < 2 * _GRASP_WITHIN_M and world.opening < 0.95
+    at = length(world.p - cube) < _GRASP_WITHIN_M and _angle(world.R_tcp, R) < _GRASP_WITHIN_RAD
+    closing = length(world.p - cube) < 2 * _GRASP_WITHIN_M and world.opening < 0.95
     if at or closing:
         world.move(world.p, world.R_tcp)
         world.move_fingers(0.0, goal.cube)
@@ -293,12 +296,12 @@ def _act(world: _World, goal: Goal) -> float:
 
 
 def _angle(R_a: F64, R_b: F64) -> float:
-    return float(np.linalg.norm(rotation_vector(R_a, R_b)))
+    return length(rotation_vector(R_a, R_b))
 
 
 def _descend_onto(world: _World, target: F64, R: F64) -> None:
     """Move one row: first to a safe height above the target, then straight down to it."""
-    aside = float(np.linalg.norm((target - world.p)[:2]))
+    aside = length((target - world.p)[:2])
     hover = target[2] + _HOVER_M
     if world.funnel:  # without a gate that only a close look can judge
         slope = _FUNNEL_SLOPE_TURNING if world.turns else _FUNNEL_SLOPE
@@ -320,10 +323,10 @@ def _delivered(world: _World, goal: Goal) -> bool:
     """Return whether the cube is where the instruction wants it and only needs to be released."""
     cube = world.cubes[goal.cube]
     if goal.verb is Verb.PLACE:
-        return bool(np.linalg.norm((cube - world.bin)[:2]) < _IN_BIN_M and cube[2] < world.bin[2])
+        return bool(length((cube - world.bin)[:2]) < _IN_BIN_M and cube[2] < world.bin[2])
     if goal.verb is Verb.STACK and goal.onto is not None:
         off = cube - world.cubes[goal.onto]
-        aside, above = np.linalg.norm(off[:2]) / world.edge_m, off[2] / world.edge_m
+        aside, above = length(off[:2]) / world.edge_m, off[2] / world.edge_m
         return bool(aside < _STACKED_ASIDE and abs(above - 1) < _STACKED_HEIGHT)
     return False
 
@@ -338,7 +341,7 @@ def _carry(world: _World, goal: Goal) -> float:
         place[2] = world.bin[2] - _BELOW_RIM_M if goal.verb is Verb.PLACE else place[2] + _STACK_GAP * world.edge_m
         offset = world.p - world.cubes[goal.cube]  # from the cube to the hand, since the grasp may be off centre
         place = place + offset
-        aside = float(np.linalg.norm((place - world.p)[:2]))
+        aside = length((place - world.p)[:2])
         if aside < (_LOWER_INTO_BIN_M if goal.verb is Verb.PLACE else _LOWER_ONTO_CUBE_M):
             target = place
         elif world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M:

@@ -153,20 +153,24 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1
     write_json(folder / f"{STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
-def fresh_vae(base: int, decoder_base: int, channels: int) -> AutoencoderKLWan:
-    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's global generator."""
+def fresh_vae(base: int, decoder_base: int, channels: int, patch: int = 2) -> AutoencoderKLWan:
+    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's global generator.
+
+    ``patch`` is the width of the patches of pixels that it begins with: 2 as in the released ones, or 4, with a level fewer.
+    """
+    multiples, in_time = {2: ([1, 2, 4, 4], [False, True, True]), 4: ([1, 2, 2], [True, True])}[patch]
     return AutoencoderKLWan(
         base_dim=base,
         decoder_base_dim=decoder_base,
         z_dim=channels,
-        dim_mult=[1, 2, 4, 4],
-        temperal_downsample=[False, True, True],
+        dim_mult=multiples,
+        temperal_downsample=in_time,
         latents_mean=[0.0] * channels,
         latents_std=[1.0] * channels,
         is_residual=True,
-        in_channels=12,
-        out_channels=12,
-        patch_size=2,
+        in_channels=3 * patch**2,
+        out_channels=3 * patch**2,
+        patch_size=patch,
         scale_factor_temporal=4,
         scale_factor_spatial=16,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +26,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, TrainingError
 from strands_cosmos3.resources import storing, write_whole
+from strands_cosmos3.training.muon import Muon
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
 LossMetrics = Mapping[str, float]
 CURVE = "curve.jsonl"
+_ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class TrainLoopConfig:
 
     steps: int
     lr: float = 2e-3  # after the warm-up
+    matrix_lr: float = 0.0  # the same of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
     warmup: int = 100  # steps in which the rate rises linearly
     decay: float = 0.4  # fraction of the steps, at the end, in which the rate decays to zero along a cosine
     weight_decay: float = 0.01  # of matrices; vectors have none
@@ -56,16 +60,17 @@ class TrainLoopConfig:
         for name in ("decay", "ema"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be a fraction in 0..1, got {getattr(self, name)!r}.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"weight_decay must be a finite number of at least zero, got {self.weight_decay!r}.")
+        for name in ("weight_decay", "matrix_lr"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a finite number of at least zero, got {getattr(self, name)!r}.")
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step."""
+        """Return the learning rate of a step, as a fraction of the highest."""
         up = min(1.0, (step + 1) / max(1, self.warmup))
         fall_from = self.steps * (1 - self.decay)
         if step < fall_from:
-            return self.lr * up
-        return self.lr * up * 0.5 * (1 + math.cos(math.pi * (step - fall_from) / max(1.0, self.steps - fall_from)))
+            return up
+        return up * 0.5 * (1 + math.cos(math.pi * (step - fall_from) / max(1.0, self.steps - fall_from)))
 
 
 class Loop:
@@ -85,10 +90,7 @@ class Loop:
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("nothing to train: every parameter is frozen.")
-        matrices = [p for p in self._trained.values() if p.ndim > 1]
-        others = [p for p in self._trained.values() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8)
+        self.optimizers = _optimizers(self._trained, config)
         self.ema = {name: p.detach().clone() for name, p in self._trained.items()}  # moving averages
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,9 +136,11 @@ class Loop:
         return bool(of_rank_0.item())
 
     def _train_step(self) -> LossMetrics:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.rate(self.step)
-        self.optimizer.zero_grad(set_to_none=True)
+        rate = self.config.rate(self.step)
+        for optimizer, highest in zip(self.optimizers, (self.config.lr, self.config.matrix_lr), strict=False):
+            for group in optimizer.param_groups:
+                group["lr"] = highest * rate
+        self.model.zero_grad(set_to_none=True)
         draws, metrics = self.config.accumulate, dict[str, float]()
         for i in range(draws):
             loss, seen = self._loss(self.step * draws + i)
@@ -145,7 +149,8 @@ class Loop:
             metrics = {name: metrics.get(name, 0.0) + value / draws for name, value in seen.items()}
         self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
         self._consistent = False
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
             for name, p in self._trained.items():
@@ -202,7 +207,7 @@ class Loop:
 
     def save(self) -> None:
         """Write the state, unsharded, so that any number of processes can resume it. Every process must call this."""
-        moments = {name: self.optimizer.state.get(p, {}) for name, p in self._trained.items()}
+        moments = {name: self._moments(p) for name, p in self._trained.items()}
         state = {
             "step": self.step,
             "model": {name: full_tensor(p.detach()) for name, p in self._trained.items()},
@@ -221,10 +226,16 @@ class Loop:
                 p.copy_(shard_like(state["model"][name], p))
                 self.ema[name].copy_(shard_like(state["ema"][name], p))
                 if moments := state["moments"][name]:
-                    self.optimizer.state[p] = {
+                    self._optimizer_of(p).state[p] = {
                         key: t.clone() if key == "step" else shard_like(t, p).clone() for key, t in moments.items()
                     }
         self.step = int(state["step"])
+
+    def _optimizer_of(self, p: nn.Parameter) -> torch.optim.Optimizer:
+        return next(o for o in self.optimizers if any(p is one for group in o.param_groups for one in group["params"]))
+
+    def _moments(self, p: nn.Parameter) -> Mapping[str, torch.Tensor]:
+        return self._optimizer_of(p).state.get(p, {})
 
     def average(self) -> dict[str, torch.Tensor]:
         """Return the averaged weights, unsharded. Every process must call this."""
@@ -247,6 +258,18 @@ class Loop:
         with torch.no_grad():
             for name, p in self._trained.items():
                 p.copy_(self.ema[name])
+
+
+def _optimizers(trained: Mapping[str, nn.Parameter], config: TrainLoopConfig) -> list[torch.optim.Optimizer]:
+    """AdamW, and with a rate of matrices Muon for those between the ends: no embeddings and no heads."""
+    by_muon = {name: p for name, p in trained.items() if config.matrix_lr and p.ndim > 1 and not _ENDS.search(name)}
+    rest = [p for name, p in trained.items() if name not in by_muon]
+    matrices, others = [p for p in rest if p.ndim > 1], [p for p in rest if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8)
+    ]
+    return [*found, Muon(by_muon.values(), config.matrix_lr)] if by_muon else found
 
 
 def drop_from(path: Path, step: int) -> None:

@@ -15,9 +15,9 @@ import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional as F
 
 from strands_cosmos3.engine.factory import fresh_vae
-from strands_cosmos3.engine.wan import causal_convolution
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -31,8 +31,9 @@ class VaeSizes:
     """Latent channels, and base widths of encoder and decoder."""
 
     latent_channels: int = 48
-    base: int = 12
-    decoder_base: int = 12
+    base: int = 32
+    decoder_base: int = 32
+    patch: int = 4  # width of the patches of pixels that it begins with
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
     """Return an untrained Wan VAE (residual, 4 x 16 x 16) that treats each frame of a clip as a picture at first."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        vae = fresh_vae(sizes.base, sizes.decoder_base, sizes.latent_channels)
+        vae = fresh_vae(sizes.base, sizes.decoder_base, sizes.latent_channels, sizes.patch)
     with torch.no_grad():
         for module in vae.modules():
             if isinstance(module, nn.Conv3d) and module.kernel_size[0] == 3 and module.kernel_size[1] == 3:
@@ -120,16 +121,32 @@ def _charbonnier(x: torch.Tensor) -> torch.Tensor:
 
 
 class FlatConv(nn.Module):
-    """diffusers' ``WanCausalConv3d``, computed as the engine's convolutions are."""
+    """diffusers' ``WanCausalConv3d`` as a convolution of single frames.
+
+    The frames that the kernel sees before each one are given as more channels: backwards, on CPUs, a convolution in two
+    dimensions is three times as fast as one in three.
+    """
 
     def __init__(self, conv: nn.Conv3d):
         super().__init__()
         self.conv = conv
         padding: Any = conv._padding  # in diffusers: width and height twice each, and all frames before
-        self._padding = (padding[4] // 2, padding[2], padding[0])
+        self._padding, self._before = (padding[2], padding[0]), padding[4]
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
-        return causal_convolution(x, cache_x, self.conv.weight, self.conv.bias, self.conv.stride, self._padding)
+        weight, (in_time, *stride) = self.conv.weight, self.conv.stride
+        if x.shape[2] == 1 and cache_x is None and in_time == 1:  # a first frame, before which there are zeros
+            return F.conv2d(x[:, :, 0], weight[:, :, -1], self.conv.bias, tuple(stride), self._padding)[:, :, None]
+        if self._before:
+            earlier = [] if cache_x is None else [cache_x]
+            zeros = [torch.zeros_like(x[:, :, :1])] * (self._before - sum(frames.shape[2] for frames in earlier))
+            x = torch.cat([*zeros, *earlier, x], dim=2)
+        taps, n = weight.shape[2], (x.shape[2] - weight.shape[2]) // in_time + 1
+        frames = x.permute(0, 2, 3, 4, 1)  # channels last
+        seen = torch.cat([frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1)
+        kernels = weight.permute(0, 2, 1, 3, 4).flatten(1, 2)
+        made = F.conv2d(seen.flatten(0, 1).permute(0, 3, 1, 2), kernels, self.conv.bias, tuple(stride), self._padding)
+        return made.unflatten(0, (len(x), n)).transpose(1, 2)
 
 
 def convolve_flat(model: nn.Module) -> None:

@@ -88,7 +88,7 @@ def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop.optimizer, "step", stop)
+    monkeypatch.setattr(loop.optimizers[0], "step", stop)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     again = model()

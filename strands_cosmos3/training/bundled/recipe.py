@@ -22,17 +22,17 @@ class Recipe:
 
     episodes: int = 1200  # of demonstrations
     vae_steps: int = 4000
-    vae_clip_steps: int = 2500
-    policy_steps: int = 16000
-    preview_steps: int = 3000
-    joint_steps: int = 12000
+    vae_clip_steps: int = 1500
+    policy_steps: int = 12000
+    preview_steps: int = 1200
+    joint_steps: int = 4000
     hidden: int = 128
     layers: int = 4
     policy_batch: int = 64
     joint_batch: int = 32
     seed: int = 0
     gate: bool = True
-    evaluate_every: int = 2000
+    evaluate_every: int = 4000
     tasks: str = "reach,pick,place"
     seeds: int = 200  # episodes of each task and condition of ``evaluation``
     evaluation: str = "plain,limit=7,replan=16,latency=0.4,swapped,paraphrased"

@@ -138,7 +138,7 @@ class TrainingRun:
         windows, validation = self._pictures(vae, config.policy_batch)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
-        how = TrainLoopConfig(config.policy_steps, config.policy_lr, accumulate=config.accumulate, **self._how)
+        how = TrainLoopConfig(config.policy_steps, config.policy_lr, config.policy_matrix_lr, accumulate=config.accumulate, **self._how)
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
     def train_joint(self, vae: Any) -> Path:
@@ -160,7 +160,7 @@ class TrainingRun:
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
-        how = TrainLoopConfig(config.joint_steps, config.joint_lr, accumulate=config.accumulate, **self._how)
+        how = TrainLoopConfig(config.joint_steps, config.joint_lr, config.joint_matrix_lr, accumulate=config.accumulate, **self._how)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), validation, preview)
         if not self.shard.rank:
@@ -182,7 +182,7 @@ class TrainingRun:
             chosen = np.random.default_rng([config.seed, 7, step]).integers(n_train, size=config.preview_batch)
             return preview_loss(decoder, *self._clip_pairs(ticks, latents, chosen))
 
-        how = TrainLoopConfig(steps, config.preview_lr, weight_decay=0.0, ema=0.995, **self._how)
+        how = TrainLoopConfig(steps, config.preview_lr, 10 * config.preview_lr, weight_decay=0.0, ema=0.995, **self._how)
         loop = Loop(decoder, loss, how, self.folder / "preview")
         loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
         loop.take_average()
@@ -198,8 +198,9 @@ class TrainingRun:
         return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
 
     def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """Return the first ticks of clips and their latents."""
-        ticks = self.demos.clips(ROWS)[:: self.config.clip_every]
+        """Return the first ticks of clips, which are labelled, and their latents."""
+        labelled = self.demos.label_ticks
+        ticks = labelled[labelled + ROWS <= self.demos.last[labelled]][:: self.config.clip_every]
         return ticks, self._latents(vae, "clips", ticks, self._clip, batch=4)
 
     def _clip(self, tick: int) -> NDArray[np.uint8]:

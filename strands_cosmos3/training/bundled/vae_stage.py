@@ -57,7 +57,7 @@ class VaeStage:
     def train(self) -> Any:
         """Train the VAE, or load the finished one. Raises TrainingError if colours do not survive."""
         final, config = self.folder / "vae/final.pt", self.config
-        sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_decoder_base)
+        sizes = VaeSizes(config.latent_channels, config.vae_base, config.vae_decoder_base, config.vae_patch)
         vae: Any = make_vae(sizes) if self.start is None else load_vae(self.start)
         convolve_flat(vae)  # single frames, and clips on CPUs, as the engine does
         vae.to(self.device)
@@ -85,7 +85,7 @@ class VaeStage:
         settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
         sizes = {
             name: (settings.get(name), getattr(self.config, name))
-            for name in ("latent_channels", "vae_base", "vae_decoder_base", "tier")
+            for name in ("latent_channels", "vae_base", "vae_decoder_base", "vae_patch", "tier")
         }
         if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
             raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
@@ -120,7 +120,7 @@ class VaeStage:
             with lower_precision(self.device):
                 return reconstruction_loss(vae, pixels, step_noise(seed, step), VaeLoss())
 
-        how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.how, **options})
+        how = TrainLoopConfig(steps, lr, weight_decay=0.0, matrix_lr=10 * lr, **{**self.how, **options})
         loop = Loop(vae, loss, how, self.folder / stage)
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
         loop.take_average()

@@ -169,10 +169,12 @@ class PictureWindows(_DemoWindows):
 class ClipWindows(_DemoWindows):
     """Clips with their future, executed rows and goal; the policy learns from undisturbed ones (ConfigError if there are none).
 
-    Windows of dynamics read the empty caption: an expert's future follows from its goal, not only from the actions.
+    Windows of dynamics read the empty caption: an expert's future follows from its goal, not only from the actions. A policy's
+    rows after an action prefix are those that were executed; without one they are the expert's label, which the first picture
+    explains.
 
     Args:
-        ticks, latents: [n] first tick of each clip; [n, C, F, H, W] float16.
+        ticks, latents: [n] first tick of each clip, a labelled one; [n, C, F, H, W] float16.
         forward, inverse: Fractions of windows that train forward and inverse dynamics.
     """
 
@@ -190,7 +192,8 @@ class ClipWindows(_DemoWindows):
         prefix_rows: int = 0,
     ):
         super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed, prefix_rows)
-        self._rows = executed_rows(demos, ticks)
+        self._rows, self._labels = executed_rows(demos, ticks), demos.labels
+        self._label = np.searchsorted(demos.label_ticks, ticks)
         self._undisturbed = np.flatnonzero(undisturbed(demos, ticks))
         if not len(self._undisturbed):
             raise ConfigError("no clip shows the expert undisturbed for a whole chunk; record more demonstrations.")
@@ -206,4 +209,6 @@ class ClipWindows(_DemoWindows):
         prompts, prompt = self._draw_prompts(rng, self._goal[chosen])
         prompt = np.where(mode == POLICY, prompt, len(GOALS))  # a world does not follow from a sentence
         prefix = np.where(mode == POLICY, self._draw_prefix(rng), 0)
-        return self._windows(chosen, self._rows[chosen], prompts, prompt, mode, prefix)
+        answers = self._labels[self._label[chosen], self._goal[chosen]]
+        rows = np.where(((mode == POLICY) & (prefix == 0))[:, None, None], answers, self._rows[chosen])
+        return self._windows(chosen, rows, prompts, prompt, mode, prefix)

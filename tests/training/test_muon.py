@@ -1,0 +1,75 @@
+"""Muon's steps."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strands_cosmos3.training.loop import Loop, TrainLoopConfig
+from strands_cosmos3.training.muon import Muon, orthogonal
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (12, 60), (60, 12)])
+def test_every_singular_value_becomes_about_one_and_directions_stay(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = orthogonal(matrix)
+    assert torch.linalg.svdvals(made).min() > 0.6
+    assert torch.linalg.svdvals(made).max() < 1.25
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    inner = u.T @ made @ vh.T  # diagonal where the directions are kept
+    assert (inner - torch.diag(inner.diagonal())).abs().max() < 0.02
+
+
+def test_a_step_is_nesterov_momentum_made_orthogonal():
+    """A kernel is a matrix with a row for each output channel; with more rows than columns it moves further."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = nn.Parameter(torch.randn(40, 2, 1, 3, 3, generator=generator))
+    start, momentum = kernel.detach().clone(), torch.zeros(40, 18)
+    optimizer = Muon([kernel], lr=0.1)
+    expected = start.flatten(1)
+    for _ in range(2):
+        kernel.grad = torch.randn(kernel.shape, generator=generator)
+        flat = kernel.grad.flatten(1)
+        momentum = 0.95 * momentum + 0.05 * flat
+        expected = expected - 0.1 * (40 / 18) ** 0.5 * orthogonal(0.05 * flat + 0.95 * momentum)
+        optimizer.step()
+    torch.testing.assert_close(kernel.detach().flatten(1), expected)
+
+
+class _Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.inner, self.proj_out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+
+def test_matrices_between_the_ends_take_muon_and_resume_to_the_bit(tmp_path):
+    def loop(folder, steps=6):
+        torch.manual_seed(0)
+        model = _Small()
+
+        def loss(step):
+            x = torch.from_numpy(np.random.default_rng(step).normal(size=(16, 4))).float()
+            made = model.proj_out(torch.relu(model.inner(model.embed(x))))
+            value = (made - x[:, :2]).square().mean()
+            return value, {"loss": value.item()}
+
+        return Loop(model, loss, TrainLoopConfig(steps, 0.01, 0.05, warmup=1), folder)
+
+    whole = loop(tmp_path / "whole")
+    assert [sorted(p.shape for group in o.param_groups for p in group["params"]) for o in whole.optimizers] == [
+        sorted([(8, 4), (8,), (8,), (2, 8), (2,)]),
+        [(8, 8)],
+    ]
+    whole.run()
+    half = loop(tmp_path / "half")
+    half.run(until=3)
+    again = loop(tmp_path / "half")
+    assert again.step == 3
+    again.run()
+    for name, p in whole.model.state_dict().items():
+        torch.testing.assert_close(again.model.state_dict()[name], p, rtol=0, atol=0, msg=name)
+
+
+def test_a_rate_below_zero_is_refused():
+    with pytest.raises(ValueError, match="matrix_lr must be a finite number of at least zero, got -1"):
+        TrainLoopConfig(1, matrix_lr=-1.0)
