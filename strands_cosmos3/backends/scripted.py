@@ -152,7 +152,7 @@ class ScriptedBackend(Backend):
     name = "scripted"
     needs_privileged = True
     requires_images = False
-    turns = True
+    turns, funnel = True, False
 
     def __init__(self, turns: bool = True, funnel: bool | None = None):
         self.turns, self.funnel = turns, not turns if funnel is None else funnel

@@ -175,6 +175,57 @@ def test_a_hand_that_keeps_its_yaw_descends_in_a_funnel(robot, aside_m):
     assert rises[2] < -0.05
 
 
+def _steps_mm(request, **how):
+    """Return the steps [16, 3] of a plan and its poses [17, 4, 4], both in the world."""
+    poses = decode_chunk(ScriptedBackend(funnel=True).plan(request, **how), request.T_base_cosmos).T_base_frame
+    poses = np.concatenate([request.T_base_cosmos[None], poses])
+    return 1000 * np.diff(poses[:, :3, 3], axis=0), poses
+
+
+def _over_the_table(robot, aside_m=0.0, turned_rad=0.0, height_m=0.3):
+    """Return a request of a hand at rest that points down above the red cube."""
+    request = _request(robot, instruction="reach the red cube")
+    state, tcp = request.privileged, np.eye(4)
+    cube = np.array(state["cube_red"])
+    cube[:3, :3] = so3_exp(np.array([0.0, 0.0, state["grasp_yaw_rad"]]))
+    tcp[:3, :3] = so3_exp(np.array([0.0, 0.0, state["grasp_yaw_rad"] + turned_rad])) @ np.diag([1.0, -1.0, -1.0])
+    tcp[:3, 3] = cube[:3, 3] + [aside_m, 0.0, height_m]
+    privileged = {**state, "tcp": tcp, "tcp_twist": np.zeros(6), "cube_red": cube}
+    return replace(request, T_base_cosmos=tcp, privileged=privileged)
+
+
+def test_a_cruising_hand_starts_with_the_speed_that_it_would_reach(robot):
+    """One from rest ramps up by 3.2 mm a row; from full speed both answer alike."""
+    request = _over_the_table(robot)
+    rest, cruise = (_steps_mm(request, cruises=cruises)[0] for cruises in (False, True))
+    np.testing.assert_allclose(np.linalg.norm(rest[:4], axis=1), [3.2, 6.4, 9.6, 12.5], atol=0.01)
+    np.testing.assert_allclose(np.linalg.norm(cruise[:4], axis=1), 12.5, atol=0.01)
+    moving = replace(request, privileged={**request.privileged, "tcp_twist": np.array([0, 0, -0.0125 * 15, 0, 0, 0])})
+    np.testing.assert_allclose(_steps_mm(moving)[0], _steps_mm(moving, cruises=True)[0], atol=1e-6)
+
+
+def test_a_drift_is_added_to_the_first_rows_and_corrected_by_the_others(robot):
+    request = _over_the_table(robot, height_m=0.05)
+    drift = np.tile([0.004, 0.0, 0.0, 0.0, 0.0, 0.01], (4, 1))
+    plain, poses = _steps_mm(request)
+    drifted, poses_drifted = _steps_mm(request, drift=drift)
+    np.testing.assert_allclose(drifted[0] - plain[0], [4, 0, 0], atol=1e-6)
+    aside_mm = 1000 * (poses_drifted[:, 0, 3] - poses[:, 0, 3])
+    assert aside_mm[4] > 15
+    assert abs(aside_mm[-1]) < 5
+    turned = [np.arctan2(T[1, 0], T[0, 0]) - np.arctan2(T0[1, 0], T0[0, 0]) for T, T0 in zip(poses_drifted, poses, strict=True)]
+    assert turned[4] > 0.02
+    assert abs(turned[-1]) < 0.005
+
+
+@pytest.mark.parametrize(("aside_m", "turned_rad", "height_m"), [(0.03, 0.0, 0.054), (0.0, 0.3, 0.25 * (0.3 - np.deg2rad(8)))])
+def test_a_turning_hand_has_a_funnel_in_distance_and_angle(robot, aside_m, turned_rad, height_m):
+    """3 m higher for each metre aside beyond 12 mm, and 0.25 m for each radian beyond 8 degrees; above it the hand descends."""
+    for off_m, sign in ((-0.01, 1.0), (0.01, -1.0)):
+        steps, _ = _steps_mm(_over_the_table(robot, aside_m, turned_rad, height_m + off_m))
+        assert np.sign(steps[0, 2]) == sign
+
+
 def test_what_it_needs_is_said(robot):
     backend = ScriptedBackend()
     with pytest.raises(BackendError, match=f"{STATE_KEYS[0]}.*simulator|simulator.*{STATE_KEYS[0]}"):

@@ -26,7 +26,8 @@ from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.scene import Layout
-from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.bundled import demos as demos_module
+from strands_cosmos3.training.bundled.demos import PREFIX_ROWS, DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
@@ -79,20 +80,63 @@ def test_poses_are_of_the_cosmos_frame(records):
     np.testing.assert_allclose(record.T_base_cosmos, expected, atol=1e-6)
 
 
-def test_undisturbed_rows_are_the_experts_labels(demos):
-    """What was measured and ordered after a tick is what the expert said there, in the model's scale."""
+def test_undisturbed_rows_are_the_experts_labels(tmp_path):
+    """What was measured and ordered after a tick is what the expert said there, in the model's scale.
+
+    Only where the arm has the speed that it would reach: labels begin with that one.
+    """
+    with DemoCollector(DemoConfig(ticks=40, perturbed=0.0, wandering=0.0, label_every=2)) as collector:
+        write_shard(shard_path(tmp_path, 0), pack([collector.record(3, 1)]))
+    demos = Demos.open(tmp_path)
     ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
     span = ticks[:, None] + np.arange(16)
     calm = ~demos.perturbed[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
     ticks = ticks[calm]
-    assert len(ticks) >= 2
     which = np.searchsorted(demos.label_ticks, ticks)
     labels = demos.labels[which, demos.goal[ticks]]
     done = executed_rows(demos, ticks)
+    cruising = np.abs(done[:, 0, :9] - labels[:, 0, :9]).max(1) < 0.1
+    assert cruising.sum() >= 4
+    labels, done = labels[cruising], done[cruising]
     errors = chunk_errors(torch.from_numpy(done), torch.from_numpy(labels))
     assert errors.moved_mm > 20
     assert errors.end_mm < 4
     assert errors.grasp > 0.9
+
+
+def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
+    """Without drift they are what the arm does, also from rest, where labels are ahead."""
+    monkeypatch.setattr(demos_module, "_PREFIX_DRIFT", (0.0,))
+    with DemoCollector(DemoConfig(ticks=20, perturbed=0.0, wandering=0.0)) as collector:
+        record = collector.record(3, 1)
+    goal, T = record.goal[0], record.T_base_cosmos
+    done = encode_chunk(T[:17], record.gripper_command[:16], "droid")[None]
+    errors = [
+        chunk_errors(torch.from_numpy(done), torch.from_numpy(np.float64(rows[:1, goal])))
+        for rows in (record.continued, record.labels)
+    ]
+    assert errors[0].end_mm < 4
+    assert errors[1].end_mm > 12
+
+
+def test_a_prefix_drifts_and_the_rows_after_it_correct_it(records):
+    """Of each length from 1 to 8, and of any goal."""
+    record = records[0]
+    assert record.prefix_rows.shape == record.labels.shape[:2]
+    assert set(np.unique(record.prefix_rows)) == set(range(1, PREFIX_ROWS + 1))
+    assert record.continued.shape == record.labels.shape
+    assert np.abs(record.continued - record.labels).max() > 0.5
+
+
+def test_looks_show_the_labelled_ticks_and_are_drawn_anew(records):
+    """The scene stays: edges of the hand are where they were. Another table and light do not change the next frame."""
+    record = records[0]
+    assert record.looks.shape == (len(record.label_ticks), *record.frames.shape[1:])
+    same = record.frames[record.label_ticks].astype(float)
+    differences = np.abs(record.looks - same).mean((1, 2, 3))
+    assert (differences > 3).mean() > 0.8
+    frames = record.frames.astype(float)
+    assert np.abs(np.diff(frames, axis=0)).mean((1, 2, 3)).max() < np.median(differences)
 
 
 def test_fingers_move_after_they_are_told(demos):
