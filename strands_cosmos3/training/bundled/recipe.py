@@ -21,8 +21,8 @@ class Recipe:
     """Options of the recipe."""
 
     episodes: int = 1200  # of demonstrations
-    vae_steps: int = 4000
-    vae_clip_steps: int = 1500
+    vae_steps: int = 2500
+    vae_clip_steps: int = 1200
     policy_steps: int = 12000
     preview_steps: int = 1200
     joint_steps: int = 4000

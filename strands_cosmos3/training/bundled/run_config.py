@@ -20,8 +20,8 @@ class RunConfig:
     vae_decoder_base: int = 32
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
     tier: int = 128  # resolution tier of the demonstrations
-    vae_steps: int = 4000  # on pictures
-    vae_clip_steps: int = 1500  # then on clips; 0 without video
+    vae_steps: int = 2500  # on pictures
+    vae_clip_steps: int = 1200  # then on clips; 0 without video
     policy_steps: int = 12000  # on frame 0 and actions
     joint_steps: int = 4000  # then with the future
     preview_steps: int = 1200  # of the preview decoder, on clips; 0 exports none
