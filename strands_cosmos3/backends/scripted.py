@@ -146,7 +146,7 @@ class ScriptedBackend(Backend):
     Args:
         turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
             enough for reaching.
-        funnel: Whether it descends the lower the closer it is, instead of once it is above the target; None: if it does not turn.
+        funnel: Whether it descends the lower the closer it is, not once it is above the target; None: if it does not turn.
     """
 
     name = "scripted"

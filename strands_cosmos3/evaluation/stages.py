@@ -11,10 +11,9 @@ from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.spec import Workspace
-from strands_cosmos3.sim.appearance import NOMINAL
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, SEPARATION_M, Layout, Scene
-from strands_cosmos3.sim.scene_builder import cameras
+from strands_cosmos3.sim.scene_builder import cameras, nominal
 from strands_cosmos3.sim.tasks import bar_for
 
 CLOSE_M = 0.065
@@ -49,7 +48,7 @@ class Stages:
         key = (perturbation.table, perturbation.light, perturbation.cubes_mm, perturbation.crowded, bar)
         if key not in self._robots:
             given = {"table": perturbation.table, "light": perturbation.light}
-            appearance = replace(NOMINAL, **{name: value for name, value in given.items() if value is not None})
+            appearance = replace(nominal(self._spec), **{name: value for name, value in given.items() if value is not None})
             edge_m = (perturbation.cubes_mm or 1e3 * DEFAULT_CUBES[0].edge_m) / 1e3
             cubes = tuple(replace(cube, edge_m=edge_m) for cube in DEFAULT_CUBES)
             cubes = None if len(self._spec.limbs) > 1 else (*cubes, *DISTRACTORS) if perturbation.crowded else cubes

@@ -162,3 +162,4 @@ class Appearance:
 
 
 NOMINAL = Appearance()
+"""Of scenes whose views are not the DROID rig's; see :func:`~strands_cosmos3.sim.scene_builder.nominal`."""

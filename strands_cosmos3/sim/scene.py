@@ -23,8 +23,8 @@ from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.drives import require_drives, require_servos
 from strands_cosmos3.robots.kinematics import LimbKinematics, kinematics_of
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
-from strands_cosmos3.sim.appearance import NOMINAL, Appearance
-from strands_cosmos3.sim.scene_builder import BAR, BIN, LIGHT_BAR, VIEWS, Bar, Bin, Cube, bin_of, build, view_names_of
+from strands_cosmos3.sim.appearance import Appearance
+from strands_cosmos3.sim.scene_builder import BAR, BIN, LIGHT_BAR, VIEWS, Bar, Bin, Cube, bin_of, build, nominal, view_names_of
 
 DEFAULT_CUBES = (
     Cube("cube_red", (0.83, 0.12, 0.11)),
@@ -172,7 +172,7 @@ class Scene:
         self,
         cubes: tuple[Cube, ...] | None = None,
         arm: str | Path | None = None,
-        appearance: Appearance = NOMINAL,
+        appearance: Appearance | None = None,
         robot: RobotSpec = PANDA,
         bar: Bar | None = None,
     ):
@@ -188,7 +188,7 @@ class Scene:
         self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
         self.robot, self.bar = robot, bar
         self.bin: Bin = bin_of(robot)
-        self.appearance = appearance
+        self.appearance = appearance = appearance or nominal(robot)
         with robot.named_in_errors():
             robot.require_independent("a scene")
             self.view_names: tuple[str, ...] = view_names_of(robot)

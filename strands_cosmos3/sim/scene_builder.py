@@ -138,6 +138,11 @@ _NEAR: Mapping[str, View] = {
 BIN = Bin()
 
 
+def nominal(robot: RobotSpec) -> Appearance:
+    """Return the appearance of a robot's scene where none is given: with the DROID rig's views that of the bundled policy."""
+    return Appearance("parquet", "near") if set(_NEAR) <= set(view_names_of(robot)) else NOMINAL
+
+
 @typed()
 def cameras(appearance: Appearance, robot: RobotSpec = PANDA) -> dict[str, View]:
     """Return the cameras of an appearance by name, those on the robot first; ConfigError if it lacks one of the rig's."""
@@ -163,7 +168,7 @@ def view_names_of(robot: RobotSpec) -> tuple[str, ...]:
 def build(
     cubes: tuple[Cube, ...],
     arm: str | Path | None = None,
-    appearance: Appearance = NOMINAL,
+    appearance: Appearance | None = None,
     robot: RobotSpec = PANDA,
     bar: Bar | None = None,
 ) -> mujoco.MjSpec:
@@ -173,6 +178,7 @@ def build(
     """
     spec = load_spec(arm, robot)
     spec.modelname = "tabletop"
+    appearance = appearance or nominal(robot)
     _set_physics(spec, robot)
     for limb in robot.limbs:
         _stiffen_gripper(spec, limb)

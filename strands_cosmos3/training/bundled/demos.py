@@ -33,11 +33,12 @@ from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.robots.spec_file import model_file
-from strands_cosmos3.sim.appearance import NOMINAL, Appearance
+from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import SEPARATION_M, Layout
+from strands_cosmos3.sim.scene_builder import nominal
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.training.bundled.random_stage import RandomStage
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
@@ -60,9 +61,6 @@ _YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps hom
 _WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
 
 
-TABLE = Appearance("parquet", "near")
-
-
 @dataclass(frozen=True)
 class DemoConfig:
     """Options of demonstrations."""
@@ -77,7 +75,7 @@ class DemoConfig:
     close: float = 0.35  # fraction of episodes whose cubes may be as close as CLOSE_M
     edges_m: tuple[float, ...] = EDGES_M  # of the cubes, one for each episode
     goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
-    appearance: Appearance | None = None  # nominal; None: TABLE for the DROID rig, and else that of rollouts
+    appearance: Appearance | None = None  # nominal; None: that of rollouts
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
     turns: bool = True  # whether the expert's hand turns to the cube's yaw
     robot: str = "panda"  # a name, or the path of its TOML file
@@ -100,7 +98,7 @@ class DemoConfig:
     @property
     def nominal(self) -> Appearance:
         """The nominal appearance."""
-        return self.appearance or (TABLE if self.embodiment.rig is not None else NOMINAL)
+        return self.appearance or nominal(self.spec)
 
 
 @dataclass
@@ -154,7 +152,12 @@ class PerturbedExpert(Backend):
         return replace(chunk, action=self._perturb(np.array(chunk.action))) if self.perturbed else chunk
 
     def answer(
-        self, request: Request, goal: int, state: Mapping[str, F64] | None = None, cruises: bool = False, drift: F64 | None = None
+        self,
+        request: Request,
+        goal: int,
+        state: Mapping[str, F64] | None = None,
+        cruises: bool = False,
+        drift: F64 | None = None,
     ) -> ActionChunk:
         """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the simulator's."""
         privileged = None if request.privileged is None else {**request.privileged, **self._yaw, **(state or {})}

@@ -40,7 +40,10 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
     labels |= {"normalized": f"{embodiment.stats} quantiles"}
     if embodiment.rig is None:
         labels[INSTRUCTIONS] = [plain(goal) for goal in config.labelled]
-    answers, lengths = Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels), Feature("int64", (len(GOALS),))
+    answers, lengths = (
+        Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
+        Feature("int64", (len(GOALS),)),
+    )
     prefixed = {CONTINUED: answers, PREFIX_ROWS: lengths} if embodiment.rig is not None else {}
     extra = {
         EXPERT: answers,

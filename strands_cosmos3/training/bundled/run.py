@@ -138,7 +138,9 @@ class TrainingRun:
         windows, validation = self._pictures(vae, config.policy_batch)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
-        how = TrainLoopConfig(config.policy_steps, config.policy_lr, config.policy_matrix_lr, accumulate=config.accumulate, **self._how)
+        how = TrainLoopConfig(
+            config.policy_steps, config.policy_lr, config.policy_matrix_lr, accumulate=config.accumulate, **self._how
+        )
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
     def train_joint(self, vae: Any) -> Path:
@@ -160,7 +162,9 @@ class TrainingRun:
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
-        how = TrainLoopConfig(config.joint_steps, config.joint_lr, config.joint_matrix_lr, accumulate=config.accumulate, **self._how)
+        how = TrainLoopConfig(
+            config.joint_steps, config.joint_lr, config.joint_matrix_lr, accumulate=config.accumulate, **self._how
+        )
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), validation, preview)
         if not self.shard.rank:
