@@ -30,11 +30,12 @@ from strands_cosmos3.training.bundled.phrases import GOALS
 from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
-from strands_cosmos3.training.bundled.windows import PictureWindows
+from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, executed_rows
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
+from strands_cosmos3.training.windows import POLICY
 
 TINY = RunConfig(
     hidden=64,
@@ -387,6 +388,42 @@ def test_a_window_is_labelled_for_the_sentence_it_reads(demos, captions):
         label = demos.labels[chosen[i], int(batch.prompt[i])]
         np.testing.assert_allclose(batch.rows[i], np.clip(label, -3, 3), atol=1e-6)
         assert batch.prompts[int(batch.prompt[i])] in captions.by_goal[int(batch.prompt[i])]
+
+
+def test_half_of_the_windows_begin_with_a_prefix_that_their_rows_continue(demos, captions):
+    """No longer than the policy allows; a longer recorded one is cut, and the rows that follow it are learnt."""
+    latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
+    windows = PictureWindows(demos, latents, _state(), captions, batch=600, dropout=0.0, prefix_rows=6)
+    chosen, batch = np.random.default_rng([0, 0]).integers(len(windows), size=600), windows.batch(0)
+    assert (batch.prefix > 0).float().mean().item() == pytest.approx(0.5, abs=0.06)
+    assert batch.prefix.max() == 6
+    for i in range(600):
+        rows = demos.continued if batch.prefix[i] else demos.labels
+        goal, given = int(batch.prompt[i]), int(batch.prefix[i])
+        np.testing.assert_allclose(batch.rows[i], np.clip(rows[chosen[i], goal], -3, 3), atol=1e-6)
+        assert given in (0, min(demos.prefix_rows[chosen[i], goal], 6))
+
+
+def test_half_of_the_windows_show_other_looks_of_their_tick(demos, captions):
+    count = len(demos.label_ticks)
+    own = np.broadcast_to(np.arange(count, dtype=np.float16)[:, None, None, None], (count, 16, 8, 9))
+    windows = PictureWindows(demos, own, _state(), captions, batch=400, looks=own + np.float16(1000))
+    shown = windows.batch(0).latents[:, 0, 0, 0, 0].numpy()
+    assert (shown >= 1000).mean() == pytest.approx(0.5, abs=0.08)
+    np.testing.assert_array_equal(shown % 1000, np.random.default_rng([0, 0]).integers(count, size=400))
+
+
+def test_clips_answer_the_label_without_a_prefix_and_what_was_executed_after_one(demos, captions):
+    ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
+    latents = np.zeros((len(ticks), 16, 5, 8, 9), np.float16)
+    calm = replace(demos, perturbed=np.zeros_like(demos.perturbed))
+    windows = ClipWindows(calm, ticks, latents, _state(), captions, 200, 0.3, 0.3, prefix_rows=8)
+    batch, done = windows.batch(0), np.clip(executed_rows(demos, ticks), -3, 3)
+    labels = np.clip(demos.labels[np.searchsorted(demos.label_ticks, ticks), demos.goal[ticks]], -3, 3)
+    plain = ((batch.mode == POLICY) & (batch.prefix == 0)).numpy()
+    assert 20 < plain.sum() < 120
+    for i, rows in enumerate(batch.rows.numpy()):
+        assert np.abs((labels if plain[i] else done) - rows).max((1, 2)).min() < 1e-6
 
 
 def _state():

@@ -14,7 +14,7 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.vae import frame_scale
-from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.bundled.colour_gate import colour_gate
@@ -22,7 +22,7 @@ from strands_cosmos3.training.bundled.run_config import RunConfig
 from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
-from strands_cosmos3.training.release import load_vae
+from strands_cosmos3.training.release import load_vae, plain_state
 from strands_cosmos3.training.sharding import lower_precision
 from strands_cosmos3.training.vae import (
     VaeLoss,
@@ -162,12 +162,16 @@ class VaeStage:
 
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from pixels to latents, normalised by the VAE's recorded statistics."""
+    """Return a function from pixels to latents, normalised by the VAE's recorded statistics, through the engine's VAE."""
     mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
-    device, of_frames = next(vae.parameters()).device, frame_scale(WanConfig.from_dict(vae.config))
+    device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
+    of_frames, engine = frame_scale(config), WanAutoencoder(config).to(device).eval()
+    engine.load_state_dict(plain_state(vae))
 
     def encode(pixels: torch.Tensor) -> torch.Tensor:
-        latents = (vae.encode(pixels.to(device)).latent_dist.mode().cpu() - mean) / std
+        with torch.inference_mode():
+            raw = engine.encode(pixels.to(device)).cpu()
+        latents = (raw - mean) / std
         frame_mean, frame_std = of_frames(latents)
         return (latents - frame_mean) / frame_std
 
