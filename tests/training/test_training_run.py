@@ -50,7 +50,7 @@ TINY = RunConfig(
     vae_batch=1,
     policy_batch=8,
     joint_batch=2,
-    clip_every=12,
+    clip_every=2,
 )
 
 
@@ -149,7 +149,7 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards,
     assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
     with pytest.raises(ConfigError, match="no finished VAE"):
         TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"vae_base 16 \(here 8\)"):
+    with pytest.raises(ConfigError, match=r"vae_base 32 \(here 8\)"):
         TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "one")
 
 
@@ -395,7 +395,7 @@ def test_half_of_the_windows_begin_with_a_prefix_that_their_rows_continue(demos,
     latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
     windows = PictureWindows(demos, latents, _state(), captions, batch=600, dropout=0.0, prefix_rows=6)
     chosen, batch = np.random.default_rng([0, 0]).integers(len(windows), size=600), windows.batch(0)
-    assert (batch.prefix > 0).float().mean().item() == pytest.approx(0.5, abs=0.06)
+    assert (batch.prefix > 0).float().mean().item() == pytest.approx(0.5, abs=0.07)
     assert batch.prefix.max() == 6
     for i in range(600):
         rows = demos.continued if batch.prefix[i] else demos.labels

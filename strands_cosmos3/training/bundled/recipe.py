@@ -23,7 +23,7 @@ class Recipe:
     episodes: int = 1200  # of demonstrations
     vae_steps: int = 2500
     vae_clip_steps: int = 1200
-    policy_steps: int = 12000
+    policy_steps: int = 8000
     preview_steps: int = 1200
     joint_steps: int = 4000
     hidden: int = 128

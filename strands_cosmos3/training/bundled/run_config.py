@@ -22,7 +22,7 @@ class RunConfig:
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 2500  # on pictures
     vae_clip_steps: int = 1200  # then on clips; 0 without video
-    policy_steps: int = 12000  # on frame 0 and actions
+    policy_steps: int = 8000  # on frame 0 and actions
     joint_steps: int = 4000  # then with the future
     preview_steps: int = 1200  # of the preview decoder, on clips; 0 exports none
     vae_batch: int = 8
