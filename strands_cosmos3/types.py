@@ -424,12 +424,12 @@ class Rollout:
         fault: What went wrong, where the outcome is a fault.
         latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or in wall-clock time.
         inference_ms: Wall-clock time of inference and planning, ``p50, p95, max``.
+        seam_rad_s: Jump of the fastest joint's velocity that is blended out where a chunk joins the motion; ``p50, p95, max``.
         final_state: The executor's state after the last tick, before the arm came to rest; ``"fault"`` also if it could not.
         assumed: Whether limits of the arm are assumed. borrowed_domain: The embodiment, if it is another robot's.
         held: What the arm was waiting for, where it was in HOLD when the time was up.
         collisions: Reports of the accepted chunks that touched, avoided or were stopped before a collision.
-        arrays: Trajectories by name, as :meth:`save_npz` writes them.
-        video: The film, where one was written; a notebook shows it.
+        arrays: Trajectories by name, as :meth:`save_npz` writes them. video: The film, where one was written.
     """
 
     seed: int
@@ -452,6 +452,7 @@ class Rollout:
     fault: str | None = None
     latency_clock: str = "simulated"
     inference_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    seam_rad_s: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     final_state: str | None = None
     held: str | None = None
     assumed: bool = False
@@ -485,6 +486,7 @@ class Rollout:
             "latency_ms": dict(self.latency_ms),
             "latency_clock": self.latency_clock,
             "inference_ms": dict(self.inference_ms),
+            "seam_rad_s": dict(self.seam_rad_s),
             "counters": dict(self.counters),
             "collisions": [found.to_dict() for found in self.collisions],
             "duration_s": self.duration_s,
@@ -495,5 +497,4 @@ class Rollout:
 
     def save_npz(self, path: str) -> None:
         """Write every trajectory of the episode to one compressed npz file."""
-        arrays: dict[str, Any] = dict(self.arrays)
-        np.savez_compressed(path, **arrays)
+        np.savez_compressed(path, **dict(self.arrays))

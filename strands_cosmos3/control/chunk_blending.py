@@ -73,13 +73,26 @@ def blend_chunk(
     reference = checked_state(reference, limits)
     q_departure = finite_array(q_departure, "q_departure", limits.q_min.shape)
     finite_array(trajectory.q_rad, "the chunk", (None, len(q_departure)))
-    spline = _spline(q_departure, trajectory)
-    offset, offset_speed = reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)
+    offset, offset_speed = _seam(trajectory, q_departure, elapsed_s, reference)
     s = np.minimum(rest.t_s / blend_s, 1.0)[:, None]
     fading = offset * (1 - s) ** 2 * (1 + 2 * s) + offset_speed * blend_s * s * (1 - s) ** 2
     in_range = (rest.q_rad >= limits.q_min) & (rest.q_rad <= limits.q_max)  # the executor rejects the others
     q = np.clip(rest.q_rad + fading, limits.q_min, limits.q_max)
     return replace(rest, q_rad=np.where(in_range, q, rest.q_rad))
+
+
+def seam_speed(trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState) -> float:
+    """Return by how much a chunk's velocity differs from the reference's where it joins it, of the fastest joint, in rad/s.
+
+    Arguments as of :func:`blend_chunk`, which spreads this difference over ``blend_s``.
+    """
+    return float(np.abs(_seam(trajectory, q_departure, elapsed_s, reference)[1]).max())
+
+
+def _seam(trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState) -> tuple[F64, F64]:
+    """The reference's offset [n] from the chunk, in angle and velocity."""
+    spline = _spline(q_departure, trajectory)
+    return reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)
 
 
 def _spline(q_departure: F64, trajectory: JointTrajectory) -> CubicSpline:

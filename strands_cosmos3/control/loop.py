@@ -20,7 +20,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.collision import CollisionOutcome
-from strands_cosmos3.control.chunk_blending import blend_chunk
+from strands_cosmos3.control.chunk_blending import blend_chunk, seam_speed
 from strands_cosmos3.control.executor import Executor, ExecutorState, PreparedMotion, ReferenceBlock, Takeover
 from strands_cosmos3.control.prefetch import Worker
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
@@ -178,7 +178,7 @@ class AcceptedChunk:
         motion: The executor's motion through them.
         motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's observation.
         latency_ms: Time from the request to acceptance on the arm's clock.
-        wall_ms: Wall-clock time of inference and planning.
+        wall_ms: Wall-clock time of inference and planning. seam_rad_s: See ``Rollout``.
         q_reference_rad, T_base_anchor: The reference [n] at the observation, and the pose [4, 4] that the chunk departs from;
             None for a plan without poses, or of several limbs, whose anchors are in ``limb_anchors``.
     """
@@ -190,6 +190,7 @@ class AcceptedChunk:
     rows_passed: int
     latency_ms: float
     wall_ms: float
+    seam_rad_s: float
     q_reference_rad: F64
     T_base_anchor: F64 | None
     limb_anchors: Mapping[str, F64] = field(default_factory=dict[str, F64])
@@ -458,9 +459,9 @@ class ControlLoop:
         if plan.collision.outcome is not CollisionOutcome.CLEAR:
             self.counters[f"collision_{plan.collision.outcome}"] += 1
         if self._on_accepted is not None:
-            latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3
-            since_s = takeover.motion_s - pending.motion_s
-            timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms
+            latency_ms, since_s = (self.arm.now_s() - pending.requested_s) * 1e3, takeover.motion_s - pending.motion_s
+            seam_rad_s = seam_speed(plan, pending.q_departure_rad, since_s, takeover.reference)
+            timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
             anchor = None if plan.poses is None else plan.poses.T_base_anchor
             anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
             self._on_accepted(AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchor, anchors), begun)
@@ -480,8 +481,7 @@ class ControlLoop:
     def _follow_rows(self, plan: JointTrajectory, rest: JointTrajectory, motion: PlannedMotion) -> None:
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
-        self._n_rows = len(motion.nominal_s) - 1
-        self._rows_merged = len(rest.t_s) - self._n_rows
+        self._n_rows, self._rows_merged = len(motion.nominal_s) - 1, len(rest.t_s) - len(motion.nominal_s) + 1
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:

@@ -155,7 +155,7 @@ class Episode:
     def _accepted(self, chunk: AcceptedChunk, rows_begun: int) -> None:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
-        timing = chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms
+        timing = chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms, chunk.seam_rad_s
         departure = chunk.q_reference_rad, chunk.T_base_anchor, chunk.limb_anchors
         self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, *timing, *departure))
         action, video = self.planner.answer
@@ -208,6 +208,7 @@ class Episode:
             latency_ms=log.latency_ms(),
             latency_clock=_clock_of(self.config),
             inference_ms=log.inference_ms(),
+            seam_rad_s=log.seam_rad_s(),
             counters=with_old_names({**self.arm.executor.counters, **self.loop.counters, **self._of_planner(), **log.counters}),
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,

@@ -45,6 +45,7 @@ class ChunkRecord:
     motion_from_s: float  # time of the motion's own clock at its start
     latency_ms: float  # from the request to acceptance, on the arm's clock
     inference_ms: float  # wall-clock time of inference and planning
+    seam_rad_s: float  # difference of the fastest joint's velocity where it joins the motion
     q_reference_rad: F64  # the reference at its observation
     T_base_anchor: F64 | None  # pose of the hand that it departs from; None for a plan without poses
     limb_anchors: Mapping[str, F64]  # the same by limb, of several
@@ -116,6 +117,10 @@ class EpisodeLog:
     def inference_ms(self) -> dict[str, float]:
         """Percentiles of the wall-clock time of inference and planning."""
         return _percentiles([chunk.inference_ms for chunk in self.chunks])
+
+    def seam_rad_s(self) -> dict[str, float]:
+        """Percentiles of the differences in velocity where chunks join the motion; empty without a second chunk."""
+        return _percentiles([chunk.seam_rad_s for chunk in self.chunks[1:]]) if len(self.chunks) > 1 else {}
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.ideal_arm import DT, FPS, sway
-from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed
+from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed, seam_speed
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
@@ -52,6 +52,16 @@ def test_a_difference_fades_out_and_is_entered_without_a_jump():
     executor = Executor(FER, DT, here.q_rad)
     motion = executor.accept(late)
     assert not motion.stretched.any()
+
+
+def test_a_seam_is_the_fastest_joints_difference_in_velocity():
+    """An angle beside the chunk's does not matter."""
+    plan, elapsed_s = chunk(), 0.5
+    speed = (sway([elapsed_s + 1e-5]) - sway([elapsed_s - 1e-5]))[0] / 2e-5
+    slower = np.array([0.1, 0.0, 0.0, -0.3, 0.0, 0.0, 0.2])
+    for difference, expected in ((np.zeros(7), 0.0), (slower, 0.3)):
+        here = JointState(sway([elapsed_s])[0] + 0.05, speed + difference, np.zeros(7))
+        assert seam_speed(plan, sway([0.0])[0], elapsed_s, here) == pytest.approx(expected, abs=0.01)
 
 
 def test_a_chunk_in_time_stays_as_it_is():
