@@ -40,7 +40,6 @@ class TrainLoopConfig:
 
     steps: int
     lr: float = 2e-3  # after the warm-up
-    matrix_lr: float = 0.0  # the same of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
     warmup: int = 100  # steps in which the rate rises linearly
     decay: float = 0.4  # fraction of the steps, at the end, in which the rate decays to zero along a cosine
     weight_decay: float = 0.01  # of matrices; vectors have none
@@ -51,6 +50,7 @@ class TrainLoopConfig:
     save_s: float = 120.0  # seconds between saved states
     log_every: int = 20  # steps between points of the curve
     tensorboard: bool = False  # whether the curve is written for TensorBoard, too
+    matrix_lr: float = 0.0  # as ``lr``, of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("log_every", 1), ("seed", 0), ("accumulate", 1)):

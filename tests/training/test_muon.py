@@ -53,7 +53,7 @@ def test_matrices_between_the_ends_take_muon_and_resume_to_the_bit(tmp_path):
             value = (made - x[:, :2]).square().mean()
             return value, {"loss": value.item()}
 
-        return Loop(model, loss, TrainLoopConfig(steps, 0.01, 0.05, warmup=1), folder)
+        return Loop(model, loss, TrainLoopConfig(steps, 0.01, 1, matrix_lr=0.05), folder)
 
     whole = loop(tmp_path / "whole")
     assert [sorted(p.shape for group in o.param_groups for p in group["params"]) for o in whole.optimizers] == [

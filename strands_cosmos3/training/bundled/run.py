@@ -138,9 +138,8 @@ class TrainingRun:
         windows, validation = self._pictures(vae, config.policy_batch)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
-        how = TrainLoopConfig(
-            config.policy_steps, config.policy_lr, config.policy_matrix_lr, accumulate=config.accumulate, **self._how
-        )
+        more = {"matrix_lr": config.policy_matrix_lr, "accumulate": config.accumulate, **self._how}
+        how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
     def train_joint(self, vae: Any) -> Path:
@@ -162,9 +161,8 @@ class TrainingRun:
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
-        how = TrainLoopConfig(
-            config.joint_steps, config.joint_lr, config.joint_matrix_lr, accumulate=config.accumulate, **self._how
-        )
+        more = {"matrix_lr": config.joint_matrix_lr, "accumulate": config.accumulate, **self._how}
+        how = TrainLoopConfig(config.joint_steps, config.joint_lr, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), validation, preview)
         if not self.shard.rank:
@@ -186,7 +184,9 @@ class TrainingRun:
             chosen = np.random.default_rng([config.seed, 7, step]).integers(n_train, size=config.preview_batch)
             return preview_loss(decoder, *self._clip_pairs(ticks, latents, chosen))
 
-        how = TrainLoopConfig(steps, config.preview_lr, 10 * config.preview_lr, weight_decay=0.0, ema=0.995, **self._how)
+        how = TrainLoopConfig(
+            steps, config.preview_lr, matrix_lr=10 * config.preview_lr, weight_decay=0.0, ema=0.995, **self._how
+        )
         loop = Loop(decoder, loss, how, self.folder / "preview")
         loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
         loop.take_average()
