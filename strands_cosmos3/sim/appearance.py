@@ -162,4 +162,6 @@ class Appearance:
 
 
 NOMINAL = Appearance()
-"""Of scenes whose views are not the DROID rig's; see :func:`~strands_cosmos3.sim.scene_builder.nominal`."""
+"""The bundled policy's."""
+NEAR = Appearance("parquet", "near")
+"""Of demonstrations for its successor, which will be every Panda's: see :func:`~strands_cosmos3.sim.scene_builder.nominal`."""
