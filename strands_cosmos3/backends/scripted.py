@@ -37,6 +37,7 @@ _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
 _FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0  # height above the target per distance aside; fingers beside a cube need more
+_TURN_WITHIN_M = 0.12  # horizontal distance to the target within which a hand in a funnel turns to it
 _FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
 _SLACK_M = 0.03  # tolerance on the hover and carry heights, and on the horizontal distance to a place
@@ -146,7 +147,8 @@ class ScriptedBackend(Backend):
     Args:
         turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
             enough for reaching.
-        funnel: Whether it descends the lower the closer it is, not once it is above the target; None: if it does not turn.
+        funnel: Whether it descends the lower the closer it is, not once it is above the target, and turns near it only; None:
+            if it does not turn.
     """
 
     name = "scripted"
@@ -308,6 +310,7 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns else 0.0
         above = min(_HOVER_M, max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, 0.0))
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
+        R = R if aside < _TURN_WITHIN_M else _gripper_down(world.grasp_yaw_rad)  # no camera shows the yaw from further away
         world.move(np.array([*(world.p if rises else target)[:2], target[2] + above]), R)
         return
     aligned = _angle(world.R_tcp, R) < 2 * _GRASP_WITHIN_RAD

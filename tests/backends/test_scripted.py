@@ -226,6 +226,17 @@ def test_a_turning_hand_has_a_funnel_in_distance_and_angle(robot, aside_m, turne
         assert np.sign(steps[0, 2]) == sign
 
 
+def test_a_hand_in_a_funnel_turns_to_a_cube_within_12_cm_and_to_homes_yaw_elsewhere(robot):
+    for aside_m, expected_rad in ((0.16, -0.3), (0.08, 0.2)):
+        request = _over_the_table(robot, aside_m=aside_m, turned_rad=0.3)
+        cube = np.array(request.privileged["cube_red"])
+        cube[:3, :3] = so3_exp(np.array([0.0, 0.0, request.privileged["grasp_yaw_rad"] + 0.5]))
+        _, poses = _steps_mm(replace(request, privileged={**request.privileged, "cube_red": cube}))
+        turned = np.arctan2(poses[2, 1, 0], poses[2, 0, 0]) - np.arctan2(poses[0, 1, 0], poses[0, 0, 0])
+        assert np.sign(turned) == np.sign(expected_rad)
+        assert abs(turned) > 0.01
+
+
 def test_what_it_needs_is_said(robot):
     backend = ScriptedBackend()
     with pytest.raises(BackendError, match=f"{STATE_KEYS[0]}.*simulator|simulator.*{STATE_KEYS[0]}"):
