@@ -84,8 +84,12 @@ def blend_chunk(
 def seam_speed(trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState) -> float:
     """Return by how much a chunk's velocity differs from the reference's where it joins it, of the fastest joint, in rad/s.
 
-    Arguments as of :func:`blend_chunk`, which spreads this difference over ``blend_s``.
+    Arguments and errors as of :func:`blend_chunk`, which spreads this difference over ``blend_s``.
     """
+    instance_of(trajectory, JointTrajectory, "trajectory")
+    joints = trajectory.q_rad.shape[1:]
+    q_departure, elapsed_s = finite_array(q_departure, "q_departure", joints), float(finite_array(elapsed_s, "elapsed_s", ()))
+    finite_array(instance_of(reference, JointState, "reference").qd_rad_s, "reference", joints)
     return float(np.abs(_seam(trajectory, q_departure, elapsed_s, reference)[1]).max())
 
 

@@ -23,9 +23,9 @@ class Recipe:
     episodes: int = 1200  # of demonstrations
     vae_steps: int = 2500
     vae_clip_steps: int = 1200
-    policy_steps: int = 8000
-    preview_steps: int = 1200
-    joint_steps: int = 4000
+    policy_steps: int = 40000
+    preview_steps: int = 3000
+    joint_steps: int = 12000
     hidden: int = 128
     layers: int = 4
     policy_batch: int = 64

@@ -22,9 +22,9 @@ class RunConfig:
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 2500  # on pictures
     vae_clip_steps: int = 1200  # then on clips; 0 without video
-    policy_steps: int = 8000  # on frame 0 and actions
-    joint_steps: int = 4000  # then with the future
-    preview_steps: int = 1200  # of the preview decoder, on clips; 0 exports none
+    policy_steps: int = 40000  # on frame 0 and actions
+    joint_steps: int = 12000  # then with the future
+    preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     vae_batch: int = 8
     vae_clip_batch: int = 1
     policy_batch: int = 64
