@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
-_OPTIONS = (*_FRACTIONS, "visual_randomization", "tier")
+_OPTIONS = (*_FRACTIONS, "visual_randomization", "looks_randomization", "tier")
 _LATER = ("suite", "robot", "tasks", "hand_yaw", "ticks")  # options that older versions did not have
 
 
@@ -73,6 +73,8 @@ class Demos:
     """Fraction of episodes in which cubes may be 6 cm apart."""
     visual_randomization: float = 1.0
     """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
+    looks_randomization: float = 1.0
+    """The same for the second picture of each labelled frame, which only the bundled policy's recipe has."""
     tier: int = 128
     """Resolution tier of the composites."""
 
@@ -98,8 +100,9 @@ class Demos:
         for name in _FRACTIONS:
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
-        if not 0 <= self.visual_randomization <= 10:
-            raise ConfigError(f"--visual-randomization must be in 0..10, got {self.visual_randomization}.")
+        for name in ("visual_randomization", "looks_randomization"):
+            if not 0 <= getattr(self, name) <= 10:
+                raise ConfigError(f"--{name.replace('_', '-')} must be in 0..10, got {getattr(self, name)}.")
         if not self.tasks:
             raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
         if self.tier not in TIERS:

@@ -77,6 +77,7 @@ class DemoConfig:
     goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
     appearance: Appearance | None = None  # nominal; None: NEAR for the DROID rig, and else that of rollouts
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
+    looks_randomization: float = 1.0  # the same for the other looks of labelled pictures
     turns: bool = True  # whether the expert's hand turns to the cube's yaw
     robot: str = "panda"  # a name, or the path of its TOML file
 
@@ -355,7 +356,7 @@ class EpisodeRecorder:
         if tick % collector.config.label_every == 0:
             self._labels[tick], self._looks[tick] = self._label(request), self.frames[-1]
             if collector.composite is not None:
-                with self._stage.other_looks(self._rng, collector.config.visual_randomization):
+                with self._stage.other_looks(self._rng, collector.config.looks_randomization):
                     self._looks[tick] = self._picture(robot)
         return self._choose(observation)
 
