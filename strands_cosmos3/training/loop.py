@@ -31,7 +31,7 @@ from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_stat
 
 LossMetrics = Mapping[str, float]
 CURVE = "curve.jsonl"
-_ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma")
+_ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma|^answers")
 
 
 @dataclass(frozen=True)

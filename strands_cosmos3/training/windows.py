@@ -39,6 +39,7 @@ class Batch:
     prompt: torch.Tensor  # [B] index of each window's caption in prompts
     mode: torch.Tensor | None = None  # [B] POLICY, FORWARD or INVERSE; None means POLICY for all
     prefix: torch.Tensor | None = None  # [B] rows of the chunk that are given, for a policy; None means 0 for all
+    answers: torch.Tensor | None = None  # [B, goals, rows, 10] the expert's rows for every goal
     fps: float = FPS
 
 

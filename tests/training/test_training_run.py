@@ -413,6 +413,20 @@ def test_half_of_the_windows_show_other_looks_of_their_tick(demos, captions):
     np.testing.assert_array_equal(shown % 1000, np.random.default_rng([0, 0]).integers(count, size=400))
 
 
+def test_other_looks_are_shown_from_their_step_on(demos, captions):
+    own = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
+    windows = PictureWindows(demos, own, _state(), captions, batch=100, looks=own + np.float16(1), looks_from=3)
+    assert [bool(windows.batch(step).latents.any()) for step in range(5)] == [False, False, False, True, True]
+
+
+def test_answers_are_the_labels_of_every_goal(demos, captions):
+    own = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
+    windows = PictureWindows(demos, own, _state(), captions, batch=7, answers=True)
+    chosen = np.random.default_rng([0, 0]).integers(len(windows), size=7)
+    np.testing.assert_array_equal(windows.batch(0).answers, np.clip(demos.labels[chosen], -3, 3))
+    assert PictureWindows(demos, own, _state(), captions, batch=7).batch(0).answers is None
+
+
 def test_clips_answer_the_label_without_a_prefix_and_what_was_executed_after_one(demos, captions):
     ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
     latents = np.zeros((len(ticks), 16, 5, 8, 9), np.float16)

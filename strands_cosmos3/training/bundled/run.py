@@ -32,6 +32,7 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json
+from strands_cosmos3.training.bundled.answers import AnsweringPolicy, without_answers
 from strands_cosmos3.training.bundled.captions import Captions, fresh_tokenizer, read_captions
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
@@ -135,7 +136,7 @@ class TrainingRun:
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
-        windows, validation = self._pictures(vae, config.policy_batch)
+        windows, validation = self._pictures(vae, config.policy_batch, config.looks_from)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
         more = {"matrix_lr": config.policy_matrix_lr, "accumulate": config.accumulate, **self._how}
@@ -220,10 +221,12 @@ class TrainingRun:
     def _first_policy(self) -> TrainedPolicy:
         """Return the policy that training starts with."""
         if self._start is None:
-            return fresh_policy(self.transformer_config, self.config.seed)
-        return load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
+            policy = fresh_policy(self.transformer_config, self.config.seed)
+        else:
+            policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
+        return AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
 
-    def _pictures(self, vae: Any, batch: int) -> tuple[PictureWindows, Batch]:
+    def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
         ticks, seed = self.demos.label_ticks, self.config.seed
         latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
@@ -231,6 +234,7 @@ class TrainingRun:
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
         looks = self._latents(vae, "looks", np.arange(len(ticks)), self.demos.look, batch=32)[:, :, 0]
         more: dict[str, Any] = {"among": range(n_train), "prefix_rows": self.config.prefix_rows, "looks": looks}
+        more |= {"looks_from": looks_from, "answers": bool(self.config.answers)}
         windows = PictureWindows(*args, seed=seed, **more)
         return windows, self._validation_batch(windows, n_train)
 
@@ -274,12 +278,19 @@ class TrainingRun:
             noise = step_noise(seed, step)
 
             def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = flow_loss(gathered, windows.batch(step), how, noise, self.shard)
+                value, metrics = one(gathered, windows.batch(step))
                 for source in pictures:
-                    more, seen = flow_loss(gathered, source.batch(step), how, noise, self.shard)
+                    more, seen = one(gathered, source.batch(step))
                     total = metrics["loss"] + seen["loss"]
-                    value, metrics = value + more, {**metrics, "loss": total, "alone": seen["action"]}
+                    value, metrics = value + more, {**seen, **metrics, "loss": total, "alone": seen["action"]}
                 return value, metrics
+
+            def one(gathered: TrainedPolicy, batch: Batch) -> tuple[torch.Tensor, LossMetrics]:
+                value, metrics = flow_loss(gathered, batch, how, noise, self.shard)
+                if batch.answers is None or not isinstance(gathered, AnsweringPolicy):
+                    return value, metrics
+                error = gathered.answers_error(batch, self.shard.rank, self.shard.ranks)
+                return value + self.config.answers * error, {**metrics, "answers": error.item()}
 
             with lower_precision(self.device):
                 value, metrics = policy(job)
@@ -295,7 +306,7 @@ class TrainingRun:
         checkpoint = loop.folder / "checkpoint"
 
         def validate() -> None:
-            average = loop.average()
+            average = without_answers(loop.average())
             if self.shard.rank:
                 return
             self._validate(average, loop, windows, validation)

@@ -35,6 +35,8 @@ class RunConfig:
     joint_inverse: float = 0.35
     video: float = 0.5  # weight of the video's error; the actions' is 1
     prefix_rows: int = 8  # longest action prefix
+    answers: float = 1.0  # weight of the error of every goal's rows, read from a picture's tokens; 0: no such head
+    looks_from: int = 8000  # step of the policy stage from which half of the pictures have other looks
     vae_lr: float = 2e-3  # of vectors and of what is at the ends of a network; matrices have 10 times as much, with Muon
     policy_lr: float = 2e-3
     policy_matrix_lr: float = 0.02

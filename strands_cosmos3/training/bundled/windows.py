@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -119,6 +121,7 @@ class PictureWindows(_DemoWindows):
     Args:
         latents, looks: [L, C, H, W] float16 of the pictures at labelled ticks, and with other looks (None: the same).
         batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the empty caption.
+        looks_from: First step that shows other looks. answers: Whether batches have the rows of every goal.
     """
 
     def __init__(
@@ -133,9 +136,11 @@ class PictureWindows(_DemoWindows):
         among: range | None = None,
         prefix_rows: int = 0,
         looks: NDArray[np.float16] | None = None,
+        looks_from: int = 0,
+        answers: bool = False,
     ):
         super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows)
-        self._looks = latents if looks is None else looks
+        self._looks, self._looks_from, self._answers = latents if looks is None else looks, looks_from, answers
         self._labels, self._continued, self._lengths = demos.labels, demos.continued, demos.prefix_rows
         self.pursued = self._goal
         self._among = range(len(latents)) if among is None else among
@@ -151,7 +156,9 @@ class PictureWindows(_DemoWindows):
         prefix = np.where(rng.random(self._batch) < _NO_PREFIX, 0, length)
         rows = np.where((prefix > 0)[:, None, None], self._continued[chosen, goal], self._labels[chosen, goal])
         windows = self._windows(chosen, rows, *prompts, prefix=prefix)
-        other = rng.random(self._batch) < _OTHER_LOOKS
+        if self._answers:
+            windows = replace(windows, answers=torch.from_numpy(np.clip(self._labels[chosen], -3, 3)))
+        other = rng.random(self._batch) < (_OTHER_LOOKS if step >= self._looks_from else 0)
         windows.latents[torch.from_numpy(other)] = torch.from_numpy(self._looks[chosen[other]].astype(np.float32))[:, :, None]
         return windows
 
