@@ -73,6 +73,8 @@ class Train:
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 32
     """Windows per step with the future."""
+    looks_from: int = 8000
+    """First step on frame 0 at which half of the pictures have other looks: table, light, colours and cameras."""
     accumulate: int = 1
     """Average the gradients of so many draws of windows per step: larger batches in the same memory (not for the VAE)."""
     seed: int = 0
@@ -125,7 +127,7 @@ class Train:
         "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "gate", "vae_clip_steps"),
-            *("preview_steps", "policy_steps", "joint_steps", "policy_batch", "joint_batch"),
+            *("preview_steps", "policy_steps", "joint_steps", "policy_batch", "joint_batch", "looks_from"),
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
@@ -178,7 +180,7 @@ class Train:
         from strands_cosmos3.training.bundled.shards import Demos, shard_indices
         from strands_cosmos3.training.sharding import processes
 
-        names = ("hidden", "layers", "policy_batch", "joint_batch", "accumulate", "seed", "gate")
+        names = ("hidden", "layers", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"

@@ -23,7 +23,9 @@ class Recipe:
     episodes: int = 1200  # of demonstrations
     vae_steps: int = 2500
     vae_clip_steps: int = 1200
+    visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 40000
+    looks_from: int = 12000  # step of the policy stage
     preview_steps: int = 3000
     joint_steps: int = 12000
     hidden: int = 128
@@ -48,17 +50,18 @@ class Recipe:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
         vae, policy = (
             ("seed", "vae_steps", "vae_clip_steps", "gate"),
-            ("seed", "hidden", "layers", "policy_steps", "policy_batch"),
+            ("seed", "hidden", "layers", "looks_from", "policy_steps", "policy_batch"),
         )
-        joint = (*policy[:3], "joint_steps", "joint_batch")
+        joint = (*policy[:4], "joint_steps", "joint_batch")
+        shown = ("episodes", "seed", "visual_randomization")
         found = self._evaluations(workers)
         records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint"))
         reports = tuple(f"{stage.name}/report.json" for stage in found)
         return (
             self._stage(
                 "demos",
-                ("demos", "--out", "demos", "--episodes", str(self.episodes), "--seed", str(self.seed)),
-                {"episodes": self.episodes, "seed": self.seed},
+                ("demos", "--out", "demos", *(text for name in shown for text in self._option(name))),
+                {name: getattr(self, name) for name in shown},
                 makes=("demos",),
                 more=("--workers", str(workers)),
             ),
@@ -75,15 +78,18 @@ class Recipe:
     def _train(
         self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
     ) -> Stage:
-        names = ("hidden", "layers", "policy_batch", "joint_batch", "seed")
+        names = ("hidden", "layers", "policy_batch", "joint_batch", "looks_from", "seed")
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "preview_steps", "joint_steps")
-        options = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
+        options = [text for name in names for text in self._option(name)]
         options += [] if self.gate else ["--no-gate"]
         command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
         judged = ("--evaluate-every", str(self.evaluate_every), "--evaluate-tasks", *self.tasks.split(","))
         more = judged if until in ("policy", "joint") else ()
         decided = {name: getattr(self, name) for name in decides}
         return self._stage(until, command, decided, reads, (made,), (*owns, f"run/{until}"), more)
+
+    def _option(self, name: str) -> tuple[str, str]:
+        return f"--{name.replace('_', '-')}", str(getattr(self, name))
 
     def _evaluations(self, workers: int) -> tuple[Stage, ...]:
         """Return the stages of the figures: the tasks and dynamics, and conditions that make them harder."""
