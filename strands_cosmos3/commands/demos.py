@@ -74,7 +74,7 @@ class Demos:
     visual_randomization: float = 1.0
     """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
     looks_randomization: float = 1.0
-    """The same for the second picture of each labelled frame, which only the bundled policy's recipe has."""
+    """The highest scale for the second picture of each labelled frame, which only the bundled policy's recipe has."""
     tier: int = 128
     """Resolution tier of the composites."""
 

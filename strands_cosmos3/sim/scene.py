@@ -293,9 +293,7 @@ class Scene:
             data.qpos[one.finger_qpos] = one.gripper.opening.from_fraction(float(gripper_open))
             data.ctrl[one.gripper_actuator] = one.gripper.command.from_fraction(float(gripper_open))
         for name, (x_m, y_m), yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
-            at = places[name]
-            data.qpos[at : at + 3] = x_m, y_m, heights[name] / 2
-            data.qpos[at + 3 : at + 7] = np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)
+            lay(data, places[name], (x_m, y_m, heights[name] / 2), yaw_rad)
         mujoco.mj_forward(self.model, data)
 
     @typed()
@@ -312,6 +310,12 @@ class Scene:
     def in_bin(self, position_m: F64) -> bool:
         """Return whether a world position [3] lies inside the bin's walls and below their rim."""
         return self.bin.contains(finite_array(position_m, "position_m", (3,)))
+
+
+def lay(data: mujoco.MjData, address: int, center_m: Sequence[float], yaw_rad: float) -> None:
+    """Write the pose of a body that lies flat to the 7 ``qpos`` entries of its free joint."""
+    data.qpos[address : address + 3] = center_m
+    data.qpos[address + 3 : address + 7] = np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)
 
 
 def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:

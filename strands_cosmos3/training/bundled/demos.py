@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,7 +79,7 @@ class DemoConfig:
     goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
     appearance: Appearance | None = None  # nominal; None: NEAR for the DROID rig, and else that of rollouts
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
-    looks_randomization: float = 1.0  # the same for the other looks of labelled pictures
+    looks_randomization: float = 1.0  # the highest scale of the other looks of labelled pictures
     turns: bool = True  # whether the expert's hand turns to the cube's yaw
     robot: str = "panda"  # a name, or the path of its TOML file
 
@@ -107,7 +109,7 @@ class EpisodeRecord:
     """One episode of T ticks, L of them with labels."""
 
     frames: NDArray[np.uint8]  # [T, H, W, 3] canvases
-    looks: NDArray[np.uint8]  # [L, H, W, 3] those of labelled ticks with other tables, colours, light and cameras
+    looks: NDArray[np.uint8]  # [L, H, W, 3] those of labelled ticks with another table, light, cameras and places of cubes
     q_rad: F64  # [T, n] measured
     T_base_cosmos: F64  # [T, 4, 4] measured
     gripper_opening: F64  # [T] measured open fractions
@@ -118,6 +120,8 @@ class EpisodeRecord:
     labels: NDArray[np.float32]  # [L, goals, rows, 10] the expert's rows in the model's scale
     continued: NDArray[np.float32]  # [L, goals, rows, 10] the same after an action prefix
     prefix_rows: NDArray[np.int8]  # [L, goals] number of rows of that prefix
+    looks_labels: NDArray[np.float32]  # as labels, where the pictures have other looks, and the cubes other places
+    looks_continued: NDArray[np.float32]  # as continued there
 
 
 class PerturbedExpert(Backend):
@@ -334,10 +338,9 @@ class EpisodeRecorder:
     def __init__(self, collector: DemoCollector, stage: RandomStage, rng: np.random.Generator):
         self._collector, self._stage, self._rng = collector, stage, rng
         self.frames: list[NDArray[np.uint8]] = []
-        self._looks: dict[int, NDArray[np.uint8]] = {}  # tick -> picture with other looks
         self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
         self._commands: list[tuple[float, bool]] = []  # gripper command and perturbation of the row before each tick
-        self._labels: dict[int, tuple[F64, F64, NDArray[np.int64]]] = {}  # tick -> labels, after a prefix, its rows
+        self._labels: dict[int, tuple[NDArray[Any], ...]] = {}  # tick -> what _label returns
         self._settled = 0
         self.horizon = 0
 
@@ -354,26 +357,34 @@ class EpisodeRecorder:
         self.frames.append(self._picture(robot))
         self._states.append((observation.q_rad, request.T_base_cosmos, float(observation.gripper), expert.goal))
         if tick % collector.config.label_every == 0:
-            self._labels[tick], self._looks[tick] = self._label(request), self.frames[-1]
-            if collector.composite is not None:
-                with self._stage.other_looks(self._rng, collector.config.looks_randomization):
-                    self._looks[tick] = self._picture(robot)
+            self._labels[tick] = self._label(robot, request)
         return self._choose(observation)
 
-    def _picture(self, robot: Robot) -> NDArray[np.uint8]:
-        views = [self._stage.renderer.render(robot.data, name) for name in robot.scene.view_names]
+    def _picture(self, robot: Robot, data: mujoco.MjData | None = None) -> NDArray[np.uint8]:
+        views = [self._stage.renderer.render(data or robot.data, name) for name in robot.scene.view_names]
         composite = self._collector.composite
         return views[0] if composite is None else composite.padded(views)
 
-    def _label(self, request: Request) -> tuple[F64, F64, NDArray[np.int64]]:
-        collector, goals = self._collector, self._collector.config.labelled
-        if collector.config.embodiment.rig is None:
+    def _label(self, robot: Robot, request: Request) -> tuple[NDArray[Any], ...]:
+        """Return labels, those after a prefix, its rows, a picture with other looks, and both labels of that picture."""
+        collector, rng, goals = self._collector, self._rng, self._collector.config.labelled
+        if collector.composite is None:
             answers = np.stack([collector.answer(request, goal) for goal in goals])
-            return answers, answers, np.zeros(len(goals), np.int64)
-        length = self._rng.integers(1, PREFIX_ROWS, endpoint=True, size=len(goals))
+            return answers, answers, np.zeros(len(goals), np.int64), self.frames[-1], answers, answers
+        length = rng.integers(1, PREFIX_ROWS, endpoint=True, size=len(goals))
+        own = self._answers(request, length)
+        moved = self._stage.other_layout(rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M)
+        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.cubes}
+        with self._stage.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
+            look = self._picture(robot, moved)
+        return *own, length, look, *self._answers(replace(request, privileged={**request.privileged, **cubes}), length)
+
+    def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:
+        """Return the expert's rows for each goal [goals, rows, width], and those after prefixes of some lengths [goals]."""
+        collector, goals = self._collector, self._collector.config.labelled
         rows = [collector.answer(request, goal) for goal in goals]
         after = [collector.continuation(request, goal, int(n), self._rng) for goal, n in zip(goals, length, strict=True)]
-        return np.stack(rows), np.stack(after), length
+        return np.stack(rows), np.stack(after)
 
     def _choose(self, observation: Observation) -> bool:
         """Draw the next chunk's length and, once the arm has settled, a new goal or the end of the episode."""
@@ -394,10 +405,10 @@ class EpisodeRecorder:
         labels = {tick: rows for tick, rows in self._labels.items() if tick < n}
         q_rad, poses, openings, goals = zip(*self._states[:n], strict=True)
         commands, perturbed = zip(*self._commands, strict=True)
-        rows, after, length = (np.stack(part) for part in zip(*labels.values(), strict=True))
-        looks = np.stack([self._looks[tick] for tick in labels])
+        rows, after, length, looks, *other = (np.stack(part) for part in zip(*labels.values(), strict=True))
         return EpisodeRecord(
             *(np.stack(self.frames[:n]), looks, np.stack(q_rad), np.stack(poses), np.array(openings), np.array(commands)),
             *(np.array(goals, np.int8), np.array(perturbed), np.array(list(labels), np.int16)),
             *(rows.astype(np.float32), after.astype(np.float32), length.astype(np.int8)),
+            *(part.astype(np.float32) for part in other),
         )

@@ -26,6 +26,7 @@ from strands_cosmos3.training.windows import EXPERT, INSTRUCTIONS, LABELLED, RAW
 COMPOSITE, LOOKS = camera_key("composite"), camera_key("composite_looks")
 PERTURBED, GOAL = "perturbed", "goal"
 CONTINUED, PREFIX_ROWS = "expert.continued", "expert.prefix_rows"
+LOOKS_EXPERT, LOOKS_CONTINUED = "expert.looks_rows", "expert.looks_continued"
 _OLD_PERTURBED = "bent"  # of 0.1.0
 VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
 """Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
@@ -44,10 +45,10 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
         Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
         Feature("int64", (len(GOALS),)),
     )
-    prefixed = {CONTINUED: answers, PREFIX_ROWS: lengths} if embodiment.rig is not None else {}
+    prefixed = {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_EXPERT: answers, LOOKS_CONTINUED: answers}
     extra = {
         EXPERT: answers,
-        **prefixed,
+        **(prefixed if embodiment.rig is not None else {}),
         LABELLED: Feature("bool", (1,)),
         PERTURBED: Feature("bool", (1,)),
         GOAL: Feature("int64", (1,), None, {"goals": names}),
@@ -63,6 +64,7 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
     labelled[record.label_ticks] = True
     done[-1] = True
     given: dict[str, NDArray[Any]] = {EXPERT: record.labels, CONTINUED: record.continued, PREFIX_ROWS: record.prefix_rows}
+    given |= {LOOKS_EXPERT: record.looks_labels, LOOKS_CONTINUED: record.looks_continued}
     given = {name: _at_ticks(values, record.label_ticks, n) for name, values in given.items() if name in writer.spec.features}
     columns: dict[str, Any] = {
         STATE: np.concatenate([record.q_rad, record.gripper_opening[:, None]], axis=1).astype(np.float32),
@@ -136,10 +138,15 @@ def _require_same(dataset: Dataset, folder: Path) -> None:
 def _record(episode: Any, perturbed: str, features: Mapping[str, Feature]) -> EpisodeRecord:
     labelled = np.flatnonzero(episode[LABELLED])
     state = np.asarray(episode[STATE], np.float64)
-    labels = np.asarray(episode[EXPERT])[labelled].reshape(-1, len(GOALS), ROWS, RAW_WIDTH)
-    known = CONTINUED in features  # recorded with action prefixes
-    continued = np.asarray(episode[CONTINUED])[labelled].reshape(labels.shape) if known else labels
-    prefix_rows = np.asarray(episode[PREFIX_ROWS])[labelled] if known else np.zeros(labels.shape[:2])
+
+    def answers(name: str, older: str) -> NDArray[Any]:
+        """Return [L, goals, rows, 10] of a feature, or of what stood for it in older datasets."""
+        values = np.asarray(episode[name if name in features else older])
+        return values[labelled].reshape(-1, len(GOALS), ROWS, RAW_WIDTH)
+
+    after = CONTINUED if CONTINUED in features else EXPERT
+    known = PREFIX_ROWS in features  # recorded with action prefixes
+    prefix_rows = np.asarray(episode[PREFIX_ROWS])[labelled] if known else np.zeros((len(labelled), len(GOALS)))
     return EpisodeRecord(
         frames=episode.frames(COMPOSITE),
         looks=episode.frames(LOOKS if LOOKS in features else COMPOSITE, labelled.tolist()),
@@ -150,7 +157,9 @@ def _record(episode: Any, perturbed: str, features: Mapping[str, Feature]) -> Ep
         goal=np.asarray(episode[GOAL]).astype(np.int8),
         perturbed=np.asarray(episode[perturbed]).astype(bool),
         label_ticks=labelled.astype(np.int16),
-        labels=labels,
-        continued=continued,
+        labels=answers(EXPERT, EXPERT),
+        continued=answers(CONTINUED, EXPERT),
         prefix_rows=prefix_rows.astype(np.int8),
+        looks_labels=answers(LOOKS_EXPERT, EXPERT),
+        looks_continued=answers(LOOKS_CONTINUED, after),
     )

@@ -20,7 +20,7 @@ from strands_cosmos3.training.bundled.demos import EpisodeRecord
 
 EPISODES_PER_SHARD = 20
 _PER_TICK = ("frames", "T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
-_PER_LABEL = ("labels", "continued", "prefix_rows")
+_PER_LABEL = ("labels", "continued", "prefix_rows", "looks_labels", "looks_continued")
 _PICTURES = ("frames", "looks")
 _OLD_NAMES = {"opening": "gripper_opening", "told": "gripper_command", "bent": "perturbed"}  # of 0.1.0
 
@@ -71,6 +71,8 @@ class Demos:
     labels: NDArray[np.float32]
     continued: NDArray[np.float32]
     prefix_rows: NDArray[np.int8]
+    looks_labels: NDArray[np.float32]
+    looks_continued: NDArray[np.float32]
     _frames: tuple[NDArray[np.uint8], ...]
     _looks: tuple[NDArray[np.uint8], ...]
     _first: NDArray[np.int64]
@@ -87,6 +89,8 @@ class Demos:
             part = read_shard(path)
             if "continued" not in part:  # recorded without action prefixes
                 part |= {"continued": part["labels"], "prefix_rows": np.zeros(part["labels"].shape[:2], np.int8)}
+            if "looks_labels" not in part:  # recorded before cubes had other places there
+                part |= {"looks_labels": part["labels"], "looks_continued": part["continued"]}
             part["last"] = np.repeat(part["starts"][1:] - 1, np.diff(part["starts"])) + first[-1]
             part["label_ticks"], part["first"] = part["label_ticks"] + first[-1], np.array(first[-1])
             first.append(first[-1] + len(part["goal"]))

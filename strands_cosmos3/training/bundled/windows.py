@@ -141,7 +141,7 @@ class PictureWindows(_DemoWindows):
     ):
         super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows)
         self._looks, self._looks_from, self._answers = latents if looks is None else looks, looks_from, answers
-        self._labels, self._continued, self._lengths = demos.labels, demos.continued, demos.prefix_rows
+        self._demos, self._lengths = demos, demos.prefix_rows
         self.pursued = self._goal
         self._among = range(len(latents)) if among is None else among
 
@@ -154,13 +154,21 @@ class PictureWindows(_DemoWindows):
         prompts = self._draw_prompts(rng, goal)
         length = np.minimum(self._lengths[chosen, goal], self._prefix_rows)
         prefix = np.where(rng.random(self._batch) < _NO_PREFIX, 0, length)
-        rows = np.where((prefix > 0)[:, None, None], self._continued[chosen, goal], self._labels[chosen, goal])
-        windows = self._windows(chosen, rows, *prompts, prefix=prefix)
-        if self._answers:
-            windows = replace(windows, answers=torch.from_numpy(np.clip(self._labels[chosen], -3, 3)))
         other = rng.random(self._batch) < (_OTHER_LOOKS if step >= self._looks_from else 0)
+        answers = self._of(other, chosen, self._demos.labels, self._demos.looks_labels)
+        after = self._of(other, chosen, self._demos.continued, self._demos.looks_continued)
+        rows = np.where((prefix > 0)[:, None, None], *(of_goals[np.arange(self._batch), goal] for of_goals in (after, answers)))
+        windows = self._windows(chosen, rows, *prompts, prefix=prefix)
         windows.latents[torch.from_numpy(other)] = torch.from_numpy(self._looks[chosen[other]].astype(np.float32))[:, :, None]
-        return windows
+        return replace(windows, answers=torch.from_numpy(np.clip(answers, -3, 3))) if self._answers else windows
+
+    def _of(
+        self, other: NDArray[np.bool_], chosen: NDArray[np.int64], own: NDArray[np.float32], looks: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return [B, goals, rows, 10] of chosen pictures, or of their other looks."""
+        rows = own[chosen]
+        rows[other] = looks[chosen[other]]
+        return rows
 
     def pick(
         self,
@@ -170,7 +178,7 @@ class PictureWindows(_DemoWindows):
         prompt: NDArray[np.int64],
     ) -> Batch:
         """Return windows by index, each with a goal and the index of its prompt."""
-        return self._windows(chosen, self._labels[chosen, goal], prompts, prompt)
+        return self._windows(chosen, self._demos.labels[chosen, goal], prompts, prompt)
 
 
 class ClipWindows(_DemoWindows):
