@@ -408,9 +408,13 @@ def test_half_of_the_windows_show_other_looks_of_their_tick(demos, captions):
     count = len(demos.label_ticks)
     own = np.broadcast_to(np.arange(count, dtype=np.float16)[:, None, None, None], (count, 16, 8, 9))
     windows = PictureWindows(demos, own, _state(), captions, batch=400, looks=own + np.float16(1000))
-    shown = windows.batch(0).latents[:, 0, 0, 0, 0].numpy()
+    batch = windows.batch(0)
+    shown, chosen = batch.latents[:, 0, 0, 0, 0].numpy(), np.random.default_rng([0, 0]).integers(count, size=400)
     assert (shown >= 1000).mean() == pytest.approx(0.5, abs=0.08)
-    np.testing.assert_array_equal(shown % 1000, np.random.default_rng([0, 0]).integers(count, size=400))
+    np.testing.assert_array_equal(shown % 1000, chosen)
+    for i in np.flatnonzero(batch.prompt < len(GOALS)):  # the others read the empty caption
+        labels = demos.looks_labels if shown[i] >= 1000 else demos.labels
+        np.testing.assert_allclose(batch.rows[i], np.clip(labels[chosen[i], int(batch.prompt[i])], -3, 3), atol=1e-6)
 
 
 def test_other_looks_are_shown_from_their_step_on(demos, captions):

@@ -36,7 +36,7 @@ AT_HAND_M = 0.06
 _LOW_M, _CLEAR_M = 0.13, 0.09  # below this height of the TCP no other cube is put closer to it
 _AROUND_M = 0.05  # deviation from the hand's place, of one cube of some layouts
 _AROUND = 0.4  # fraction of them
-_DRAWS = 20
+_DRAWS = 100
 _ARRAYS = ("mat_rgba", "light_diffuse", "light_specular", "light_dir", "cam_pos", "cam_quat", "cam_fovy")
 
 

@@ -119,7 +119,7 @@ class PictureWindows(_DemoWindows):
     """Windows of a single picture with the expert's labels for every goal.
 
     Args:
-        latents, looks: [L, C, H, W] float16 of the pictures at labelled ticks, and with other looks (None: the same).
+        latents, looks: [L, C, H, W] float16 of the pictures at labelled ticks, and with other looks (None: none).
         batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the empty caption.
         looks_from: First step that shows other looks. answers: Whether batches have the rows of every goal.
     """
@@ -140,7 +140,8 @@ class PictureWindows(_DemoWindows):
         answers: bool = False,
     ):
         super().__init__(demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows)
-        self._looks, self._looks_from, self._answers = latents if looks is None else looks, looks_from, answers
+        self._looks, self._answers = latents if looks is None else looks, answers
+        self._looks_from = float("inf") if looks is None else looks_from
         self._demos, self._lengths = demos, demos.prefix_rows
         self.pursued = self._goal
         self._among = range(len(latents)) if among is None else among
