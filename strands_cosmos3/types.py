@@ -485,9 +485,7 @@ class Rollout:
             "steps": dict(self.steps),
             "latency_ms": dict(self.latency_ms),
             "latency_clock": self.latency_clock,
-            "inference_ms": dict(self.inference_ms),
-            "seam_rad_s": dict(self.seam_rad_s),
-            "counters": dict(self.counters),
+            **{name: dict(getattr(self, name)) for name in ("inference_ms", "seam_rad_s", "counters")},
             "collisions": [found.to_dict() for found in self.collisions],
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
@@ -497,4 +495,5 @@ class Rollout:
 
     def save_npz(self, path: str) -> None:
         """Write every trajectory of the episode to one compressed npz file."""
-        np.savez_compressed(path, **dict(self.arrays))
+        arrays: dict[str, Any] = dict(self.arrays)
+        np.savez_compressed(path, **arrays)

@@ -77,7 +77,7 @@ class _World:
     carry_m: float
     turns: bool
     funnel: bool
-    grasp_yaw: dict[str, float] = field(default_factory=dict)  # of the hand, by cube
+    grasp_yaw: dict[str, float] = field(default_factory=dict[str, float])  # of the hand, by cube
     cruises: bool = False  # whether the next row has the speed that the hand would reach
     held_rows: int = 0
 
@@ -310,8 +310,9 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns else 0.0
         above = min(_HOVER_M, max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, 0.0))
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
-        R = R if aside < _TURN_WITHIN_M else _gripper_down(world.grasp_yaw_rad)  # no camera shows the yaw from further away
-        world.move(np.array([*(world.p if rises else target)[:2], target[2] + above]), R)
+        shown = aside < _TURN_WITHIN_M  # no camera shows the yaw from further away
+        R_now = R if shown else _gripper_down(world.grasp_yaw_rad)
+        world.move(np.array([*(world.p if rises else target)[:2], target[2] + above]), R_now)
         return
     aligned = _angle(world.R_tcp, R) < 2 * _GRASP_WITHIN_RAD
     if aside < _DESCEND_WITHIN_M and aligned:

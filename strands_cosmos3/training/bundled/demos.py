@@ -377,7 +377,7 @@ class EpisodeRecorder:
         cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.cubes}
         with self._stage.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
             look = self._picture(robot, moved)
-        return *own, length, look, *self._answers(replace(request, privileged={**request.privileged, **cubes}), length)
+        return *own, length, look, *self._answers(replace(request, privileged={**(request.privileged or {}), **cubes}), length)
 
     def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:
         """Return the expert's rows for each goal [goals, rows, width], and those after prefixes of some lengths [goals]."""

@@ -98,7 +98,7 @@ class Demos:
         names = (*_PER_TICK[1:], "last", "label_ticks", *_PER_LABEL)
         joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
         frames = tuple(_mapped(path, "frames") for path in paths)
-        looks = tuple(_looks_of(path, *pair) for path, *pair in zip(paths, frames, parts, strict=True))
+        looks = tuple(_looks_of(*of_shard) for of_shard in zip(paths, frames, parts, strict=True))
         return cls(**joined, _frames=frames, _looks=looks, _first=np.array(first))
 
     @property
