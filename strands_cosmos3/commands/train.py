@@ -53,19 +53,19 @@ class Train:
     """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
     until: Literal["vae", "policy", "preview", "joint"] = "joint"
     """Last stage to run."""
-    hidden: int = 128
+    hidden: int = 320
     """Width of both towers."""
     layers: int = 4
     """Number of layers of both towers."""
-    vae_steps: int = 4000
+    vae_steps: int = 2500
     """Steps of the VAE on pictures."""
     gate: bool = True
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
-    vae_clip_steps: int = 2500
+    vae_clip_steps: int = 1200
     """Steps of the VAE on clips; latents of first frames do not change."""
-    policy_steps: int = 16000
+    policy_steps: int = 3000
     """Steps on frame 0 and actions."""
-    joint_steps: int = 12000
+    joint_steps: int = 8000
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out."""
@@ -73,7 +73,7 @@ class Train:
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 32
     """Windows per step with the future."""
-    looks_from: int = 8000
+    looks_from: int = 0
     """First step on frame 0 at which half of the pictures have other looks: table, light, colours and cameras."""
     accumulate: int = 1
     """Average the gradients of so many draws of windows per step: larger batches in the same memory (not for the VAE)."""

@@ -51,6 +51,7 @@ class TrainLoopConfig:
     log_every: int = 20  # steps between points of the curve
     tensorboard: bool = False  # whether the curve is written for TensorBoard, too
     matrix_lr: float = 0.0  # as ``lr``, of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
+    matrix_decay: float = 0.0  # weight decay of Muon's
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("log_every", 1), ("seed", 0), ("accumulate", 1)):
@@ -60,7 +61,7 @@ class TrainLoopConfig:
         for name in ("decay", "ema"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be a fraction in 0..1, got {getattr(self, name)!r}.")
-        for name in ("weight_decay", "matrix_lr"):
+        for name in ("weight_decay", "matrix_lr", "matrix_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a finite number of at least zero, got {getattr(self, name)!r}.")
 
@@ -269,7 +270,7 @@ def _optimizers(trained: Mapping[str, nn.Parameter], config: TrainLoopConfig) ->
     found: list[torch.optim.Optimizer] = [
         torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8)
     ]
-    return [*found, Muon(by_muon.values(), config.matrix_lr)] if by_muon else found
+    return [*found, Muon(by_muon.values(), config.matrix_lr, config.matrix_decay)] if by_muon else found
 
 
 def drop_from(path: Path, step: int) -> None:

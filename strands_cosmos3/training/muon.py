@@ -21,12 +21,12 @@ _MOMENTUM = 0.95
 class Muon(torch.optim.Optimizer):
     """Optimise matrices, and kernels as matrices with a row for each output channel."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float):
-        super().__init__(list(parameters), {"lr": lr})
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0):
+        super().__init__(list(parameters), {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Take a step: ``p -= lr sqrt(max(1, rows / columns)) orthogonal(momentum)``."""
+        """Take a step: ``p -= lr (weight_decay p + sqrt(max(1, rows / columns)) orthogonal(momentum))``."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
                 step = (orthogonal(matrix) * scale).view_as(whole)
                 if isinstance(p, DTensor):
                     step = distribute_tensor(step, p.device_mesh, p.placements)
-                p.add_(step, alpha=-group["lr"])
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

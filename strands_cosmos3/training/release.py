@@ -34,10 +34,9 @@ REPLAN_ROWS = ROWS // 2
 SAMPLING = {"num_steps": 4, "guidance_scale": 1.0, "flow_shift": 5.0}
 
 
-def policy_sizes(hidden: int = 128, layers: int = 4, latent_channels: int = 48) -> FactorySizes:
-    """Sizes of a small policy: head width 32, half as many key heads as query heads."""
-    heads = hidden // 32
-    return FactorySizes(hidden, layers, heads, max(heads // 2, 1), 32, 3 * hidden, latent_channels, shards=1)
+def policy_sizes(hidden: int = 320, layers: int = 4, latent_channels: int = 48) -> FactorySizes:
+    """Sizes of a small policy: 4 heads of width 32, two of keys, and MLPs three times as wide as they together."""
+    return FactorySizes(hidden, layers, 4, 2, 32, 384, latent_channels, shards=1)
 
 
 def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:

@@ -36,6 +36,16 @@ def test_a_step_is_nesterov_momentum_made_orthogonal():
     torch.testing.assert_close(kernel.detach().flatten(1), expected)
 
 
+def test_weight_decay_bounds_what_steps_add():
+    """Each step takes ``lr weight_decay`` of a matrix away, before it adds."""
+    matrix = nn.Parameter(torch.full((6, 6), 3.0))
+    optimizer = Muon([matrix], lr=0.1, weight_decay=0.5)
+    matrix.grad = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    expected = 3.0 * (1 - 0.1 * 0.5) - 0.1 * orthogonal(0.05 * 0.95 * matrix.grad + 0.05 * matrix.grad)
+    optimizer.step()
+    torch.testing.assert_close(matrix.detach(), expected)
+
+
 class _Small(nn.Module):
     def __init__(self):
         super().__init__()
@@ -73,3 +83,5 @@ def test_matrices_between_the_ends_take_muon_and_resume_to_the_bit(tmp_path):
 def test_a_rate_below_zero_is_refused():
     with pytest.raises(ValueError, match="matrix_lr must be a finite number of at least zero, got -1"):
         TrainLoopConfig(1, matrix_lr=-1.0)
+    with pytest.raises(ValueError, match="matrix_decay must be a finite number of at least zero, got nan"):
+        TrainLoopConfig(1, matrix_decay=float("nan"))

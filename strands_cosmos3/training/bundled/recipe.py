@@ -20,15 +20,15 @@ JOINT, CARD = "run/joint/checkpoint", "checkpoint"
 class Recipe:
     """Options of the recipe."""
 
-    episodes: int = 1200  # of demonstrations
+    episodes: int = 2000  # of demonstrations
     vae_steps: int = 2500
     vae_clip_steps: int = 1200
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
-    policy_steps: int = 40000
-    looks_from: int = 12000  # step of the policy stage
+    policy_steps: int = 3000
+    looks_from: int = 0  # step of the policy stage
     preview_steps: int = 3000
-    joint_steps: int = 12000
-    hidden: int = 128
+    joint_steps: int = 8000
+    hidden: int = 320
     layers: int = 4
     policy_batch: int = 64
     joint_batch: int = 32

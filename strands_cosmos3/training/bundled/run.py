@@ -133,13 +133,18 @@ class TrainingRun:
         """The first stage."""
         return VaeStage(self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how)
 
+    @property
+    def _of_policy(self) -> dict[str, Any]:
+        """Options of the policy and joint stages' optimisation."""
+        return {"matrix_decay": self.config.matrix_decay, "accumulate": self.config.accumulate, **self._how}
+
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
         windows, validation = self._pictures(vae, config.policy_batch, config.looks_from)
         policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
-        more = {"matrix_lr": config.policy_matrix_lr, "accumulate": config.accumulate, **self._how}
+        more = {"matrix_lr": config.policy_matrix_lr, **self._of_policy}
         how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
@@ -162,7 +167,7 @@ class TrainingRun:
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
-        more = {"matrix_lr": config.joint_matrix_lr, "accumulate": config.accumulate, **self._how}
+        more = {"matrix_lr": config.joint_matrix_lr, **self._of_policy}
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), validation, preview)

@@ -13,7 +13,7 @@ from strands_cosmos3.observe.views import TIERS
 class RunConfig:
     """Options of a training run. Steps, windows per step (``_batch``) and learning rates are given by stage."""
 
-    hidden: int = 128  # width of both towers
+    hidden: int = 320  # width of both towers: a vision token has 192 numbers of noise, which pass beside its content
     layers: int = 4
     latent_channels: int = 48
     vae_base: int = 32  # base width of the VAE's encoder
@@ -22,28 +22,29 @@ class RunConfig:
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 2500  # on pictures
     vae_clip_steps: int = 1200  # then on clips; 0 without video
-    policy_steps: int = 40000  # on frame 0 and actions
-    joint_steps: int = 12000  # then with the future
+    policy_steps: int = 3000  # on frame 0 and actions
+    joint_steps: int = 8000  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     vae_batch: int = 8
     vae_clip_batch: int = 1
     policy_batch: int = 64
     joint_batch: int = 32
     preview_batch: int = 4
-    joint_pictures: int = 16  # windows of frame 0 per step of the joint stage, labelled for every goal
+    joint_pictures: int = 64  # windows of frame 0 per step of the joint stage, labelled for every goal
     joint_forward: float = 0.35  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.35
     video: float = 0.5  # weight of the video's error; the actions' is 1
     prefix_rows: int = 8  # longest action prefix
     answers: float = 1.0  # weight of the error of every goal's rows, read from a picture's tokens; 0: no such head
-    looks_from: int = 8000  # step of the policy stage from which half of the pictures have other looks
+    looks_from: int = 0  # step of the policy stage from which half of the pictures have other looks
     vae_lr: float = 2e-3  # of vectors and of what is at the ends of a network; matrices have 10 times as much, with Muon
     policy_lr: float = 2e-3
     policy_matrix_lr: float = 0.02
     joint_lr: float = 1e-3
     joint_matrix_lr: float = 0.01
+    matrix_decay: float = 0.1  # of the matrices of both; without it they grow, and hidden states drown a token's noise
     preview_lr: float = 1e-3
-    clip_every: int = 2  # labelled ticks for one of which a clip is encoded that starts there
+    clip_every: int = 4  # labelled ticks for one of which a clip is encoded that starts there
     accumulate: int = 1  # draws of windows per step of the policy and joint stages, whose gradients are averaged
     seed: int = 0
     gate: bool = True  # whether training stops if the VAE loses colours
