@@ -38,6 +38,7 @@ _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
 _FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0  # height above the target per distance aside; fingers beside a cube need more
 _TURN_WITHIN_M = 0.12  # horizontal distance to the target within which a hand in a funnel turns to it
+_INTO_BIN_SLOPE, _INTO_BIN_WITHIN_M = 3.0, 0.03  # the same over a bin, and the distance aside within which it is zero
 _FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
 _SLACK_M = 0.03  # tolerance on the hover and carry heights, and on the horizontal distance to a place
@@ -147,8 +148,8 @@ class ScriptedBackend(Backend):
     Args:
         turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
             enough for reaching.
-        funnel: Whether it descends the lower the closer it is, not once it is above the target, and turns near it only; None:
-            if it does not turn.
+        funnel: Whether it descends the lower the closer it is, to a cube and into the bin, not once it is above them, and turns
+            near a cube only; None: if it does not turn.
     """
 
     name = "scripted"
@@ -346,12 +347,12 @@ def _carry(world: _World, goal: Goal) -> float:
         offset = world.p - world.cubes[goal.cube]  # from the cube to the hand, since the grasp may be off centre
         place = place + offset
         aside = length((place - world.p)[:2])
-        if aside < (_LOWER_INTO_BIN_M if goal.verb is Verb.PLACE else _LOWER_ONTO_CUBE_M):
-            target = place
-        elif world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M:
-            target = np.array([before[0], before[1], world.carry_m])
-        else:
-            target = np.array([place[0], place[1], world.carry_m])
+        lower_m = _LOWER_INTO_BIN_M if goal.verb is Verb.PLACE else _LOWER_ONTO_CUBE_M
+        height = place[2] if aside < lower_m else world.carry_m
+        if world.funnel and goal.verb is Verb.PLACE:
+            height = min(world.carry_m, place[2] + _INTO_BIN_SLOPE * max(aside - _INTO_BIN_WITHIN_M, 0.0))
+        rises = height == world.carry_m and world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M
+        target = np.array([*(before if rises else place)[:2], height])
     world.move(target, _gripper_down(_hand_yaw(world.R_tcp)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)
     return 0.0

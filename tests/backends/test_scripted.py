@@ -226,6 +226,22 @@ def test_a_turning_hand_has_a_funnel_in_distance_and_angle(robot, aside_m, turne
         assert np.sign(steps[0, 2]) == sign
 
 
+@pytest.mark.parametrize(
+    ("funnel", "aside_m", "height_m", "descends"),
+    [(True, 0.05, 0.08, True), (True, 0.05, 0.04, False), (True, 0.02, 0.03, True), (False, 0.02, 0.08, False)],
+)
+def test_a_held_cube_comes_down_into_the_bin_in_a_funnel(robot, funnel, aside_m, height_m, descends):
+    """3 m higher for each metre aside beyond 3 cm; without a funnel it is carried at one height until 1.5 cm aside."""
+    request = _over_the_table(robot)
+    state, tcp, cube = request.privileged, np.array(request.privileged["tcp"]), np.eye(4)
+    tcp[:3, 3] = state["bin"] + [aside_m, 0.0, height_m - 0.01]
+    cube[:3, 3] = tcp[:3, 3]
+    held = {**state, "tcp": tcp, "cube_red": cube, "edge_m": 0.04}
+    asked = replace(request, instruction="place the red cube in the bin", gripper=0.5, T_base_cosmos=tcp, privileged=held)
+    poses = decode_chunk(ScriptedBackend(funnel=funnel).infer(asked), tcp).T_base_frame
+    assert (poses[0, 2, 3] < tcp[2, 3]) == descends
+
+
 def test_a_hand_in_a_funnel_turns_to_a_cube_within_12_cm_and_to_homes_yaw_elsewhere(robot):
     for aside_m, expected_rad in ((0.16, -0.3), (0.08, 0.2)):
         request = _over_the_table(robot, aside_m=aside_m, turned_rad=0.3)

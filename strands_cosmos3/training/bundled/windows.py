@@ -19,9 +19,11 @@ from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, RAW_WIDTH, ROWS, Batch, state_columns
 
 _OWN_GOAL = 0.5  # fraction of pictures that are labelled for the goal of their episode; the others draw any goal
+_RELEASES = 0.1  # additional fraction of pictures whose answer opens closed fingers, which few ticks show
 _DROPOUT = 0.08  # fraction of windows that read the empty caption
-_OTHER_LOOKS = 0.5  # fraction of pictures with another table, colours, light and cameras than their episode
+_OTHER_LOOKS = 0.65  # fraction of pictures with another table, colours, light and cameras than their episode
 _NO_PREFIX = 0.5  # fraction of a policy's windows without an action prefix
+_WAITS = 0.25  # fraction of those with a prefix whose prefix is a hand at rest, after which it goes on
 
 
 def state_row_of(demos: Demos) -> StateRow:
@@ -38,6 +40,13 @@ def executed_rows(demos: Demos, ticks: NDArray[np.int64], rows: int = ROWS) -> N
     index = ticks[:, None] + np.arange(rows + 1)
     poses = demos.T_base_cosmos[index]
     return scaled_rows(se3_between(poses[:, :-1], poses[:, 1:]), demos.gripper_command[index[:, :-1]])
+
+
+def _after_rest(rows: NDArray[np.float32], rest: NDArray[np.float32], waiting: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return [n, rows, 10] that begin so many rows later, after the row of a hand at rest [n, 10]."""
+    index = np.arange(rows.shape[1]) - waiting[:, None]
+    later = np.take_along_axis(rows, np.maximum(index, 0)[..., None], axis=1)
+    return np.where((index < 0)[..., None], rest[:, None], later)
 
 
 def scaled_rows(deltas: NDArray[np.float64], gripper: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -144,13 +153,21 @@ class PictureWindows(_DemoWindows):
         self._looks_from = float("inf") if looks is None else looks_from
         self._demos, self._lengths = demos, demos.prefix_rows
         self.pursued = self._goal
+        ticks, before = demos.label_ticks, np.maximum(demos.label_ticks - 1, 0)
+        command = demos.gripper_command[np.where(demos.last[before] == demos.last[ticks], before, ticks)]
+        self._rest = scaled_rows(np.broadcast_to(np.eye(4), (len(ticks), 1, 4, 4)), command[:, None])[:, 0]
         self._among = range(len(latents)) if among is None else among
+        fingers = demos.labels[np.arange(len(ticks)), self.pursued, :, 9]
+        releases = (fingers[:, 0] < 0) & (fingers > 0).any(1)
+        self._releasing = np.flatnonzero(releases & np.isin(np.arange(len(ticks)), self._among))
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
         rng = np.random.default_rng([self._seed, step])
         chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
-        own = rng.random(self._batch) < _OWN_GOAL
+        releases = rng.random(self._batch) < (_RELEASES if len(self._releasing) else 0)
+        chosen[releases] = self._releasing[rng.integers(max(len(self._releasing), 1), size=releases.sum())]
+        own = (rng.random(self._batch) < _OWN_GOAL) | releases
         goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
         prompts = self._draw_prompts(rng, goal)
         length = np.minimum(self._lengths[chosen, goal], self._prefix_rows)
@@ -158,7 +175,10 @@ class PictureWindows(_DemoWindows):
         other = rng.random(self._batch) < (_OTHER_LOOKS if step >= self._looks_from else 0)
         answers = self._of(other, chosen, self._demos.labels, self._demos.looks_labels)
         after = self._of(other, chosen, self._demos.continued, self._demos.looks_continued)
-        rows = np.where((prefix > 0)[:, None, None], *(of_goals[np.arange(self._batch), goal] for of_goals in (after, answers)))
+        after, asked = (of_goals[np.arange(self._batch), goal] for of_goals in (after, answers))
+        waits = (rng.random(self._batch) < _WAITS) & (asked[:, 0, 9] * self._rest[chosen, 9] > 0)  # its fingers do not move
+        after[waits] = _after_rest(asked, self._rest[chosen], prefix)[waits]
+        rows = np.where((prefix > 0)[:, None, None], after, asked)
         windows = self._windows(chosen, rows, *prompts, prefix=prefix)
         windows.latents[torch.from_numpy(other)] = torch.from_numpy(self._looks[chosen[other]].astype(np.float32))[:, :, None]
         return replace(windows, answers=torch.from_numpy(np.clip(answers, -3, 3))) if self._answers else windows
