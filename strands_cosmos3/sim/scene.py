@@ -7,7 +7,7 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -295,6 +295,15 @@ class Scene:
         for name, (x_m, y_m), yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
             lay(data, places[name], (x_m, y_m, heights[name] / 2), yaw_rad)
         mujoco.mj_forward(self.model, data)
+
+    def rearranged(self, data: mujoco.MjData, cubes: Mapping[str, tuple[F64, float]]) -> mujoco.MjData:
+        """Return a copy of a state with some cubes elsewhere on the table, given by name: centre [2] and yaw."""
+        moved = mujoco.MjData(self.model)
+        mujoco.mj_copyData(moved, self.model, data)
+        for name, (xy_m, yaw_rad) in cubes.items():
+            lay(moved, self.cube_qpos[name], (*xy_m, self.cubes[name].edge_m / 2), yaw_rad)
+        mujoco.mj_forward(self.model, moved)
+        return moved
 
     @typed()
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -360,7 +359,7 @@ class EpisodeRecorder:
             self._labels[tick] = self._label(robot, request)
         return self._choose(observation)
 
-    def _picture(self, robot: Robot, data: mujoco.MjData | None = None) -> NDArray[np.uint8]:
+    def _picture(self, robot: Robot, data: Any = None) -> NDArray[np.uint8]:
         views = [self._stage.renderer.render(data or robot.data, name) for name in robot.scene.view_names]
         composite = self._collector.composite
         return views[0] if composite is None else composite.padded(views)

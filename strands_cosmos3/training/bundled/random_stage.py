@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +16,7 @@ from strands_cosmos3.sim.appearance import PATTERNS, Appearance, Surface
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, Cube, Scene, lay
+from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, Cube, Scene
 from strands_cosmos3.sim.scene_builder import SURFACE
 
 LIGHT = (0.3, 2.0)
@@ -86,13 +84,12 @@ class RandomStage:
                 view[:] = values
             self.renderer.upload_texture(SURFACE)
 
-    def other_layout(self, rng: np.random.Generator, separation_m: float) -> mujoco.MjData:
-        """Return a copy of the simulation's state with the cubes elsewhere, apart from those at the hand.
+    def other_layout(self, rng: np.random.Generator, separation_m: float) -> Any:
+        """Return a copy of the simulation's state (MjData) with the cubes elsewhere, apart from those at the hand.
 
-        In some layouts a cube is around the hand. The copy is the same one at every call.
+        In some layouts a cube is around the hand.
         """
-        scene, moved = self.robot.scene, self._moved
-        mujoco.mj_copyData(moved, scene.model, self.robot.data)
+        scene = self.robot.scene
         hand = np.array(self.robot.data.site_xpos[scene.tcp_site])
         here = np.array([scene.T_world_body(self.robot.data, name)[:3, 3] for name in scene.cubes])
         kept = np.linalg.norm(here - hand, axis=1) < AT_HAND_M
@@ -103,12 +100,9 @@ class RandomStage:
                 cube = int(rng.integers(len(xy)))
                 xy[cube] = here[cube, :2] if kept[cube] else hand[:2] + rng.normal(0, _AROUND_M, 2)
             if self._is_free(xy, kept, hand, separation_m):
-                for name, place, yaw_rad, stays in zip(layout.names, xy, layout.yaw_rad, kept, strict=True):
-                    if not stays:
-                        lay(moved, scene.cube_qpos[name], (*place, scene.cubes[name].edge_m / 2), yaw_rad)
-                break
-        mujoco.mj_forward(scene.model, moved)
-        return moved
+                places = zip(layout.names, xy, layout.yaw_rad, kept, strict=True)
+                return scene.rearranged(self.robot.data, {name: (at, yaw) for name, at, yaw, stays in places if not stays})
+        return scene.rearranged(self.robot.data, {})
 
     def _is_free(self, xy_m: F64, kept: NDArray[np.bool_], hand_m: F64, separation_m: float) -> bool:
         workspace, free = self.robot.scene.robot.workspace, xy_m[~kept]
@@ -117,10 +111,6 @@ class RandomStage:
         apart[np.ix_(kept, kept)] = 10
         clear = hand_m[2] > _LOW_M or bool((np.linalg.norm(free - hand_m[:2], axis=1) > _CLEAR_M).all())
         return bool((apart >= separation_m).all()) and bool(((free >= low) & (free <= high)).all()) and clear
-
-    @cached_property
-    def _moved(self) -> mujoco.MjData:
-        return mujoco.MjData(self.robot.scene.model)
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
         model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
