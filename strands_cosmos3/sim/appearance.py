@@ -162,6 +162,4 @@ class Appearance:
 
 
 NOMINAL = Appearance()
-"""The bundled policy's."""
-NEAR = Appearance("parquet", "near")
-"""Of demonstrations for its successor, which will be every Panda's: see :func:`~strands_cosmos3.sim.scene_builder.nominal`."""
+"""Of scenes whose views are not the DROID rig's; see :func:`~strands_cosmos3.sim.scene_builder.nominal`."""

@@ -139,8 +139,8 @@ BIN = Bin()
 
 
 def nominal(robot: RobotSpec) -> Appearance:
-    """Return the appearance of a robot's scene where none is given."""
-    return NOMINAL
+    """Return the appearance of a robot's scene where none is given: with the DROID rig's views that of the bundled policy."""
+    return Appearance("parquet", "near") if set(_NEAR) <= set(view_names_of(robot)) else NOMINAL
 
 
 @typed()

@@ -27,7 +27,7 @@ from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec_file import write_robot
-from strands_cosmos3.sim.appearance import NEAR
+from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.scene import Layout, lay
 from strands_cosmos3.training.bundled import demos as demos_module
 from strands_cosmos3.training.bundled.demos import PREFIX_ROWS, DemoCollector, DemoConfig
@@ -173,7 +173,7 @@ def _decoded(rows, T):
 
 @pytest.mark.parametrize("height_m", [0.05, 0.3])
 def test_other_layouts_leave_what_is_at_the_hand(height_m):
-    stage = RandomStage.make(NEAR, 0.04, crowded=True)
+    stage = RandomStage.make(Appearance("parquet", "near"), 0.04, crowded=True)
     scene, data = stage.robot.scene, stage.robot.data
     hand = np.array([0.5, 0.0, height_m])
     stage.robot.reset(layout=scene.sample_layout(np.random.default_rng(100), 0.12))

@@ -34,7 +34,7 @@ from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.robots.spec_file import model_file
-from strands_cosmos3.sim.appearance import NEAR, Appearance
+from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.robot import Robot
@@ -76,7 +76,7 @@ class DemoConfig:
     close: float = 0.35  # fraction of episodes whose cubes may be as close as CLOSE_M
     edges_m: tuple[float, ...] = EDGES_M  # of the cubes, one for each episode
     goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
-    appearance: Appearance | None = None  # nominal; None: NEAR for the DROID rig, and else that of rollouts
+    appearance: Appearance | None = None  # nominal; None: that of rollouts
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
     looks_randomization: float = 1.0  # the highest scale of the other looks of labelled pictures
     turns: bool = True  # whether the expert's hand turns to the cube's yaw
@@ -100,7 +100,7 @@ class DemoConfig:
     @property
     def nominal(self) -> Appearance:
         """The nominal appearance."""
-        return self.appearance or (nominal(self.spec) if self.embodiment.rig is None else NEAR)
+        return self.appearance or nominal(self.spec)
 
 
 @dataclass

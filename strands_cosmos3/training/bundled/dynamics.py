@@ -25,7 +25,6 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.instruction import Verb
-from strands_cosmos3.sim.appearance import NOMINAL
 from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
@@ -118,7 +117,7 @@ def judge_on_expert(
     report = on_step or (lambda *_: None)
     calm: dict[str, Any] = {"perturbed": 0.0, "wandering": 0.0, "distractors": 0.0, "close": 0.0, "edges_m": (0.04,)}
     tier = int(opened.metadata["resolution_tier"])
-    config = DemoConfig(tier, goals=_goals_of(opened), appearance=NOMINAL, visual_randomization=0.1, **calm)
+    config = DemoConfig(tier, goals=_goals_of(opened), visual_randomization=0.1, **calm)
     with TemporaryDirectory(prefix="sc3-clips-") as folder, DemoCollector(config) as collector:
         records, episode, episodes = [], 0, -(-clips // _CLIPS_PER_EPISODE)
         while len(records) < episodes:
