@@ -11,7 +11,7 @@ FOLDER = "assets/table_policy"
 EMBODIMENTS = ("droid", "droid_lerobot")
 """The rig's short name, and its domain's."""
 ROBOTS = ("panda", "franka")
-TASKS = ("reach", "pick")
+TASKS = ("reach", "pick", "place")
 _ELSE = (
     "name another: model= (--model) a Cosmos 3 checkpoint, e.g. one that was post-trained for this robot "
     "(docs/post_training.md), or backend= (--backend) scripted, replay or service"
@@ -21,7 +21,7 @@ _ELSE = (
 def embedded_checkpoint(embodiment: str = EMBODIMENTS[0], robot: str | None = "panda", task: str | None = None) -> Path:
     """Return the folder of the bundled policy, in the released layout.
 
-    It was trained on one simulated table, for one arm and two tasks; anything else raises an error.
+    It was trained on one simulated table, for one arm and three tasks; anything else raises an error.
 
     Args:
         embodiment: Name of the embodiment.

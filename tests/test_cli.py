@@ -174,7 +174,7 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--backend", "replay", "--trajectory", "/no/such.json"], "/no/such.json"),
         (["rollout", "--trajectory", "x.json"], "--backend replay"),
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
-        (["rollout", "--task", "place"], "the bundled policy knows task 'reach' or 'pick'"),
+        (["rollout", "--task", "stack"], "the bundled policy knows task 'reach' or 'pick' or 'place'"),
         (["rollout", "--robot", "fr3", "--task", "reach"], "the bundled policy knows robot 'panda' or 'franka'"),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),

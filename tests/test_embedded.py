@@ -56,7 +56,7 @@ def test_diffusers_classes_load_it():
     from diffusers import AutoencoderKLWan, Cosmos3OmniTransformer
 
     folder = embedded_checkpoint()
-    assert Cosmos3OmniTransformer.from_pretrained(folder, subfolder="transformer").config["hidden_size"] == 128
+    assert Cosmos3OmniTransformer.from_pretrained(folder, subfolder="transformer").config["hidden_size"] == 320
     assert len(AutoencoderKLWan.from_pretrained(folder, subfolder="vae").config["latents_mean"]) == 48
 
 
@@ -69,8 +69,8 @@ def test_it_is_what_runs_where_nothing_else_is_named():
             assert policy.backend.model_sha256 == policy.model_sha256 == named.model_sha256
             served = ServedPolicy(named, "droid", named.action_space, warm_up_instruction=named.example_instruction)
             served.warm_up()  # it refuses what it does not understand
-        assert policy.prefix_rows == 0, "no training showed it an action prefix"
-        assert not policy.takes_action_prefix
+        assert policy.takes_action_prefix
+        assert policy.prefix_rows == 8, "no training showed it a longer action prefix"
 
 
 @pytest.mark.parametrize("seeds", [FEW, MORE])

@@ -114,6 +114,9 @@ class ModelInput:
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows
         if key not in self._processors:
+            frames = self._options.policy_frames
+            if frames is None and self._options.decode_video:
+                frames = max(self._checkpoint.policy_frames, default=None)
             self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
                 self._checkpoint,
                 domain_name=request.embodiment.name,
@@ -122,7 +125,7 @@ class ModelInput:
                 image_size=self._options.image_size,
                 prompt_format=self._options.prompt_format,
                 composition=self._options.composition,
-                policy_frames=self._options.policy_frames,
+                policy_frames=frames,
             )
         return self._processors[key]
 

@@ -86,13 +86,13 @@ class Evaluate:
     """For python: module:name of a class or function without arguments; what it makes has get_actions_sync."""
     model: str | None = None
     """For native and diffusers: a checkpoint's folder or hub repository. The default of native is the bundled policy, which
-    only knows reach and pick on this table."""
+    knows reach, pick and place on this table."""
     num_steps: int | None = None
     """For native, diffusers and --dialect vllm-omni: denoising steps; default: the checkpoint's preset, or the server's."""
     guidance_scale: float | None = None
     """For native and diffusers: guidance scale; 1 is none. Default: the checkpoint's preset."""
     policy_frames: int | None = None
-    """For native: 1 predicts actions without video, several times faster; default: the checkpoint's own."""
+    """For native: 1 predicts actions without video, several times faster; default: the checkpoint's first."""
     device: str | None = None
     """For native and diffusers without replicas: cpu, cuda or cuda:N."""
     dtype: Literal["float32", "bfloat16"] | None = None

@@ -64,8 +64,8 @@ class Rollout:
 
     The arm has real dynamics, and the loop is closed: each inference sees what the arm did.
 
-    native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled policy, which can only reach and
-    pick on this table. scripted is an expert that reads the simulator's state, can do every task and returns the model's
+    native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled policy, which can reach, pick and
+    place on this table. scripted is an expert that reads the simulator's state, can do every task and returns the model's
     action rows. replay follows a recorded end-effector trajectory. service calls a policy server. Ctrl-C brings the arm to
     rest and keeps all files; a second one stops at once.
     """
@@ -80,14 +80,15 @@ class Rollout:
     (distributed), in diffusers, or on a policy server (service). The default is native."""
     model: str | None = None
     """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two
-    is the bundled policy, which can only reach and pick on this table."""
+    is the bundled policy, which can reach, pick and place on this table."""
     num_steps: int | None = None
     """Denoising steps. The default is the checkpoint's preset, or with --dialect vllm-omni the server's."""
     guidance_scale: float | None = None
     """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
     """For native and distributed: frames of the clip that a policy denoises. 1 returns actions without a video, several
-    times faster, if the checkpoint was trained for it. The default is the checkpoint's."""
+    times faster, if the checkpoint was trained for it. The default is the checkpoint's, or its longest for a film with the
+    prediction."""
     device: str | None = None
     """cpu, cuda or cuda:N. The default is cuda if there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None

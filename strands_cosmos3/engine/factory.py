@@ -53,6 +53,7 @@ class FactorySizes:
     vae_base: int = 8
     vae_decoder_base: int = 8
     shards: int = 2
+    action_dim: int = 64
 
 
 MID_SIZE = FactorySizes(1024, 8, 16, 8, 64, 3072, 48, 24, 32, 1)
@@ -119,7 +120,13 @@ def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict
     data |= {"qk_norm_for_text": not edge, "use_und_k_norm_for_gen": edge, "rms_norm_eps": 1e-5 if edge else 1e-6}
     data |= {"rope_theta": 1e8 if edge else 5e6, "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial]}
     data |= {"latent_channel": sizes.latent_channels, "latent_patch_size": 2, "patch_latent_dim": 4 * sizes.latent_channels}
-    data |= {"action_dim": 64, "action_gen": True, "num_embodiment_domains": 32, "timestep_scale": 0.001, "base_fps": 24}
+    data |= {
+        "action_dim": sizes.action_dim,
+        "action_gen": True,
+        "num_embodiment_domains": 32,
+        "timestep_scale": 0.001,
+        "base_fps": 24,
+    }
     return data
 
 

@@ -12,7 +12,7 @@ from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.loop import LossMetrics
 
-WIDTHS = (128, 64, 32)
+WIDTHS = (64, 64, 32)
 FOLDER = "preview_decoder"
 
 

@@ -35,8 +35,8 @@ SAMPLING = {"num_steps": 4, "guidance_scale": 1.0, "flow_shift": 5.0}
 
 
 def policy_sizes(hidden: int = 320, layers: int = 4, latent_channels: int = 48) -> FactorySizes:
-    """Sizes of a small policy: 4 heads of width 32, two of keys, and MLPs three times as wide as they together."""
-    return FactorySizes(hidden, layers, 4, 2, 32, 384, latent_channels, shards=1)
+    """Sizes of a small policy: 4 heads of width 32, 2 of keys, MLPs three times as wide as all heads, 32 action columns."""
+    return FactorySizes(hidden, layers, 4, 2, 32, 384, latent_channels, shards=1, action_dim=32)
 
 
 def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:

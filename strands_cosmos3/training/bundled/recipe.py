@@ -26,7 +26,7 @@ class Recipe:
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage
-    preview_steps: int = 3000
+    preview_steps: int = 1000
     joint_steps: int = 8000
     hidden: int = 320
     layers: int = 4

@@ -170,7 +170,7 @@ class TrainingRun:
         more = {"matrix_lr": config.joint_matrix_lr, **self._of_policy}
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
-        checkpoint = self._fit(loop, vae, config.joint_batch, (1 + ROWS, 1), validation, preview)
+        checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
         if not self.shard.rank:
             clips = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
             report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
