@@ -1,7 +1,7 @@
 """Make the README's animation, docs/rollout.webp, of a film that `rollout --video` wrote.
 
-strands-cosmos3 rollout --task pick --instruction "pick up the blue cube" --seed 3 --video out/blue.mp4
-cd tests && python -m helpers.animation ../out/blue.mp4 ../docs/rollout.webp
+strands-cosmos3 rollout --task place --instruction "place the blue cube in the bin" --seed 3 --video out/place.mp4
+cd tests && python -m helpers.animation ../out/place.mp4 ../docs/rollout.webp
 """
 
 from __future__ import annotations

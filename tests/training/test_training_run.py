@@ -174,7 +174,7 @@ def test_an_interrupted_export_is_repeated_and_nothing_is_trained_again(trained)
 
 def test_the_joint_checkpoint_predicts_video(trained):
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32, decode_video=True) as engine:
-        assert engine.checkpoint.policy_frames == (17, 1)
+        assert engine.checkpoint.policy_frames == (1, 17)
         assert "joint" in engine.checkpoint.metadata["label"]
         assert 0 < engine.checkpoint.novelty_rmse < 1
         assert engine.checkpoint.preview is not None
@@ -303,7 +303,7 @@ def test_a_continued_run_is_released_with_the_starts_tokenizer(continued, traine
     run, vae = continued
     further = run.train_joint(vae)
     assert "_name_or_path" not in json.loads((further / "vae/config.json").read_text())  # no path of this machine
-    assert Checkpoint.open(further).policy_frames == (17, 1)
+    assert Checkpoint.open(further).policy_frames == (1, 17)
     tokenizers = [(folder / "text_tokenizer/tokenizer.json").read_bytes() for folder in (further, trained.checkpoint)]
     assert tokenizers[0] == tokenizers[1]
 
