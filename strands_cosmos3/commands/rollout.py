@@ -87,8 +87,7 @@ class Rollout:
     """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
     """For native and distributed: frames of the clip that a policy denoises. 1 returns actions without a video, several
-    times faster, if the checkpoint was trained for it. The default is the checkpoint's, or its longest for a film with the
-    prediction."""
+    times faster, if the checkpoint was trained for it. The default is the checkpoint's, for a film its longest."""
     device: str | None = None
     """cpu, cuda or cuda:N. The default is cuda if there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
