@@ -192,7 +192,7 @@ def test_bad_usage_is_told_before_ray_starts(tmp_path, capsys):
         ["--num-gpus", "7", "--tp-size", "2", "--model", "c"],
         ["--tasks", "juggle"],
         ["--conditions", "blind"],
-        ["--tasks", "reach,place"],  # the embedded checkpoint knows no place
+        ["--tasks", "reach,stack"],  # the embedded checkpoint knows no stack
     ):
         assert main(["evaluate", "--out", str(tmp_path / "run"), *options]) == 2
     assert "knows task 'reach' or 'pick'" in capsys.readouterr().err
