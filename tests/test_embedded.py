@@ -19,6 +19,7 @@ from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving.served import ServedPolicy
 
@@ -71,6 +72,31 @@ def test_it_is_what_runs_where_nothing_else_is_named():
             served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "it succeeds more often without an action prefix"
         assert not policy.takes_action_prefix
+
+
+@pytest.mark.parametrize(
+    ("options", "clip_frames", "frames"),
+    [
+        ({}, 1, None),
+        ({"decode_video": "preview"}, 17, 17),
+        ({"decode_video": "preview", "policy_frames": 1}, 1, 1),
+        ({"policy_frames": 17}, 17, None),
+    ],
+)
+def test_it_predicts_a_video_where_one_is_wanted(options, clip_frames, frames, monkeypatch):
+    """Actions alone are the default; a named length wins."""
+    asked, preprocess = [], Cosmos3PolicyProcessor.preprocess
+
+    def spy(self, raw):
+        asked.append(preprocess(self, raw))
+        return asked[-1]
+
+    monkeypatch.setattr(Cosmos3PolicyProcessor, "preprocess", spy)
+    with Cosmos3Policy(embodiment="droid", robot="panda", **options) as policy:
+        Robot().run_policy(instruction="reach the red cube", policy=policy, duration=0.1)
+        video = policy.last_rollout["video"]
+    assert (None if video is None else len(video)) == frames
+    assert asked[-1].video_shape[0] == clip_frames
 
 
 @pytest.mark.parametrize("seeds", [FEW, MORE])

@@ -367,8 +367,8 @@ def test_the_composition_can_be_chosen(folder):
 def test_what_backends_need_is_known_before_they_are_made():
     for name in BACKENDS:
         kind = getattr(import_module(f"strands_cosmos3.backends.{name}"), f"{name.capitalize()}Backend")
-        made = kind(client=None) if name == "service" else kind  # its server may be without eyes, so it is asked for
+        made = kind(client=None) if name == "service" else kind  # its server may need no pictures, so it is asked for
         assert (needs_pictures(name), needs_privileged(name)) == (made.requires_images, made.needs_privileged), name
         if name == "service":
             assert needs_pictures(made)
-    assert needs_pictures(None)  # somebody will be asked who has eyes
+    assert needs_pictures(None)  # the default backend sees

@@ -1,4 +1,4 @@
-"""Recordings: read, kept, spoken; and whatever is no recording refused by name."""
+"""Recordings are read, kept and replayed; a file that is no recording raises an error that names it."""
 
 import json
 

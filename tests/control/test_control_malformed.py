@@ -83,9 +83,9 @@ def bridge_solve(rng):
     if which == 2:
         return lambda: BRIDGE.solve(POSES, FULL, DT, pick(rng, "newton", 3, [], {}))
     if which == 3:
-        bent = POSES.copy()
-        bent[rng.integers(3), :3, rng.integers(3)] *= rng.choice([-1.0, 1.01, 0.0])
-        return lambda: BRIDGE.solve(bent, FULL, DT)
+        skewed = POSES.copy()
+        skewed[rng.integers(3), :3, rng.integers(3)] *= rng.choice([-1.0, 1.01, 0.0])
+        return lambda: BRIDGE.solve(skewed, FULL, DT)
     bad = spoil(rng, POSES)
     return lambda: BRIDGE.solve(bad, FULL, DT)
 

@@ -64,9 +64,9 @@ def test_names_both_ways(theirs, kind):
     assert {new: released_name(net) for new, net in back["_remap_language_model_state_dict"](text).items()} == {
         new: new for new in pairs if pairs[new] in text.values()
     }
-    eyes = ["model.visual.blocks.0.attn.qkv.weight", "visual.merger.norm.weight"]
-    assert back["_remap_language_model_state_dict"](dict.fromkeys(eyes)) == {}
-    assert renamed([f"model.net.language_model.{eye}" for eye in eyes], "model.net.")[0] == {}
+    vision = ["model.visual.blocks.0.attn.qkv.weight", "visual.merger.norm.weight"]
+    assert back["_remap_language_model_state_dict"](dict.fromkeys(vision)) == {}
+    assert renamed([f"model.net.language_model.{key}" for key in vision], "model.net.")[0] == {}
 
 
 @pytest.mark.parametrize("edge", [True, False])

@@ -95,8 +95,8 @@ def released(folder: Path, kind: str, shapes: Shapes) -> Path:
 
 def export(folder: Path, kind: str, shapes: Shapes) -> Path:
     """cosmos-framework's export."""
-    eyes = {} if kind == "edge" else {name: ("BF16", tuple(w.shape)) for name, w in VISION.items()}
-    hollow_shards(folder, "model", bf16({framework_name(name): s for name, s in shapes.items()}, "model.net.") | eyes)
+    vision = {} if kind == "edge" else {name: ("BF16", tuple(w.shape)) for name, w in VISION.items()}
+    hollow_shards(folder, "model", bf16({framework_name(name): s for name, s in shapes.items()}, "model.net.") | vision)
     target = "Nemotron3DenseVLTextForCausalLM" if kind == "edge" else "Qwen3VLTextForCausalLM"
     config = {"max_action_dim": 64, "vlm_config": {"model_instance": {"_target_": target}}}
     write_json(

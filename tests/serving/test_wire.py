@@ -1,4 +1,4 @@
-"""What messages mean: both directions are inverses, grippers flip once, and wrong rows are refused by name."""
+"""What messages mean: both directions are inverses, grippers flip once, and wrong rows raise an error that names them."""
 
 from __future__ import annotations
 

@@ -63,13 +63,14 @@ def test_matrices_between_the_ends_take_muon_and_resume_to_the_bit(tmp_path):
             value = (made - x[:, :2]).square().mean()
             return value, {"loss": value.item()}
 
-        return Loop(model, loss, TrainLoopConfig(steps, 0.01, 1, matrix_lr=0.05), folder)
+        return Loop(model, loss, TrainLoopConfig(steps, 0.01, 1, matrix_lr=0.05, matrix_decay=0.1), folder)
 
     whole = loop(tmp_path / "whole")
     assert [sorted(p.shape for group in o.param_groups for p in group["params"]) for o in whole.optimizers] == [
         sorted([(8, 4), (8,), (8,), (2, 8), (2,)]),
         [(8, 8)],
     ]
+    assert [group["weight_decay"] for group in whole.optimizers[1].param_groups] == [0.1]
     whole.run()
     half = loop(tmp_path / "half")
     half.run(until=3)

@@ -176,6 +176,7 @@ def test_the_joint_checkpoint_predicts_video(trained):
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32, decode_video=True) as engine:
         assert engine.checkpoint.policy_frames == (1, 17)
         assert "joint" in engine.checkpoint.metadata["label"]
+        assert "prefix_rows" not in engine.checkpoint.metadata, "trained, but the checkpoint does not ask for them"
         assert 0 < engine.checkpoint.novelty_rmse < 1
         assert engine.checkpoint.preview is not None
 

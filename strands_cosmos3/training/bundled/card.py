@@ -52,12 +52,13 @@ def _summary(checkpoint: Path, about: Mapping[str, Any]) -> str:
     language = about["language"]
     counted = ", ".join(f"{name} {count} numbers" for name, count in numbers.items())
     verbs, colours = (", ".join(language[name]) for name in ("verbs", "colours"))
+    rows = about.get("prefix_rows", 0)
+    prefixes = f"It takes action prefixes of up to {rows} rows." if rows else "It takes no action prefix."
     return f"""# Model card: the table policy
 
 A Cosmos 3 transformer, {config["hidden_size"]} wide with {config["num_hidden_layers"]} layers, and a small Wan VAE, in the
 released layout ({counted}; {size:.0f} MB). It looks at the three DROID views, reads a sentence (verbs: {verbs};
-colours: {colours}), and answers 16 pose deltas at 15 Hz, with a prediction of the pictures to come. It takes action prefixes
-of up to {about.get("prefix_rows", 0)} rows.
+colours: {colours}), and answers 16 pose deltas at 15 Hz, with a prediction of the pictures to come. {prefixes}
 
     strands-cosmos3 rollout --task pick --instruction "pick up the blue cube" --video out.mp4
 

@@ -317,7 +317,7 @@ class TrainingRun:
             self._validate(average, loop, windows, validation)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
-            more: dict[str, Any] = {"prefix_rows": self.config.prefix_rows, "language": LANGUAGE, "preview": preview}
+            more: dict[str, Any] = {"prefix_rows": self.config.declared_prefix_rows, "language": LANGUAGE, "preview": preview}
             more["novelty"] = None if preview is None else self._novelty(vae, preview)
             export(*args, frames=frames, label=label, steps=loop.step, **more)
 

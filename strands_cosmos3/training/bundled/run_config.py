@@ -34,7 +34,8 @@ class RunConfig:
     joint_forward: float = 0.35  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.35
     video: float = 0.5  # weight of the video's error; the actions' is 1
-    prefix_rows: int = 8  # longest action prefix
+    prefix_rows: int = 8  # longest action prefix in training
+    declared_prefix_rows: int = 0  # that the checkpoint asks for; it succeeds more often without (docs/training.md)
     answers: float = 1.0  # weight of the error of every goal's rows, read from a picture's tokens; 0: no such head
     looks_from: int = 0  # step of the policy stage from which half of the pictures have other looks
     vae_lr: float = 2e-3  # of vectors and of what is at the ends of a network; matrices have 10 times as much, with Muon
