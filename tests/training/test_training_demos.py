@@ -28,12 +28,13 @@ from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.appearance import Appearance
+from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, lay
 from strands_cosmos3.training.bundled import demos as demos_module
 from strands_cosmos3.training.bundled.demos import PREFIX_ROWS, DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
-from strands_cosmos3.training.bundled.random_stage import RandomStage
+from strands_cosmos3.training.bundled.random_stage import WRIST_JITTER_M, RandomStage
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows, undisturbed
 from strands_cosmos3.training.validation import chunk_errors
@@ -169,6 +170,30 @@ def test_labels_of_other_looks_are_for_the_cubes_that_they_show(monkeypatch):
 def _decoded(rows, T):
     metres = denormalize_chunk(rows.astype(float), "droid_lerobot")
     return decode_pose_trajectory(metres[:, :9], T)
+
+
+def test_pictures_are_taken_from_where_the_cameras_are(monkeypatch):
+    """A state that was computed before its cameras and lights were drawn anew shows them where they were."""
+    offsets, original = [], Renderer.render
+
+    def render(renderer, data, name, *rest):
+        model = renderer._model
+        camera, light = model.camera(name), model.light(0)
+        body = data.xmat[camera.bodyid[0]].reshape(3, 3)
+        place = data.xpos[camera.bodyid[0]] + body @ model.cam_pos[camera.id]
+        np.testing.assert_allclose(data.cam_xpos[camera.id], place, atol=1e-9)
+        shines = model.light_dir[light.id] / np.linalg.norm(model.light_dir[light.id])
+        np.testing.assert_allclose(data.light_xdir[light.id], shines, atol=1e-9)
+        if name == "wrist":
+            offsets.append(np.array(model.cam_pos[camera.id]))
+        return original(renderer, data, name, *rest)
+
+    monkeypatch.setattr(Renderer, "render", render)
+    with DemoCollector(DemoConfig(ticks=20, label_every=2, visual_randomization=0.2, wandering=0.0)) as collector:
+        collector.record(3, 1)
+    moved_m = np.linalg.norm(np.array(offsets) - np.median(offsets, axis=0), axis=1)  # most are those of the episode
+    assert 0.01 < moved_m.max() <= 1.2 * WRIST_JITTER_M
+    assert (moved_m > 1e-3).sum() >= 8
 
 
 @pytest.mark.parametrize("height_m", [0.05, 0.3])

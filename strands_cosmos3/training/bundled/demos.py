@@ -372,10 +372,10 @@ class EpisodeRecorder:
             return answers, answers, np.zeros(len(goals), np.int64), self.frames[-1], answers, answers
         length = rng.integers(1, PREFIX_ROWS, endpoint=True, size=len(goals))
         own = self._answers(request, length)
-        moved = self._stage.other_layout(rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M)
-        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.cubes}
         with self._stage.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
+            moved = self._stage.other_layout(rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M)
             look = self._picture(robot, moved)
+        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.cubes}
         return *own, length, look, *self._answers(replace(request, privileged={**(request.privileged or {}), **cubes}), length)
 
     def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:

@@ -21,7 +21,7 @@ from strands_cosmos3.sim.scene_builder import SURFACE
 
 LIGHT = (0.3, 2.0)
 """Factor on all lights."""
-OUTER_JITTER_M, WRIST_JITTER_M = 0.05, 0.02
+OUTER_JITTER_M, WRIST_JITTER_M = 0.05, 0.03
 """Radius of the ball within which a camera is displaced."""
 _OTHER_COLOURS = (
     *((0.90, 0.78, 0.12), (0.50, 0.18, 0.62), (0.92, 0.92, 0.90), (0.10, 0.10, 0.10), (0.45, 0.45, 0.47)),
