@@ -109,7 +109,7 @@ class ModelInput:
 
     def sampling(self, request: Request) -> Sampling:
         """Return how to sample for a request."""
-        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, self._options)
+        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, self._options, request.mode)
 
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows

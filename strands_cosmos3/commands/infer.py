@@ -259,7 +259,7 @@ class Infer:
 
     def _request(self, engine: Any, processed: Any) -> Any:
         given = Sampling(self.steps, self.guidance_scale, self.flow_shift)
-        sampling = engine.checkpoint.resolve_sampling(processed.embodiment, processed.space.name, given)
+        sampling = engine.checkpoint.resolve_sampling(processed.embodiment, processed.space.name, given, processed.mode)
         karras = {"true": True, "checkpoint": None}.get(self.use_karras_sigmas or "false", False)
         return processed.request(sampling, seed=self.seed, use_karras_sigmas=karras)
 

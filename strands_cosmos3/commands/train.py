@@ -68,7 +68,7 @@ class Train:
     joint_steps: int = 8000
     """Steps with the future."""
     preview_steps: int = 3000
-    """Steps of the decoder of films; 0 leaves it out."""
+    """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
     policy_batch: int = 64
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 32

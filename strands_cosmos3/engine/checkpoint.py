@@ -7,8 +7,9 @@ A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``
 ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
-both dynamics read the empty caption), ``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see
-:mod:`~strands_cosmos3.language`) and ``sha256`` (file -> digest, checked before loading).
+both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if they differ from ``sampling``'s),
+``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file ->
+digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.locate import locate, repository_of
-from strands_cosmos3.engine.metadata import read_novelty, read_policy_frames, read_rows, read_sampling
+from strands_cosmos3.engine.metadata import read_count, read_novelty, read_policy_frames, read_sampling
 from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
@@ -53,6 +54,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
+from strands_cosmos3.types import Mode
 
 __all__ = ["STATISTICS", "Checkpoint", "locate"]
 STATISTICS = "action_stats.json"
@@ -73,6 +75,7 @@ class Checkpoint:
         novelty_rmse: None if it cannot tell how novel a picture is; otherwise it has a preview decoder.
         policy_frames: Empty means as many frames as the chunk needs.
         replan_rows: None is the whole chunk. prefix_rows: 0 is none. language: None takes any sentence.
+        dynamics_steps: None is as for a policy.
     """
 
     root: Path
@@ -89,6 +92,7 @@ class Checkpoint:
     policy_frames: tuple[int, ...] = ()
     replan_rows: int | None = None
     prefix_rows: int = 0
+    dynamics_steps: int | None = None
     use_system_prompt: bool = False
     language: Language | None = None
     preview: tuple[Mapping[str, Any], WeightSource] | None = None
@@ -127,8 +131,9 @@ class Checkpoint:
                 "state_row": step.of(lambda: StateRow.from_metadata(metadata)),
                 "sampling": step.of(lambda: read_sampling(metadata)),
                 "policy_frames": step.of(lambda: read_policy_frames(metadata)),
-                "replan_rows": step.of(lambda: read_rows(metadata, "replan_rows")),
-                "prefix_rows": step.of(lambda: read_rows(metadata, "prefix_rows")) or 0,
+                "replan_rows": step.of(lambda: read_count(metadata, "replan_rows")),
+                "prefix_rows": step.of(lambda: read_count(metadata, "prefix_rows")) or 0,
+                "dynamics_steps": step.of(lambda: read_count(metadata, "dynamics_steps")),
                 "novelty_rmse": step.of(lambda: read_novelty(metadata)) if "preview" in found else None,
                 "language": step.of(lambda: Language.from_metadata(metadata)),
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True and not (named and named.repo_id),
@@ -217,12 +222,15 @@ class Checkpoint:
         headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in (self.weights, self.vae_weights)]
         return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
 
-    def resolve_sampling(self, embodiment: Embodiment, action_space: str, given: Sampling) -> Sampling:
+    def resolve_sampling(
+        self, embodiment: Embodiment, action_space: str, given: Sampling, mode: Mode = Mode.POLICY
+    ) -> Sampling:
         """Fill what is not given from the checkpoint's record, else from its variant's or the embodiment's preset."""
-        if self.sampling is not None:
-            return given.over(self.sampling)
         of_variant = self.variant.action_space == action_space
-        return given.over(self.variant.preset if of_variant else embodiment.preset(action_space))
+        preset = self.sampling or (self.variant.preset if of_variant else embodiment.preset(action_space))
+        if mode is not Mode.POLICY and self.dynamics_steps is not None:
+            preset = replace(preset, num_steps=self.dynamics_steps)
+        return given.over(preset)
 
     def verify(self) -> None:
         """Compare every file whose digest is recorded; raise DigestError if its bytes differ."""

@@ -17,7 +17,7 @@ from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import require_file, shown
 
 METADATA = "checkpoint.json"
-_MOST = {"policy_frames": 1000, "replan_rows": 10_000, "prefix_rows": 10_000}
+_MOST = {"policy_frames": 1000, "replan_rows": 10_000, "prefix_rows": 10_000, "dynamics_steps": 1000}
 _NAMES = {
     "variant": tuple(VARIANTS),
     "action_space": ("joint_pos", "midtrain"),
@@ -82,8 +82,8 @@ def read_policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(choices)
 
 
-def read_rows(metadata: Mapping[str, Any], name: str) -> int | None:
-    """A recorded number of rows, or None."""
+def read_count(metadata: Mapping[str, Any], name: str) -> int | None:
+    """A recorded number of rows or steps, or None."""
     found = metadata.get(name)
     if found is not None and not _count(name, found):
         raise _invalid(name, found, f"a whole number of at least 1, at most {_MOST[name]}")

@@ -13,10 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import LABEL, write_checkpoint
+from strands_cosmos3.engine.metadata import read_count
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
 from strands_cosmos3.errors import (
@@ -29,6 +32,7 @@ from strands_cosmos3.errors import (
     VariantError,
     WeightsError,
 )
+from strands_cosmos3.types import Mode
 
 INDEX = "transformer/diffusion_pytorch_model.safetensors.index.json"
 SHARD = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"
@@ -427,3 +431,14 @@ def test_a_tokenizer_that_leads_out_of_the_checkpoint_is_refused(copy, tmp_path,
         (folder / "tokenizer.json").symlink_to(outside / "tokenizer.json")
     with pytest.raises(LayoutError, match="outside the checkpoint"):
         PromptTokenizer(folder)
+
+
+def test_both_dynamics_have_the_steps_that_they_record_and_a_policy_its_own():
+    domain, opened = get_embodiment("droid"), replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2)
+    steps = {mode: opened.resolve_sampling(domain, "midtrain", Sampling(), mode).num_steps for mode in Mode}
+    assert steps == {Mode.POLICY: 4, Mode.FORWARD_DYNAMICS: 2, Mode.INVERSE_DYNAMICS: 2}
+    assert opened.resolve_sampling(domain, "midtrain", Sampling(7), Mode.FORWARD_DYNAMICS).num_steps == 7
+    same = replace(opened, dynamics_steps=None)
+    assert same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 4
+    with pytest.raises(LayoutError, match="dynamics_steps must be a whole number of at least 1, at most 1000, got 0"):
+        read_count({"dynamics_steps": 0}, "dynamics_steps")

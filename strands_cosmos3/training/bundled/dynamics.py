@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import se3_between
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
@@ -61,10 +61,19 @@ class DynamicsReport:
 
 
 def judge_dynamics(
-    checkpoint: Path, demos: Demos, ticks: NDArray[np.int64], steps: int = 4, on_clip: Callable[[int, int], None] | None = None
+    checkpoint: Path,
+    demos: Demos,
+    ticks: NDArray[np.int64],
+    steps: int | None = None,
+    on_clip: Callable[[int, int], None] | None = None,
 ) -> DynamicsReport:
-    """Measure forward and inverse dynamics on clips, given by their first ticks, which training must not have seen."""
-    require_video(checkpoint)
+    """Measure forward and inverse dynamics on clips, given by their first ticks, which training must not have seen.
+
+    ``steps``: Denoising steps; None means the checkpoint's preset.
+    """
+    opened, domain = require_video(checkpoint), get_embodiment(DOMAIN)
+    steps = opened.resolve_sampling(domain, "midtrain", Sampling(steps), Mode.FORWARD_DYNAMICS).num_steps
+    assert steps is not None  # a preset names it
     rows = {name: torch.from_numpy(made) for name, made in control_rows(demos, ticks).items()}
     judged, recovered = [], []
     with Cosmos3Engine.from_pretrained(checkpoint, dtype=torch.float32, decode_video=True) as engine:
@@ -131,8 +140,7 @@ def judge_on_expert(
         ticks = demos.clips(ROWS)
         ticks = ticks[undisturbed(demos, ticks)]
         chosen = ticks[np.linspace(0, len(ticks) - 1, clips).round().astype(int)]
-        preset = steps or (opened.sampling and opened.sampling.num_steps) or 4
-        return judge_dynamics(checkpoint, demos, chosen, preset, lambda done, total: report("dynamics", done, total))
+        return judge_dynamics(checkpoint, demos, chosen, steps, lambda done, total: report("dynamics", done, total))
 
 
 def _goals_of(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -168,7 +168,7 @@ class TrainingRun:
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed + 1, windows, pictures)
         more = {"matrix_lr": config.joint_matrix_lr, **self._of_policy}
-        how = TrainLoopConfig(config.joint_steps, config.joint_lr, **more)
+        how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
         if not self.shard.rank:
@@ -178,10 +178,10 @@ class TrainingRun:
         return checkpoint
 
     def train_preview(self, vae: Any) -> Preview:
-        """Train the decoder of films on the clips' latents; None without steps."""
+        """Train the decoder of films on the clips' latents; without steps it is that of the checkpoint to start from, or None."""
         config, steps = self.config, self.config.preview_steps
         if not steps:
-            return None
+            return None if self._start is None else self._start.load_preview(self.device, torch.float32)
         ticks, latents = self._clips(vae)
         n_train = self._training_windows(ticks)
         decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)

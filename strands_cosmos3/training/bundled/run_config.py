@@ -31,8 +31,8 @@ class RunConfig:
     joint_batch: int = 32
     preview_batch: int = 4
     joint_pictures: int = 64  # windows of frame 0 per step of the joint stage, labelled for every goal
-    joint_forward: float = 0.35  # fraction of the clips that train forward dynamics
-    joint_inverse: float = 0.35
+    joint_forward: float = 0.45  # fraction of the clips that train forward dynamics
+    joint_inverse: float = 0.3
     video: float = 0.5  # weight of the video's error; the actions' is 1
     prefix_rows: int = 8  # longest action prefix in training
     declared_prefix_rows: int = 0  # that the checkpoint asks for; it succeeds more often without (docs/training.md)
@@ -43,6 +43,7 @@ class RunConfig:
     policy_matrix_lr: float = 0.02
     joint_lr: float = 1e-3
     joint_matrix_lr: float = 0.01
+    joint_decay: float = 0.8  # fraction of the steps, at the end, in which its rates decay: the video's loss falls with them
     matrix_decay: float = 0.1  # of the matrices of both; without it they grow, and hidden states drown a token's noise
     preview_lr: float = 1e-3
     clip_every: int = 4  # labelled ticks for one of which a clip is encoded that starts there
