@@ -46,7 +46,7 @@ class RunConfig:
     joint_decay: float = 0.8  # fraction of the steps, at the end, in which its rates decay: the video's loss falls with them
     matrix_decay: float = 0.1  # of the matrices of both; without it they grow, and hidden states drown a token's noise
     preview_lr: float = 1e-3
-    clip_every: int = 4  # labelled ticks for one of which a clip is encoded that starts there
+    clip_every: int = 2  # labelled ticks for one of which a clip is encoded that starts there
     accumulate: int = 1  # draws of windows per step of the policy and joint stages, whose gradients are averaged
     seed: int = 0
     gate: bool = True  # whether training stops if the VAE loses colours
