@@ -29,13 +29,24 @@ class Verb(StrEnum):
 _BAR = r"\b(?:bar|beam|rod)\b"
 _GIVE = r"\b(?:hand|pass|give|transfer)\b"
 _ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
+BIN = r"\b(?:bin|box|container|tray)\b"
+_TO_BIN = rf"\bto(?:wards?)? (?:the|a|your) {BIN}|\brelease\b.*\b(?:over|above) (?:the|a) {BIN}|\bbin (?:the|that|this)\b"
+_HOLD = r"\bhold (?:on to |onto )?(?:the|that|this)\b"
+_HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
+    r"\b(?:move|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
+    r"|stop)(?: out)? (?:your|the|its) (?:robot )?(?:hand|gripper|arm|fingers?|fingertips?|end effector|claw|palm|tool)\b"
+    r"(?= (?:out |over |right |directly |straight |just |close |down |up )*"
+    r"(?:to|towards?|above|over|near|onto|on|at|around|with|beside|next to|there|so it)\b|$)"
+)
+REWORDED = re.compile(rf"{_HAND.pattern}|{_TO_BIN}|{_HOLD}")
+"""Where a word has another sense than in the plain sentences: a policy may know the words, and not this."""
 _WORDS: tuple[tuple[Verb, str], ...] = (
     (Verb.STACK, rf"\bstack|{_ONTO}"),
-    (Verb.PLACE, r"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:the|a) (?:bin|box|container|tray)\b"),
+    (Verb.PLACE, rf"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:the|a) {BIN}|{_TO_BIN}"),
     (
         Verb.PICK,
-        r"\b(?:pick|grasp|grab|lift|take|raise|fetch|snatch|seize|collect|retrieve|pluck|hoist|elevate|scoop|obtain)"
-        r"|\bget (?:me |us )?(?:the|that|this)\b",
+        r"\b(?:pick|grasp|grab|grip\b|clasp|clutch|lift|take|raise|fetch|snatch|seize|collect|retrieve|pluck|hoist|elevate|scoop"
+        rf"|obtain)|\bget (?:me |us )?(?:the|that|this)\b|{_HOLD}",
     ),
     (
         Verb.REACH,
@@ -44,8 +55,12 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
     ),
 )
 SYNONYMS = frozenset(
-    ("snatch", "seize", "collect", "retrieve", "pluck", "hoist", "elevate", "scoop", "obtain", "contact", "tap", "navigate")
-    + ("travel", "locate", "find", "head", "come", "drive", "container")
+    """
+    snatch seize collect retrieve pluck hoist elevate scoop obtain contact tap navigate travel locate find head come drive
+    container grip clasp clutch position align lower extend stretch keep send guide steer direct rest stop its end
+    effector claw palm tool fingertip fingertips throw deposit transfer deliver stick release dump chuck pop stow store
+    load insert slip shift lay dispose goes placed towards
+    """.split()  # noqa: SIM905
 )
 """Words of these patterns that the bundled policy's training does not contain."""
 
@@ -102,7 +117,9 @@ def parse_instruction(text: str) -> Goal:
         InstructionError: Not a string, blank, no known verb or colour, or a stack that names only one cube.
     """
     words = normalize(text)
-    verb = next((verb for verb, pattern in _WORDS if re.search(pattern, words)), None)
+    moved = _HAND.sub("reach", words)
+    verbs = _WORDS if moved == words else _WORDS[1:]  # a hand on a cube is no stack
+    verb = next((verb for verb, pattern in verbs if re.search(pattern, moved)), None)
     colours = re.findall(rf"\b({'|'.join(COLOURS)})\b", words)
     if re.search(_GIVE, words) and re.search(_BAR, words) and not colours:
         return Goal(Verb.HAND_OVER, "bar", to=_receiver(words))

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_cosmos3.errors import InstructionError, LayoutError
-from strands_cosmos3.instruction import SYNONYMS, TEMPLATES, Goal, Verb, normalize, parse_instruction
+from strands_cosmos3.instruction import BIN, REWORDED, SYNONYMS, TEMPLATES, Goal, Verb, normalize, parse_instruction
 from strands_cosmos3.resources import shown
 
 _FILLERS = frozenset(
     """
     a above again ahead all also an and any are arm around at away back be been being below beside brick bring by can
     carefully close colored coloured corner could dice die directly do does down favor favour finger fingers firmly first
-    for from front gently get go good got gripper gripper's hand has have hello here hey hi how i in into is it item its
+    for from front gently get go good got gripper gripper's hand has have hello here hey hi how i i'd in into is it item its
     itself job just kind kindly left let like little make may me middle might moment must my near need next nice nicely
     now object of off ok okay on one only onto or our out over painted piece plastic please position precisely quickly
     quietly really right robot shall shiny should side simply sir slowly small smoothly so softly some soon straight
@@ -31,8 +31,21 @@ _NEGATIONS = re.compile(
     r"\b(?:not|never|no|none|neither|nor|without|except|instead|rather than|avoid|ignore|leave|forget|don't|dont|doesn't|"
     r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't)\b"
 )
+_QUESTION = re.compile(r"^(?:is|are|was|does|did|has|where|what|which|when|who|why|how)\b")
+_OUT_OF_BIN = re.compile(rf"\b(?:out of|from|off) (?:the|a) {BIN}")
+_BY_ANOTHER = re.compile(  # a cube without a colour, told by its place: "the block left of the blue cube"
+    r"(?<!red )(?<!green )(?<!blue )\b(?:cube|block|one|brick|dice|item|object|piece|thing|toy|what|box)\b(?: \w+){0,3} "
+    r"(?:left|right|front|side|behind|beside|next|near|close|below|under|above|away)\b(?: \w+){0,2} (?:the|that|this) "
+    r"(?:red|green|blue)\b"
+)
 _OTHER_COLOURS = frozenset(
     "yellow orange purple violet pink brown black white grey gray cyan magenta turquoise teal gold silver beige".split()  # noqa: SIM905
+)
+_REFUSED = (
+    (_NEGATIONS, "it negates"),
+    (_QUESTION, "it asks"),
+    (_OUT_OF_BIN, "training never took a cube out of the bin"),
+    (_BY_ANOTHER, "it tells a cube by its place"),
 )
 
 
@@ -83,8 +96,9 @@ class Language:
             InstructionError: It negates, names an unknown word, no or another verb, no or another colour, or two targets.
         """
         sentence = normalize(text)
-        if found := _NEGATIONS.search(sentence):
-            raise self._refusal(text, f"it negates ({found.group()!r})")
+        for pattern, why in _REFUSED:
+            if found := pattern.search(sentence):
+                raise self._refusal(text, f"{why} ({found.group()!r})")
         words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
         if absent := [word for word in words if word in _OTHER_COLOURS - set(self.colours)]:
             raise self._refusal(text, f"nothing on its table is {absent[0]}")
@@ -99,7 +113,10 @@ class Language:
             raise self._refusal(text, "it names no colour" if not named else "it names no verb") from None
         if goal.verb not in self.verbs:
             raise self._refusal(text, f"training never showed how to {goal.verb}")
-        return sentence if all(word in self.words for word in words) else plainest(goal)
+        if goal.verb is Verb.PLACE and not re.search(BIN, sentence):
+            raise self._refusal(text, "it does not say where to put the cube: in the bin")
+        told = all(word in self.words for word in words) and not REWORDED.search(sentence)
+        return sentence if told else plainest(goal)
 
     def _refusal(self, text: str, why: str) -> InstructionError:
         return InstructionError(

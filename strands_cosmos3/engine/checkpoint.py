@@ -7,7 +7,7 @@ A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``
 ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
-both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if they differ from ``sampling``'s),
+both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not as in ``sampling``),
 ``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file ->
 digest, checked before loading).
 """

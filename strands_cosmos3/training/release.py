@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
+from diffusers.utils import logging
 
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -75,7 +77,19 @@ def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
 
 def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
     """The VAE of a checkpoint in float32, for training."""
-    return AutoencoderKLWan.from_pretrained(checkpoint.root / "vae", torch_dtype=torch.float32)
+    with _silent():
+        return AutoencoderKLWan.from_pretrained(checkpoint.root / "vae", torch_dtype=torch.float32)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silence diffusers, which keeps the ``latent_frames`` of a config and warns of them with all their numbers."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
@@ -188,7 +202,8 @@ def _fill(
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
     """Write the VAE without the two-dimensional wrappers and without the path it was read from."""
-    plain: Any = AutoencoderKLWan.from_config({key: value for key, value in vae.config.items() if key != "_name_or_path"})
+    with _silent():
+        plain: Any = AutoencoderKLWan.from_config({key: value for key, value in vae.config.items() if key != "_name_or_path"})
     plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
     for parameter in plain.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -197,7 +212,8 @@ def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
 
 def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
     """Weights of a VAE under diffusers' names, with or without the two-dimensional wrappers."""
-    names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
+    with _silent():
+        names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
     state = {}
     for name, tensor in vae.state_dict().items():
         bare = name if name in names else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")

@@ -186,6 +186,7 @@ def test_dynamics_of_an_untrained_model_are_bad(trained):
     assert dynamics["clips"] >= 1
     assert dynamics["copy_frame_psnr"] > dynamics["forward_db"]
     assert dynamics["inverse_mm"] > 10
+    assert dynamics["steps"] == Checkpoint.open(trained.joint).dynamics_steps == 1
 
 
 def test_the_curve_has_the_optimised_loss_and_its_parts(trained):
@@ -307,6 +308,20 @@ def test_a_continued_run_is_released_with_the_starts_tokenizer(continued, traine
     assert Checkpoint.open(further).policy_frames == (1, 17)
     tokenizers = [(folder / "text_tokenizer/tokenizer.json").read_bytes() for folder in (further, trained.checkpoint)]
     assert tokenizers[0] == tokenizers[1]
+
+
+def test_without_steps_a_continued_run_keeps_the_starts_preview_decoder(trained, shards, tmp_path):
+    config = RunConfig(**{**vars(TINY), "preview_steps": 0})
+    made = TrainingRun(tmp_path / "on", shards, config, start=trained.joint).train_preview(None)
+    kept = load_file(trained.joint / "preview_decoder/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(tensor.half(), kept[name]) for name, tensor in made.state_dict().items())
+    assert TrainingRun(tmp_path / "anew", shards, config).train_preview(None) is None
+
+
+def test_diffusers_does_not_complain_of_a_scale_for_each_latent_frame(trained, capfd):
+    vae = load_vae(Checkpoint.open(trained.joint))
+    assert len(vae.config["latent_frames"]) == 5
+    assert capfd.readouterr().err == ""
 
 
 def test_a_continued_run_keeps_its_start(continued, shards):

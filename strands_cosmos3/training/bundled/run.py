@@ -178,7 +178,7 @@ class TrainingRun:
         return checkpoint
 
     def train_preview(self, vae: Any) -> Preview:
-        """Train the decoder of films on the clips' latents; without steps it is that of the checkpoint to start from, or None."""
+        """Train the decoder of films on the clips' latents; without steps that of ``start``, or None."""
         config, steps = self.config, self.config.preview_steps
         if not steps:
             return None if self._start is None else self._start.load_preview(self.device, torch.float32)
