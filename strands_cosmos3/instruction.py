@@ -34,7 +34,8 @@ _TO_BIN = rf"\bto(?:wards?)? (?:the|a|your) {BIN}|\brelease\b.*\b(?:over|above) 
 _HOLD = r"\bhold (?:on to |onto )?(?:the|that|this)\b"
 _HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
     r"\b(?:move|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
-    r"|stop)(?: out)? (?:your|the|its) (?:robot )?(?:hand|gripper|arm|fingers?|fingertips?|end effector|claw|palm|tool)\b"
+    r"|stop|close|want|need|point|swing|slide)(?: out)? (?:your|the|its) (?:robot )?"
+    r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|claw|palm|tool)\b"
     r"(?= (?:out |over |right |directly |straight |just |close |down |up )*"
     r"(?:to|towards?|above|over|near|onto|on|at|around|with|beside|next to|there|so it)\b|$)"
 )
@@ -59,7 +60,8 @@ SYNONYMS = frozenset(
     snatch seize collect retrieve pluck hoist elevate scoop obtain contact tap navigate travel locate find head come drive
     container grip clasp clutch position align lower extend stretch keep send guide steer direct rest stop its end
     effector claw palm tool fingertip fingertips throw deposit transfer deliver stick release dump chuck pop stow store
-    load insert slip shift lay dispose goes placed towards
+    load insert slip shift lay dispose goes placed towards mind reaching touching picking lifting grasping grabbing fetching
+    approaching hovering pointing putting placing dropping moving swing slide join meet use using
     """.split()  # noqa: SIM905
 )
 """Words of these patterns that the bundled policy's training does not contain."""

@@ -29,10 +29,13 @@ _FILLERS = frozenset(
 """Words that change no goal."""
 _NEGATIONS = re.compile(
     r"\b(?:not|never|no|none|neither|nor|without|except|instead|rather than|avoid|ignore|leave|forget|don't|dont|doesn't|"
-    r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't)\b"
+    r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't|stop \w+ing)\b"
 )
 _QUESTION = re.compile(r"^(?:is|are|was|does|did|has|where|what|which|when|who|why|how)\b")
 _OUT_OF_BIN = re.compile(rf"\b(?:out of|from|off) (?:the|a) {BIN}")
+_BESIDE_BIN = re.compile(
+    r"\b(?:next|close|left|right|front|beside|behind|near|under|below|outside|around|by)(?: to| of)? (?:the|a|your) " + BIN
+)
 _BY_ANOTHER = re.compile(  # a cube without a colour, told by its place: "the block left of the blue cube"
     r"(?<!red )(?<!green )(?<!blue )\b(?:cube|block|one|brick|dice|item|object|piece|thing|toy|what|box)\b(?: \w+){0,3} "
     r"(?:left|right|front|side|behind|beside|next|near|close|below|under|above|away)\b(?: \w+){0,2} (?:the|that|this) "
@@ -45,7 +48,9 @@ _REFUSED = (
     (_NEGATIONS, "it negates"),
     (_QUESTION, "it asks"),
     (_OUT_OF_BIN, "training never took a cube out of the bin"),
+    (_BESIDE_BIN, "training placed cubes in the bin, not beside it"),
     (_BY_ANOTHER, "it tells a cube by its place"),
+    (re.compile(r"\b(?:red|green|blue) (?:bin|tray|container)\b"), "only its cubes have colours"),
 )
 
 

@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 
+from helpers.stranger_sentences import UNREADABLE as UNREADABLE_OF_STRANGERS
+from helpers.stranger_sentences import VALID as VALID_OF_STRANGERS
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import InstructionError, LayoutError
@@ -155,6 +157,38 @@ def test_valid_sentences_are_understood_with_their_own_goal(language):
         starts = [VALID.index(first) for first in ("go to the red cube", "place the red cube in the bin")]
         assert parse_instruction(text).verb is (Verb.PICK, Verb.REACH, Verb.PLACE)[sum(VALID.index(text) >= i for i in starts)]
     assert len(refused) <= 1, refused
+
+
+def test_what_strangers_type_is_taken_as_they_mean_it_or_refused(language):
+    """At most 2 of 100 are refused, and none is taken for something else."""
+    refused = []
+    for task, colour, text in VALID_OF_STRANGERS:
+        try:
+            goal = parse_instruction(language.understand(text))
+        except InstructionError:
+            refused.append(text)
+        else:
+            assert (goal.verb, goal.cube) == (Verb(task), f"cube_{colour}"), text
+    assert len(refused) <= 0.02 * len(VALID_OF_STRANGERS), refused
+
+
+@pytest.mark.parametrize("text", UNREADABLE_OF_STRANGERS)
+def test_what_strangers_find_unreadable_is_refused(language, text):
+    with pytest.raises(InstructionError):
+        language.understand(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("put your hand above the blue block", "reach the blue cube"),
+        ("take the green block to the tray", "place the green cube in the bin"),
+        ("hold the red cube", "pick up the red cube"),
+        ("put the green block into the tray", "put the green block into the tray"),
+    ],
+)
+def test_words_in_another_sense_reach_the_model_as_the_plainest_sentence(language, text, read):
+    assert language.understand(text) == read
 
 
 def test_every_trained_and_held_out_wording_is_understood(language):
