@@ -31,10 +31,10 @@ _GIVE = r"\b(?:hand|pass|give|transfer)\b"
 _ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
 BIN = r"\b(?:bin|box|container|tray)\b"
 _TO_BIN = rf"\bto(?:wards?)? (?:the|a|your) {BIN}|\brelease\b.*\b(?:over|above) (?:the|a) {BIN}|\bbin (?:the|that|this)\b"
-_HOLD = r"\bhold (?:on to |onto )?(?:the|that|this)\b"
+_HOLD = r"\bhold (?:on to |onto |of )?(?:the|that|this)\b"
 _HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
     r"\b(?:move|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
-    r"|stop|close|want|need|point|swing|slide)(?: out)? (?:your|the|its) (?:robot )?"
+    r"|stop|close|want|need|point|swing|slide|lift|raise)(?: out)? (?:your|the|its) (?:robot )?"
     r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|claw|palm|tool)\b"
     r"(?= (?:out |over |right |directly |straight |just |close |down |up )*"
     r"(?:to|towards?|above|over|near|onto|on|at|around|with|beside|next to|there|so it)\b|$)"
@@ -61,7 +61,7 @@ SYNONYMS = frozenset(
     container grip clasp clutch position align lower extend stretch keep send guide steer direct rest stop its end
     effector claw palm tool fingertip fingertips throw deposit transfer deliver stick release dump chuck pop stow store
     load insert slip shift lay dispose goes placed towards mind reaching touching picking lifting grasping grabbing fetching
-    approaching hovering pointing putting placing dropping moving swing slide join meet use using
+    approaching hovering pointing putting placing dropping moving swing slide join meet use using needs clear
     """.split()  # noqa: SIM905
 )
 """Words of these patterns that the bundled policy's training does not contain."""

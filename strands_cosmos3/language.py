@@ -12,6 +12,7 @@ from typing import Any
 
 from strands_cosmos3.errors import InstructionError, LayoutError
 from strands_cosmos3.instruction import BIN, REWORDED, SYNONYMS, TEMPLATES, Goal, Verb, normalize, parse_instruction
+from strands_cosmos3.refusals import refusal_of
 from strands_cosmos3.resources import shown
 
 _FILLERS = frozenset(
@@ -19,7 +20,7 @@ _FILLERS = frozenset(
     a above again ahead all also an and any are arm around at away back be been being below beside brick bring by can
     carefully close colored coloured corner could dice die directly do does down favor favour finger fingers firmly first
     for from front gently get go good got gripper gripper's hand has have hello here hey hi how i i'd in into is it item its
-    itself job just kind kindly left let like little make may me middle might moment must my near need next nice nicely
+    itself job just kind kindly left let let's like little make may me middle might moment must my near need next nice nicely
     now object of off ok okay on one only onto or our out over painted piece plastic please position precisely quickly
     quietly really right robot shall shiny should side simply sir slowly small smoothly so softly some soon straight
     surface table tabletop task thank thanks that the then there these thing this those time tiny tip to today toward
@@ -27,30 +28,8 @@ _FILLERS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Words that change no goal."""
-_NEGATIONS = re.compile(
-    r"\b(?:not|never|no|none|neither|nor|without|except|instead|rather than|avoid|ignore|leave|forget|don't|dont|doesn't|"
-    r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't|stop \w+ing)\b"
-)
-_QUESTION = re.compile(r"^(?:is|are|was|does|did|has|where|what|which|when|who|why|how)\b")
-_OUT_OF_BIN = re.compile(rf"\b(?:out of|from|off) (?:the|a) {BIN}")
-_BESIDE_BIN = re.compile(
-    r"\b(?:next|close|left|right|front|beside|behind|near|under|below|outside|around|by)(?: to| of)? (?:the|a|your) " + BIN
-)
-_BY_ANOTHER = re.compile(  # a cube without a colour, told by its place: "the block left of the blue cube"
-    r"(?<!red )(?<!green )(?<!blue )\b(?:cube|block|one|brick|dice|item|object|piece|thing|toy|what|box)\b(?: \w+){0,3} "
-    r"(?:left|right|front|side|behind|beside|next|near|close|below|under|above|away)\b(?: \w+){0,2} (?:the|that|this) "
-    r"(?:red|green|blue)\b"
-)
 _OTHER_COLOURS = frozenset(
     "yellow orange purple violet pink brown black white grey gray cyan magenta turquoise teal gold silver beige".split()  # noqa: SIM905
-)
-_REFUSED = (
-    (_NEGATIONS, "it negates"),
-    (_QUESTION, "it asks"),
-    (_OUT_OF_BIN, "training never took a cube out of the bin"),
-    (_BESIDE_BIN, "training placed cubes in the bin, not beside it"),
-    (_BY_ANOTHER, "it tells a cube by its place"),
-    (re.compile(r"\b(?:red|green|blue) (?:bin|tray|container)\b"), "only its cubes have colours"),
 )
 
 
@@ -101,9 +80,8 @@ class Language:
             InstructionError: It negates, names an unknown word, no or another verb, no or another colour, or two targets.
         """
         sentence = normalize(text)
-        for pattern, why in _REFUSED:
-            if found := pattern.search(sentence):
-                raise self._refusal(text, f"{why} ({found.group()!r})")
+        if why := refusal_of(sentence):
+            raise self._refusal(text, why)
         words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
         if absent := [word for word in words if word in _OTHER_COLOURS - set(self.colours)]:
             raise self._refusal(text, f"nothing on its table is {absent[0]}")

@@ -1,0 +1,91 @@
+"""Sentences that name a verb and a cube, and ask for something else than to reach, pick or place that cube.
+
+A parser that looks for a verb and a colour would take them. Each pattern is tried on a normalised sentence
+(:func:`~strands_cosmos3.instruction.normalize`); the first that fits gives the reason for the refusal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from strands_cosmos3.instruction import BIN, COLOURS
+
+_COLOUR = rf"(?:{'|'.join(COLOURS)})"
+_THE = r"(?:the|that|this|a|your)"
+_CUBE = r"(?:cube|block|one|brick|dice|item|object|piece|thing|toy)"
+_HAND = r"(?:hand|gripper|arm|fingers?|fingertips?|claw|palm)"
+_PLACING = (
+    r"\b(?:put|plac|drop|mov|bring|carr|toss|set|throw|stick|dump|deposit|releas|pop|load|insert|lay|slip|stow|store|chuck|rid"
+    r"|let go)"
+)
+
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    (
+        r"\b(?:not|never|no|none|neither|nor|without|except|instead|rather than|avoid|ignore|leave|forget|don't|dont|doesn't|"
+        r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't|stop \w+ing)\b",
+        "it negates",
+    ),
+    (
+        r"^(?:is|are|was|does|did|has|have|where|what|which|when|who|why|how|should|may|shall|can (?:i|the)|could i|do you|"
+        r"would you have)\b",
+        "it asks",
+    ),
+    (
+        rf"^(?:i (?:can|will|put|have|had|am|did|could|should)|let me|there is) |"
+        rf"^the {_COLOUR} \w+ is (?:in|on|at|near|by)\b|{BIN} is\b",
+        "it states something",
+    ),
+    (r"\b(?:or|until)\b|\bagain and again\b", "it leaves something open"),
+    (rf"\b(?:out of|from|off) {_THE} {BIN}|\b{_CUBE} (?:back )?out\b", "training never took a cube out of something"),
+    (
+        rf"\b(?:next|close|left|right|front|beside|behind|near|under|below|outside|around|by)(?: to| of)? {_THE} {BIN}|"
+        rf"^(?!.*\b(?:releas|drop|let go|over to)).*\b(?:above|over) {_THE} {BIN}",
+        "training placed cubes in the bin, not beside or above it",
+    ),
+    (
+        rf"^(?!.*{_PLACING}).*\b(?:pick|lift|grab|grasp|reach|touch|raise|hold|fetch)\b.*\bin {_THE} {BIN}",
+        "it does not say whether to put the cube in the bin or to fetch it there",
+    ),
+    (
+        rf"\b{_COLOUR} (?:bin|tray|container|table|{_HAND})\b|"
+        rf"\b(?:lift|hold|move|take|put|pick up|grab|reach for|raise|bring|touch|point at|place|get)(?: up)? {_THE} "
+        r"(?:bin|tray|container|table)\b|\btake the box\b",
+        "it can act on the cubes alone",
+    ),
+    (
+        rf"\b{_HAND}(?: up| back)? (?:off|from|away)\b|\b{_HAND} in(?:to|side)? {_THE} {BIN}|\bup from {_THE}",
+        "it moves the hand away from the cubes",
+    ),
+    (
+        rf"\b(?!(?:bin|box|tray|container|contact|up|effector|tool|{_HAND})\b)\w+ with {_THE} {_COLOUR}\b|"
+        rf"\b(?:point|aim) {_THE} {_COLOUR}\b|\busing {_THE} (?!(?:robot )?{_HAND})|\breach over\b.* to {_THE} {BIN}",
+        "it uses a cube as a tool",
+    ),
+    (
+        rf"(?<!red )(?<!green )(?<!blue )\b(?:{_CUBE}|what|box)\b(?: \w+){{0,3}} "
+        rf"(?:left|right|front|side|behind|beside|next|near|close|below|under|above|over|away|by|with)\b(?: \w+){{0,2}} "
+        rf"(?:{_THE} )?{_COLOUR}\b|\b(?:left|right|front|back|side) of {_THE}|\b{_CUBE} that {_THE} {_COLOUR}\b",
+        "it tells a place by a cube",
+    ),
+    (
+        rf"^(?!.*\b(?:in|into|inside|to|in it|with it)(?: {_THE})? ?{BIN}).*\b(?:move|bring|carry) {_THE} (?:\w+ )?{_COLOUR}\b|"
+        rf"\b{_COLOUR} (?:{_CUBE} )?(?:over |back |up )*(?:(?:to|onto) (?:me|us|your|the (?:left|right|table|side|corner|edge|"
+        r"middle|centre|center|front|back))|here)\b",
+        "training moved cubes into the bin only",
+    ),
+    (
+        rf"{BIN} and (?:then )?(?!(?:let|release|open|drop|stay)\b)|"
+        rf"\b(?:{_CUBE}|it) and (?:then )?(?:go|move|come|return)\b(?!.*\b(?:in|into|inside|to) {_THE} {BIN})|"
+        r"\b(?:pick|grab|lift|grasp|take)\b.* and (?:then )?touch\b",
+        "it goes on after the task",
+    ),
+)
+_COMPILED = tuple((re.compile(pattern), why) for pattern, why in _PATTERNS)
+
+
+def refusal_of(sentence: str) -> str | None:
+    """Return why a normalised sentence is refused, with the words that tell, or None."""
+    for pattern, why in _COMPILED:
+        if found := pattern.search(sentence):
+            return f"{why} ({found.group()!r})"
+    return None
