@@ -61,7 +61,7 @@ SYNONYMS = frozenset(
     container grip clasp clutch position align lower extend stretch keep send guide steer direct rest stop its end
     effector claw palm tool fingertip fingertips throw deposit transfer deliver stick release dump chuck pop stow store
     load insert slip shift lay dispose goes placed towards mind reaching touching picking lifting grasping grabbing fetching
-    approaching hovering pointing putting placing dropping moving swing slide join meet use using needs clear
+    approaching hovering pointing putting placing dropping moving swing slide join meet use using needs clear top fall
     """.split()  # noqa: SIM905
 )
 """Words of these patterns that the bundled policy's training does not contain."""

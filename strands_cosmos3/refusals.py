@@ -53,7 +53,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "it can act on the cubes alone",
     ),
     (
-        rf"\b{_HAND}(?: up| back)? (?:off|from|away)\b|\b{_HAND} in(?:to|side)? {_THE} {BIN}|\bup from {_THE}",
+        rf"\b{_HAND}(?: up| back)? (?:off|from|away)\b|\b{_HAND} in(?:to|side)? {_THE} {BIN}",
         "it moves the hand away from the cubes",
     ),
     (
