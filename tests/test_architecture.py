@@ -22,6 +22,7 @@ BASE = {
     "types",
     "instruction",
     "language",
+    "refusals",
     "embedded",
 }
 BASE |= {"__init__", "episode_summary"}
@@ -33,7 +34,8 @@ MAY_IMPORT = {
     "checks": {"errors"},
     "embedded": {"errors", "resources"},
     "instruction": {"errors"},
-    "language": {"errors", "instruction", "resources"},
+    "language": {"errors", "instruction", "refusals", "resources"},
+    "refusals": {"instruction"},
     "action_columns": {"checks", "errors"},
     "embodiments": {"action_columns", "checks", "errors"},
     "collision": {"checks", "errors"},
