@@ -28,6 +28,7 @@ _FILLERS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Words that change no goal."""
+_LONGEST = 200  # characters of a sentence; training's have at most 66
 _OTHER_COLOURS = frozenset(
     "yellow orange purple violet pink brown black white grey gray cyan magenta turquoise teal gold silver beige".split()  # noqa: SIM905
 )
@@ -77,9 +78,12 @@ class Language:
         """Return the sentence as the model reads it: in lower case; with a word new to it, the plainest one of the same goal.
 
         Raises:
-            InstructionError: It negates, names an unknown word, no or another verb, no or another colour, or two targets.
+            InstructionError: It is long, negates, asks, names an unknown word, no or another verb, no or another colour, or two
+                targets; or it asks for something else than a task (:mod:`.refusals`).
         """
         sentence = normalize(text)
+        if len(sentence) > _LONGEST:  # before any pattern: some take time with the square of it
+            raise self._refusal(text, f"it has {len(sentence)} characters, more than {_LONGEST}")
         if why := refusal_of(sentence):
             raise self._refusal(text, why)
         words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
@@ -98,8 +102,8 @@ class Language:
             raise self._refusal(text, f"training never showed how to {goal.verb}")
         if goal.verb is Verb.PLACE and not re.search(BIN, sentence):
             raise self._refusal(text, "it does not say where to put the cube: in the bin")
-        told = all(word in self.words for word in words) and not REWORDED.search(sentence)
-        return sentence if told else plainest(goal)
+        verbatim = all(word in self.words for word in words) and not REWORDED.search(sentence)
+        return sentence if verbatim else plainest(goal)
 
     def _refusal(self, text: str, why: str) -> InstructionError:
         return InstructionError(

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.stranger_sentences import UNREADABLE as UNREADABLE_OF_STRANGERS
 from helpers.stranger_sentences import VALID as VALID_OF_STRANGERS
+from strands_cosmos3 import language as language_module
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import InstructionError, LayoutError
@@ -227,3 +228,10 @@ def test_a_malformed_language_is_refused():
     ):
         with pytest.raises(LayoutError, match="language must hold"):
             Language.from_metadata({"language": wrong})
+
+
+def test_a_long_sentence_is_refused_before_any_pattern_reads_it(language, monkeypatch):
+    """A server's client could otherwise keep it busy: some patterns take time with the square of the length."""
+    monkeypatch.setattr(language_module, "refusal_of", None)
+    with pytest.raises(InstructionError, match="it has 201 characters, more than 200"):
+        language.understand("pick up the red cube".ljust(201, "k"))

@@ -1,5 +1,9 @@
 """The three modes behind the policy: what to do, what would happen, what was done. Random weights: only the plumbing counts."""
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,14 +11,18 @@ av = pytest.importorskip("av")
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from strands_cosmos3.backends.model_input import ModelInput  # noqa: E402
 from strands_cosmos3.backends.native import NativeBackend  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
+from strands_cosmos3.commands.infer import Infer  # noqa: E402
+from strands_cosmos3.embedded import embedded_checkpoint  # noqa: E402
 from strands_cosmos3.embodiments import get_embodiment  # noqa: E402
+from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError  # noqa: E402
 from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
 from strands_cosmos3.sim.record import VideoWriter  # noqa: E402
-from strands_cosmos3.types import Observation  # noqa: E402
+from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
 
 VIEWS = {
     name: np.random.RandomState(i).randint(0, 256, (90, 160, 3), dtype=np.uint8)
@@ -22,6 +30,7 @@ VIEWS = {
 }
 FLAT = {**{f"joint_{i}": 0.1 * i for i in range(7)}, "gripper": 0.8, **VIEWS}
 ROWS = 16
+CLIP = np.zeros((ROWS + 1, 90, 160, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +49,23 @@ def test_forward_dynamics_decodes_without_being_told(folder):
         assert forward.backend.engine.decodes_video
     with Cosmos3Policy(backend="native", model=folder, device="cpu") as plain:
         assert not plain.backend.engine.decodes_video
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("policy", 4), ("forward_dynamics", 2), ("inverse_dynamics", 2)])
+def test_each_mode_takes_the_steps_that_the_checkpoint_records_for_it(mode, steps):
+    checkpoint = replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2)
+    droid = get_embodiment("droid")
+    given = {"forward_dynamics": {"conditioning_actions": np.zeros((ROWS, 10))}, "inverse_dynamics": {"clip": CLIP}}.get(
+        mode, {}
+    )
+    request = Request(
+        droid, droid.action_space("midtrain"), "reach the red cube", ROWS, np.zeros(7), 1.0, mode=Mode(mode), **given
+    )
+    assert ModelInput(checkpoint, InferenceOptions()).sampling(request).num_steps == steps
+    processed = SimpleNamespace(embodiment=droid, space=droid.action_space("midtrain"), mode=Mode(mode))
+    processed.request = lambda sampling, **_: sampling
+    asked = Infer(out=Path("out"))._request(SimpleNamespace(checkpoint=checkpoint), processed)
+    assert asked.num_steps == steps
 
 
 def test_forward_dynamics_answers_a_world_and_no_actions(folder):
