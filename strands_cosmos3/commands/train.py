@@ -26,7 +26,7 @@ from strands_cosmos3.extras import needed_by
 if TYPE_CHECKING:
     from strands_cosmos3.training.closed_loop import ClosedLoop
 
-_STAGES = ("vae", "vae_clips", "policy", "preview", "joint")
+_STAGES = ("vae", "vae_clips", "policy", "preview", "joint", "decoder")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Train:
     """Train a small policy, or post-train a released checkpoint.
 
     From demonstrations (--demos): train the VAE, check that it preserves colours, encode every picture and clip, train on frame
-    0 and actions (<out>/policy/checkpoint), then jointly with the future and both dynamics (<out>/joint/checkpoint).
+    0 and actions (<out>/policy/checkpoint), jointly with the future and both dynamics (<out>/joint/checkpoint), and then the
+    VAE's decoder on what that predicts (<out>/decoder/checkpoint).
     The state is saved every two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
 
     Post-training (--checkpoint and --dataset): train only the weights that --train names, and write <out>/checkpoint.
@@ -51,7 +52,7 @@ class Train:
     """Use the VAE of another run, for a second policy or for more demonstrations."""
     start: Path | None = None
     """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
-    until: Literal["vae", "policy", "preview", "joint"] = "joint"
+    until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"
     """Last stage to run."""
     hidden: int = 320
     """Width of both towers."""
@@ -69,6 +70,8 @@ class Train:
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
+    decoder_steps: int = 2000
+    """Steps of the VAE's decoder on predicted clips, which changes no action; 0 leaves it as it is."""
     policy_batch: int = 64
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 32
@@ -127,7 +130,7 @@ class Train:
         "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "gate", "vae_clip_steps"),
-            *("preview_steps", "policy_steps", "joint_steps", "policy_batch", "joint_batch", "looks_from"),
+            *("preview_steps", "policy_steps", "joint_steps", "decoder_steps", "policy_batch", "joint_batch", "looks_from"),
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
@@ -152,7 +155,7 @@ class Train:
         ):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
-        for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "lora_rank", "evaluate_every"):
+        for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "decoder_steps", "lora_rank", "evaluate_every"):
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
         seed_number(self.seed, "--seed")
         positive(self.lr, "--lr")
@@ -181,7 +184,7 @@ class Train:
         from strands_cosmos3.training.sharding import processes
 
         names = ("hidden", "layers", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
-        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps")
+        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
         with processes() as shard, _progress(console, shard.rank == 0) as show:
@@ -196,7 +199,10 @@ class Train:
             checkpoint = run.train_policy(vae) if self.policy_steps else None
             if self.until == "preview":
                 run.train_preview(vae)
-            return run.train_joint(vae) if self.until == "joint" else checkpoint
+            if self.until not in ("joint", "decoder"):
+                return checkpoint
+            joint = run.train_joint(vae)
+            return run.train_decoder(vae, joint) if self.until == "decoder" and self.decoder_steps else joint
 
     def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:
         from strands_cosmos3.training.arm_windows import ArmKeys

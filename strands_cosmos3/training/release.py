@@ -168,6 +168,25 @@ def export(
     return folder
 
 
+def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Path:
+    """Write a copy of a checkpoint with other weights of its VAE, atomically."""
+
+    def fill(hidden: Path) -> None:
+        shutil.copytree(checkpoint.root, hidden, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae"))
+        _save_vae(vae, hidden / "vae", torch.float16)
+        metadata = json.loads((hidden / "checkpoint.json").read_text(encoding="utf-8"))
+        metadata["strands_cosmos3"]["sha256"] = _digests(hidden)
+        write_json(hidden / "checkpoint.json", metadata)
+
+    write_folder(folder, fill)
+    return folder
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every weight file in a checkpoint's folder."""
+    return {str(file.relative_to(folder)): sha256(file) for file in sorted(folder.glob("*/*.safetensors"))}
+
+
 def released_steps(folder: Path) -> int | None:
     """Training steps that a checkpoint records, or None."""
     path = folder / "checkpoint.json"
@@ -195,9 +214,7 @@ def _fill(
     shutil.copytree(tokenizer, folder / "text_tokenizer")
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)
-    files = sorted(folder.glob("*/*.safetensors"))
-    digests = {str(file.relative_to(folder)): sha256(file) for file in files}
-    write_json(folder / "checkpoint.json", {"strands_cosmos3": {**ours, "sha256": digests}})
+    write_json(folder / "checkpoint.json", {"strands_cosmos3": {**ours, "sha256": _digests(folder)}})
 
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:

@@ -21,11 +21,12 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import plot, progress_bar
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.sequence import patchify
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.training import closed_loop
+from strands_cosmos3.training.bundled import decoder_stage, vae_stage
 from strands_cosmos3.training.bundled import run as run_module
-from strands_cosmos3.training.bundled import vae_stage
 from strands_cosmos3.training.bundled.colour_gate import ColourGate
 from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
@@ -34,6 +35,7 @@ from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_ap
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
+from strands_cosmos3.training.windows import FORWARD, Batch
 
 TINY = RunConfig(
     hidden=64,
@@ -44,6 +46,7 @@ TINY = RunConfig(
     vae_clip_steps=1,
     policy_steps=4,
     joint_steps=2,
+    decoder_steps=2,
     preview_steps=2,
     vae_batch=1,
     policy_batch=8,
@@ -273,6 +276,71 @@ def test_successes_and_their_times_are_counted_by_task(monkeypatch):
     assert (how.due(7, 9), replace(how, every=0).due(9, 9), replace(how, every=4).due(9, 9)) == (True, False, True)
 
 
+@pytest.fixture(scope="module")
+def with_decoder(trained, shards) -> Path:
+    """The checkpoint of the decoder's stage."""
+    with pytest.MonkeyPatch.context() as patch:
+        let_the_gate_pass(patch)
+        run = TrainingRun(trained.folder, shards, TINY)
+        return run.train_decoder(run.vae_stage.train(), trained.joint)
+
+
+def test_the_decoders_stage_changes_nothing_but_the_vaes_decoder(trained, with_decoder):
+    def weights(folder: Path, part: str) -> dict[str, torch.Tensor]:
+        return load_file(folder / part / "diffusion_pytorch_model.safetensors")
+
+    before, after = weights(trained.joint, "vae"), weights(with_decoder, "vae")
+    changed = {name.split(".")[0] for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed == {"decoder", "post_quant_conv"}
+    for part in ("transformer", "preview_decoder"):
+        assert (with_decoder / part / "diffusion_pytorch_model.safetensors").read_bytes() == (
+            trained.joint / part / "diffusion_pytorch_model.safetensors"
+        ).read_bytes()
+    assert (with_decoder / "vae/config.json").read_bytes() == (trained.joint / "vae/config.json").read_bytes()
+    Checkpoint.open(with_decoder).verify()
+
+
+def test_the_decoders_stage_shows_every_clips_prediction_and_is_judged(trained, with_decoder):
+    folder = with_decoder.parent
+    assert np.load(folder / "predicted.npy").shape == np.load(trained.folder / "latents/clips.npy").shape
+    assert json.loads((folder / "gate.json").read_text())["psnr"] == 30
+    before, after = (json.loads((trained.folder / name / "dynamics.json").read_text()) for name in ("joint", "decoder"))
+    assert after["forward_db"] != before["forward_db"]
+    assert (after["inverse_mm"], after["controls"]) == (before["inverse_mm"], before["controls"])
+
+
+def test_a_decoder_belongs_to_one_joint_checkpoint(trained, shards, with_decoder):
+    run = TrainingRun(trained.folder, shards, TINY)
+    with pytest.raises(ConfigError, match="checkpoint"):
+        run.train_decoder(None, trained.checkpoint)
+
+
+def test_predicted_clips_are_the_noise_less_the_velocity(trained, shards, monkeypatch):
+    """A model that knows the future predicts it: the sign, the order of patches and the given frame hold."""
+    latents = torch.randn(2, 16, 5, 3, 5)
+    batch = Batch(latents, torch.zeros(2, 10), torch.zeros(2, 16, 10), ((1, 2),), torch.zeros(2, dtype=torch.long), FORWARDS)
+
+    def knowing(policy, vision, action, timestep, noisy, rope, prompts, first):
+        assert torch.equal(noisy[:, :first], torch.zeros_like(noisy[:, :first]))
+        assert (timestep == 999).all()
+        return vision[:, first:] - torch.stack([patchify(one, 2) for one in latents])[:, first:], action
+
+    monkeypatch.setattr(decoder_stage, "velocity", knowing)
+    policy = TrainingRun(trained.folder, shards, TINY)._first_policy()
+    made = decoder_stage.predict_clips(policy, batch, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
+
+
+def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
+    opened = Checkpoint.open(with_decoder)
+    vae, pixels = load_vae(opened), torch.rand(1, 3, 17, 32, 32) * 2 - 1
+    with torch.no_grad():
+        normalised = vae_stage.encoder_of(vae)(pixels)
+        raw = vae.encode(pixels).latent_dist.mode()
+    torch.testing.assert_close(decoder_stage.raw_latents(vae)(normalised), raw, atol=1e-3, rtol=1e-3)
+
+
+FORWARDS = torch.full((2,), FORWARD)
 CONTINUED = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
 
 
@@ -410,8 +478,9 @@ def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     demos, out = tmp_path / "demos", tmp_path / "run"
     assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
     few = ["--vae-steps", "1", "--vae-clip-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
+    few += ["--decoder-steps", "2"]
     assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
-    assert (out / "joint/checkpoint/checkpoint.json").exists()
+    assert (out / "decoder/checkpoint/checkpoint.json").exists()
     assert (out / "curves.png").exists()
 
 

@@ -163,7 +163,7 @@ def test_every_command_can_be_parsed_and_reads_what_was_made(recipe: Recipe):
         if command[0] == "strands-cosmos3":
             assert command[1] in COMMANDS
             tyro.cli(_union(command[1:]), args=command[1:])
-    assert [stage.name for stage in stages][:5] == ["demos", "vae", "policy", "preview", "joint"]
+    assert [stage.name for stage in stages][:6] == ["demos", "vae", "policy", "preview", "joint", "decoder"]
 
 
 def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing():
@@ -175,11 +175,19 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
     assert identity(Recipe(evaluate_every=0)) == plain
     changed = {
         name: [stage for stage, value in identity(replace(Recipe(), **{name: other})).items() if value != plain[stage]]
-        for name, other in {"joint_steps": 5, "vae_steps": 5, "hidden": 64, "seeds": 3, "conditions": "plain"}.items()
+        for name, other in {
+            "joint_steps": 5,
+            "vae_steps": 5,
+            "decoder_steps": 5,
+            "hidden": 64,
+            "seeds": 3,
+            "conditions": "plain",
+        }.items()
     }
     assert changed == {
         "joint_steps": ["joint"],
         "vae_steps": ["vae"],
+        "decoder_steps": ["decoder"],
         "hidden": ["policy", "joint"],
         "seeds": ["evaluation"],
         "conditions": ["conditions"],
@@ -225,7 +233,7 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
     before = digest(out / "checkpoint")
     capsys.readouterr()
     assert program_module.main(["--out", str(out), "--tiny"]) == 0
-    assert capsys.readouterr().out.count(": done on") == 8
+    assert capsys.readouterr().out.count(": done on") == 9
     assert digest(out / "checkpoint") == before
 
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from strands_cosmos3.training.bundled.stages import read_record
 from strands_cosmos3.training.cost import duration
 
-_MADE = ("demos", "vae", "policy", "preview", "joint")
+_MADE = ("demos", "vae", "policy", "preview", "joint", "decoder")
 _CONTROLS = ("blank", "random", "shuffled")  # conditions in which success would be chance or a leak
 _ENOUGH = 0.8
 _NOT_FOR = """- It knows one simulated table, cubes of three colours, a bin, and this package's Panda. It is not for a real arm,
@@ -31,7 +31,7 @@ def write_card(folder: Path, checkpoint: Path) -> None:
         _summary(checkpoint, about),
         _abilities(reports["evaluation"], records["evaluation"]),
         _limits(reports, records["conditions"]),
-        _world(reports["evaluation"]["dynamics"], _json(folder / "run/joint/dynamics.json"), records["evaluation"]),
+        _world(reports["evaluation"]["dynamics"], _json(folder / "run/decoder/dynamics.json"), records["evaluation"]),
         _novelty(about),
         _making(records, _json(folder / "run/vae/gate.json")),
         _curves(folder),
@@ -163,7 +163,7 @@ First column:
 
 {_command(record)}
 
-Second column: `run/joint/dynamics.json`, which training writes."""
+Second column: `run/decoder/dynamics.json`, which training writes."""
 
 
 def _novelty(about: Mapping[str, Any]) -> str:
@@ -194,7 +194,7 @@ card runs in `out/bundled-policy`.
 {chr(10).join(lines)}
 
 Pixels whose hue the VAE keeps: {colours}; {gate["psnr"]:.1f} dB. The joint stage also exports the preview decoder,
-calibrates the novelty on held-out pictures and measures its dynamics."""
+and calibrates the novelty on held-out pictures; the decoder's measures the dynamics."""
 
 
 def _curves(folder: Path) -> str:

@@ -13,7 +13,7 @@ from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.bundled.card import write_card
 from strands_cosmos3.training.bundled.stages import Stage, program
 
-JOINT, CARD = "run/joint/checkpoint", "checkpoint"
+JOINT, TRAINED, CARD = "run/joint/checkpoint", "run/decoder/checkpoint", "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Recipe:
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
     joint_steps: int = 8000
+    decoder_steps: int = 2000
     hidden: int = 320
     layers: int = 4
     policy_batch: int = 64
@@ -55,7 +56,7 @@ class Recipe:
         joint = (*policy[:4], "joint_steps", "joint_batch")
         shown = ("episodes", "seed", "visual_randomization")
         found = self._evaluations(workers)
-        records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint"))
+        records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint", "decoder"))
         reports = tuple(f"{stage.name}/report.json" for stage in found)
         return (
             self._stage(
@@ -71,15 +72,16 @@ class Recipe:
             self._train(
                 "joint", joint, ("demos", "run/policy/checkpoint", "run/preview/curve.jsonl"), JOINT, ("run/settings.json",)
             ),
+            self._train("decoder", ("seed", "decoder_steps", "gate"), ("demos", "run/vae/final.pt", JOINT), TRAINED),
             *found,
-            Stage("card", f"the card, {CARD}/README.md", {}, (JOINT, *records, *reports), (CARD,), (CARD,), self._write_card),
+            Stage("card", f"the card, {CARD}/README.md", {}, (TRAINED, *records, *reports), (CARD,), (CARD,), self._write_card),
         )
 
     def _train(
         self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
     ) -> Stage:
         names = ("hidden", "layers", "policy_batch", "joint_batch", "looks_from", "seed")
-        names += ("vae_steps", "vae_clip_steps", "policy_steps", "preview_steps", "joint_steps")
+        names += ("vae_steps", "vae_clip_steps", "policy_steps", "preview_steps", "joint_steps", "decoder_steps")
         options = [text for name in names for text in self._option(name)]
         options += [] if self.gate else ["--no-gate"]
         command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
@@ -97,10 +99,10 @@ class Recipe:
         few = ("--seeds", str(self.few_seeds), "--conditions", self.conditions)
         made = []
         for name, options in (("evaluation", main), ("conditions", few)):
-            command = ("evaluate", "--model", JOINT, "--tasks", self.tasks, "--duration", f"{self.limit_s:g}", *options)
+            command = ("evaluate", "--model", TRAINED, "--tasks", self.tasks, "--duration", f"{self.limit_s:g}", *options)
             more = ("--out", name, "--workers", str(workers))
             made.append(
-                self._stage(name, command, {"command": list(command)}, (JOINT,), (f"{name}/report.json",), (name,), more)
+                self._stage(name, command, {"command": list(command)}, (TRAINED,), (f"{name}/report.json",), (name,), more)
             )
         return tuple(made)
 
@@ -125,7 +127,7 @@ class Recipe:
 
     def _write_card(self, folder: Path) -> None:
         def fill(hidden: Path) -> None:
-            shutil.copytree(folder / JOINT, hidden, dirs_exist_ok=True)
+            shutil.copytree(folder / TRAINED, hidden, dirs_exist_ok=True)
             shutil.copy(folder / "run/curves.png", hidden / "curves.png")
             write_card(folder, hidden)
 
@@ -139,6 +141,7 @@ TINY = Recipe(
     policy_steps=4,
     preview_steps=2,
     joint_steps=2,
+    decoder_steps=2,
     hidden=64,
     layers=2,
     policy_batch=4,

@@ -5,6 +5,7 @@
     preview/    the preview decoder                      state.pt, checkpoint/
     policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
+    decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
 """
@@ -31,9 +32,18 @@ from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
-from strands_cosmos3.resources import write_json
+from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.bundled.answers import AnsweringPolicy, without_answers
 from strands_cosmos3.training.bundled.captions import Captions, fresh_tokenizer, read_captions
+from strands_cosmos3.training.bundled.decoder_stage import (
+    MATRIX_RATE,
+    RATE,
+    TRUE,
+    decoder_loss,
+    predicted_latents,
+    raw_latents,
+    train_decoder_only,
+)
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
@@ -45,7 +55,15 @@ from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
-from strands_cosmos3.training.release import DOMAIN, export, fresh_policy, load_policy, policy_sizes, released_steps
+from strands_cosmos3.training.release import (
+    DOMAIN,
+    export,
+    fresh_policy,
+    load_policy,
+    policy_sizes,
+    released_steps,
+    with_vae,
+)
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
@@ -153,13 +171,7 @@ class TrainingRun:
         config = self.config
         ticks, latents = self._clips(vae)
         n_train = self._training_windows(ticks)
-        windows = ClipWindows(
-            *(self.demos, ticks[:n_train], latents[:n_train], self.state, self.captions, config.joint_batch),
-            forward=config.joint_forward,
-            inverse=config.joint_inverse,
-            seed=config.seed,
-            prefix_rows=config.prefix_rows,
-        )
+        windows = self._clip_windows(ticks[:n_train], latents[:n_train])
         preview = self.train_preview(vae)
         pictures, validation = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
@@ -171,11 +183,52 @@ class TrainingRun:
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
-        if not self.shard.rank:
-            clips = ticks[n_train:][:: max(1, (len(ticks) - n_train) // _JUDGED_CLIPS)]
-            report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
-            write_json(self.folder / "joint/dynamics.json", asdict(report))
+        self._judge_dynamics(checkpoint, ticks[n_train:])
         return checkpoint
+
+    def train_decoder(self, vae: Any, joint: Path) -> Path:
+        """Train the VAE's decoder on, on clips that the joint stage's checkpoint predicts; return the new checkpoint."""
+        steps, folder, opened = self.config.decoder_steps, self.folder / "decoder", Checkpoint.open(joint)
+        folder.mkdir(exist_ok=True)
+        keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
+        ticks, latents = self._clips(vae)
+        n_train = self._training_windows(ticks)
+        predicted = self._predicted(opened, self._clip_windows(ticks, latents))
+        train_decoder_only(vae)
+        to_raw = raw_latents(vae)
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            rng = np.random.default_rng([self.config.seed, 8, step])
+            source = latents if rng.random() < TRUE else predicted
+            some, pixels = self._clip_pairs(ticks, source, rng.integers(n_train, size=1))
+            return decoder_loss(vae, to_raw(some), pixels)
+
+        how = TrainLoopConfig(steps, RATE, decay=1.0, matrix_lr=MATRIX_RATE, weight_decay=0.0, ema=0.99, **self._how)
+        loop = Loop(vae, loss, how, folder)
+        loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
+        loop.take_average()
+        vae.requires_grad_(False)
+        self.vae_stage.check_colours(vae, folder / "gate.json")
+        checkpoint = with_vae(opened, vae, folder / "checkpoint")
+        self._judge_dynamics(checkpoint, ticks[n_train:])
+        return checkpoint
+
+    def _predicted(self, joint: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
+        """Return the latents that a checkpoint predicts for every clip."""
+        path = self.folder / "decoder/predicted.npy"
+        if not path.exists():
+            policy = load_policy(joint, get_embodiment(DOMAIN).domain_id).to(self.device)
+            made = predicted_latents(policy, windows, step_noise(self.config.seed + 2, 0), self._progress("predictions"))
+            write_whole(path, lambda hidden: np.save(hidden, made))
+        return np.load(path, mmap_mode="r")
+
+    def _judge_dynamics(self, checkpoint: Path, ticks: NDArray[np.int64]) -> None:
+        """Write the figures of a checkpoint on held-out clips to ``dynamics.json`` beside it."""
+        if self.shard.rank:
+            return
+        clips = ticks[:: max(1, len(ticks) // _JUDGED_CLIPS)]
+        report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
+        write_json(checkpoint.parent / "dynamics.json", asdict(report))
 
     def train_preview(self, vae: Any) -> Preview:
         """Train the decoder of films on the clips' latents; without steps that of ``start``, or None."""
@@ -215,6 +268,16 @@ class TrainingRun:
 
     def _clip(self, tick: int) -> NDArray[np.uint8]:
         return self.demos.frames(range(tick, tick + ROWS + 1))
+
+    def _clip_windows(self, ticks: NDArray[np.int64], latents: NDArray[np.float16]) -> ClipWindows:
+        config = self.config
+        return ClipWindows(
+            *(self.demos, ticks, latents, self.state, self.captions, config.joint_batch),
+            forward=config.joint_forward,
+            inverse=config.joint_inverse,
+            seed=config.seed,
+            prefix_rows=config.prefix_rows,
+        )
 
     def _clip_pairs(
         self, ticks: NDArray[np.int64], latents: NDArray[np.float16], chosen: NDArray[np.int64]

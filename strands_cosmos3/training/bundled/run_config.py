@@ -25,6 +25,7 @@ class RunConfig:
     policy_steps: int = 3000  # on frame 0 and actions
     joint_steps: int = 8000  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
+    decoder_steps: int = 2000  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
     vae_batch: int = 8
     vae_clip_batch: int = 1
     policy_batch: int = 64

@@ -66,10 +66,7 @@ class VaeStage:
         else:
             if self.start is None:
                 self._fit(vae, "vae", self._pictures, config.vae_steps, config.vae_lr, config.seed, ema=0.995, decay=0.5)
-            gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
-            write_json(self.folder / "vae/gate.json", asdict(gate))
-            if config.gate:
-                gate.require()
+            self.check_colours(vae, self.folder / "vae/gate.json")
             if config.vae_clip_steps:
                 keep_first_frames(vae)
                 steps, lr = config.vae_clip_steps, config.vae_lr / 2
@@ -77,6 +74,13 @@ class VaeStage:
             write_whole(final, partial(torch.save, vae.state_dict()))
         vae.eval().requires_grad_(False)
         return self._with_latent_statistics(vae)
+
+    def check_colours(self, vae: Any, path: Path) -> None:
+        """Write how a VAE preserves colours, and raise TrainingError if it loses them."""
+        gate = colour_gate(vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)))
+        write_json(path, asdict(gate))
+        if self.config.gate:
+            gate.require()
 
     def copy_from(self, run: Path) -> Any:
         """Use the finished VAE of another run. Raises ConfigError if it has none, or one with other sizes."""

@@ -248,3 +248,8 @@ class ClipWindows(_DemoWindows):
         answers = self._labels[self._label[chosen], self._goal[chosen]]
         rows = np.where(((mode == POLICY) & (prefix == 0))[:, None, None], answers, self._rows[chosen])
         return self._windows(chosen, rows, prompts, prompt, mode, prefix)
+
+    def forward_dynamics(self, chosen: NDArray[np.int64]) -> Batch:
+        """Return windows of forward dynamics by index: their executed rows are given, and they read the empty caption."""
+        mode = np.full(len(chosen), FORWARD)
+        return self._windows(chosen, self._rows[chosen], (self._captions.empty,), np.zeros_like(chosen), mode)

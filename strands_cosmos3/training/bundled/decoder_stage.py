@@ -1,0 +1,85 @@
+"""Train the VAE's decoder on, so that it shows clips that the policy predicts with the least squared error.
+
+The VAE's own stages weigh colours, fingers and edges, so that its latents keep small things. Once the latents are settled, what
+is left is to draw them: true ones, and the policy's predictions, which are means of what may happen. The encoder does not
+change, and so no action does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.engine.sequence import unpatchify
+from strands_cosmos3.engine.vae import frame_scale
+from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.training.bundled.windows import ClipWindows
+from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, rope_of, velocity
+from strands_cosmos3.training.loop import LossMetrics
+from strands_cosmos3.training.matching import FlowConfig, add_noise, discretize_timestep
+from strands_cosmos3.training.windows import Batch
+
+TRUE = 1 / 3
+"""Fraction of steps that decode true latents; the others decode predicted ones."""
+RATE, MATRIX_RATE = 5e-4, 5e-3
+_BATCH = 32
+
+
+@torch.no_grad()
+def predict_clips(policy: TrainedPolicy, batch: Batch, noise: torch.Generator) -> torch.Tensor:
+    """Return the latents [B, C, F, H, W] that one step from pure noise gives, for windows of forward dynamics."""
+    config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
+    noised = add_noise(batch, config, FlowConfig(pure_noise_fraction=1.0), noise)
+    vision, action, noisy, sigma, prompt = (
+        tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma, batch.prompt)
+    )
+    prompts = read_prompts(policy.transformer, batch.prompts).select(prompt)
+    rope = rope_of(noised.layout, config, prompts.lengths, vision)
+    first = noised.layout.vision_tokens // frames
+    v, _ = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
+    clean = torch.cat([vision[:, :first], vision[:, first:] - v], dim=1)
+    return torch.stack([unpatchify(tokens, (frames, H, W), config.latent_patch_size) for tokens in clean])[:, :C].cpu()
+
+
+def predicted_latents(
+    policy: TrainedPolicy,
+    windows: ClipWindows,
+    noise: torch.Generator,
+    on_batch: Callable[[int, int], None],
+) -> NDArray[np.float16]:
+    """Return [n, C, F, H, W] predicted from every clip's first frame and executed rows."""
+    parts = []
+    for start in range(0, len(windows), _BATCH):
+        batch = windows.forward_dynamics(np.arange(start, min(start + _BATCH, len(windows))))
+        parts.append(predict_clips(policy, batch, noise).to(torch.float16).numpy())
+        on_batch(min(start + _BATCH, len(windows)), len(windows))
+    return np.concatenate(parts)
+
+
+def raw_latents(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from normalised latents [B, C, F, H, W] to those that the VAE's decoder reads."""
+    mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
+    of_frames = frame_scale(WanConfig.from_dict(vae.config))
+
+    def raw(latents: torch.Tensor) -> torch.Tensor:
+        frame_mean, frame_std = of_frames(latents)
+        return (latents * frame_std + frame_mean) * std.to(latents.device) + mean.to(latents.device)
+
+    return raw
+
+
+def train_decoder_only(vae: Any) -> None:
+    """Freeze a VAE apart from its decoder."""
+    vae.requires_grad_(False)
+    for part in (vae.post_quant_conv, vae.decoder):
+        part.requires_grad_(True)
+
+
+def decoder_loss(vae: Any, latents: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
+    """Return the squared error of decoded raw latents [B, C, F, H, W] against pixels [B, 3, frames, 16 H, 16 W] in [-1, 1]."""
+    error = (vae.decode(latents).sample - pixels).square().mean()
+    return error, {"loss": error.item(), "psnr": -10 * float(torch.log10(error.detach() / 4))}
