@@ -17,14 +17,17 @@ from strands_cosmos3.resources import shown
 
 _FILLERS = frozenset(
     """
-    a above again ahead all also an and any are arm around at away back be been being below beside brick bring by can
-    carefully close colored coloured corner could dice die directly do does down favor favour finger fingers firmly first
-    for from front gently get go good got gripper gripper's hand has have hello here hey hi how i i'd in into is it item its
-    itself job just kind kindly left let let's like little make may me middle might moment must my near need next nice nicely
-    now object of off ok okay on one only onto or our out over painted piece plastic please position precisely quickly
-    quietly really right robot shall shiny should side simply sir slowly small smoothly so softly some soon straight
-    surface table tabletop task thank thanks that the then there these thing this those time tiny tip to today toward
-    towards toy try until up us very want we well what where which who will with within wooden would yes you your yourself
+    a about above across again ahead all also an and any appreciate are arm around as ask asked asking at away back be been
+    being below beside bit brick bring buddy by can carefully cheers close colored coloured corner could currently
+    delicately dice die directly do does down end ends ensure fast favor favour finger fingers firmly first for forward
+    forwards from front gently get go gonna good got gracefully great gripper gripper's hand happy has have hello help
+    helping here hey hi hope how i i'd in into is it it's item its itself job just kind kindly last left let let's lies like
+    little love lying make mate may me middle might mind moment much must my near need needed next nice nicely now object of
+    off ok okay on one only onto or our out over painted pal piece plastic please position precisely quick quickly quietly
+    ready really rest resting right robot see shall shiny should side simply single sir sits sitting slowly small smoothly
+    so softly some soon standing steadily steady straight sure surface ta table tabletop task thank thanks that that's the
+    then there these thing this those time tiny tip to today toward towards toy try until up us very wanna want we wee well
+    what when whenever where which who will wish with within wonderful wooden would yes you you'd you're your yourself
     """.split()  # noqa: SIM905
 )
 """Words that change no goal."""

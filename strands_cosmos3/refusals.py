@@ -16,17 +16,25 @@ _CUBE = r"(?:cube|block|one|brick|dice|item|object|piece|thing|toy)"
 _HAND = r"(?:hand|gripper|arm|fingers?|fingertips?|claw|palm)"
 _PLACING = (
     r"\b(?:put|plac|drop|mov|bring|carr|toss|set|throw|stick|dump|deposit|releas|pop|load|insert|lay|slip|stow|store|chuck|rid"
-    r"|let go)"
+    r"|let go|transport|transfer|relocat|convey|ferry|haul|lug|cart|shuttl|plop|plonk|plunk|tuck|stash|lodg|slot|file|tidy"
+    r"|clean|ditch|discard|trash|bung|install|nestle|sink|pitch|fling|lob|feed|deliver|shift|dispos|send|tak|get|lower"
+    r"|ends? up)"
 )
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
+    (
+        r"\b(?:the|a|your|that's) (?:up|down|of|in|into|to|the|a|and|at|on|from|with|please|pick|put|place|reach)\b"
+        rf"|\b(?:the|a|of|your|into|and)$|\b{_COLOUR} of\b",
+        "its words are in no order",
+    ),
     (
         r"\b(?:not|never|no|none|neither|nor|without|except|instead|rather than|avoid|ignore|leave|forget|don't|dont|doesn't|"
         r"isn't|aren't|can't|cannot|won't|shouldn't|mustn't|stop \w+ing)\b",
         "it negates",
     ),
     (
-        r"^(?:is|are|was|does|did|has|have|where|what|which|when|who|why|how|should|may|shall|can (?:i|the)|could i|do you|"
+        r"^(?:is|are|was|does|did|has|have|where|what|which|when|who|why|how(?! about you)|should|may|shall|can (?:i|the)"
+        r"|could i|do you|"
         r"would you have)\b",
         "it asks",
     ),

@@ -54,6 +54,7 @@ class FactorySizes:
     vae_decoder_base: int = 8
     shards: int = 2
     action_dim: int = 64
+    latent_patch: int = 2  # side of a vision token, in latents
 
 
 MID_SIZE = FactorySizes(1024, 8, 16, 8, 64, 3072, 48, 24, 32, 1)
@@ -119,7 +120,8 @@ def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict
     data |= {"intermediate_size": sizes.intermediate, "vocab_size": vocab, "hidden_act": hidden_act}
     data |= {"qk_norm_for_text": not edge, "use_und_k_norm_for_gen": edge, "rms_norm_eps": 1e-5 if edge else 1e-6}
     data |= {"rope_theta": 1e8 if edge else 5e6, "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial]}
-    data |= {"latent_channel": sizes.latent_channels, "latent_patch_size": 2, "patch_latent_dim": 4 * sizes.latent_channels}
+    data |= {"latent_channel": sizes.latent_channels, "latent_patch_size": sizes.latent_patch}
+    data["patch_latent_dim"] = sizes.latent_patch**2 * sizes.latent_channels
     data |= {
         "action_dim": sizes.action_dim,
         "action_gen": True,

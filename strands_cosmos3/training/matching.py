@@ -64,7 +64,9 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
     """
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
-    layout = layout_of((H, W), frames, (0,), head, batch.rows.shape[1], batch.rows.shape[2], batch.fps)
+    layout = layout_of(
+        (H, W), frames, (0,), head, batch.rows.shape[1], batch.rows.shape[2], batch.fps, config.latent_patch_size
+    )
     V, per_frame = layout.vision_tokens, layout.vision_tokens // frames
     noisy = torch.ones(B, layout.tokens, 1)
     noisy[:, :per_frame] = 0

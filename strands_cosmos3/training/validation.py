@@ -33,7 +33,7 @@ def predict_rows(policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None
     """Return the chunks [B, rows, 10] that one step from pure noise gives, for windows of a single picture."""
     config = policy.transformer.config
     B, _, frames, H, W = batch.latents.shape
-    layout = layout_of((H, W), frames, range(frames), 1)
+    layout = layout_of((H, W), frames, range(frames), 1, patch=config.latent_patch_size)
     vision = torch.stack([patchify(latent, config.latent_patch_size) for latent in batch.latents])
     rows, width = batch.rows.shape[1:]
     action = torch.zeros(B, rows + 1, config.action_dim)

@@ -51,10 +51,11 @@ def layout_of(
     rows: int = ROWS,
     width: int = RAW_WIDTH,
     fps: float = FPS,
+    patch: int = 2,
 ) -> SequenceLayout:
-    """Return the generation sequence of a window: ``frames`` latent frames, state rows, action rows."""
+    """Return the sequence of a window: ``frames`` latent frames in tokens ``patch`` latents wide, state rows, action rows."""
     offset = 0 if state_rows else 1  # of the rows' clock, as in the released checkpoints
-    return SequenceLayout((frames, *latent_hw), 2, rows + state_rows, tuple(clean_frames), state_rows, width, fps, offset)
+    return SequenceLayout((frames, *latent_hw), patch, rows + state_rows, tuple(clean_frames), state_rows, width, fps, offset)
 
 
 def state_columns(T_base_cosmos: F64, gripper_opening: F64) -> F64:

@@ -116,7 +116,7 @@ class TrainingRun:
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         fixed, has_joint_state = self.config.fixed, has_state(folder / "joint")
         optional = [] if has_joint_state else [name for name in fixed if name.startswith("joint_")]
-        keep_settings(folder / "settings.json", fixed, optional)
+        keep_settings(folder / "settings.json", fixed, optional, {"latent_patch": 2})
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
@@ -131,6 +131,7 @@ class TrainingRun:
             "hidden": (start.hidden_size, config.hidden),
             "layers": (start.num_hidden_layers, config.layers),
             "latent_channels": (start.latent_channel, config.latent_channels),
+            "latent_patch": (start.latent_patch_size, config.latent_patch),
         }
         if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
             raise ConfigError(f"the checkpoint {self._start.root} has {', '.join(other)}; give its sizes with --start.")
@@ -434,7 +435,7 @@ class TrainingRun:
             return json.loads((self._start.root / "transformer/config.json").read_text(encoding="utf-8"))
         tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
         size = max(len(tokenizer["model"]["vocab"]), 1 + max(int(token["id"]) for token in tokenizer["added_tokens"]))
-        sizes = policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels)
+        sizes = policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels, self.config.latent_patch)
         return transformer_config(sizes, "silu", size)
 
     @property

@@ -16,6 +16,7 @@ class RunConfig:
     hidden: int = 320  # width of both towers: a vision token has 192 numbers of noise, which pass beside its content
     layers: int = 4
     latent_channels: int = 48
+    latent_patch: int = 2  # side of a vision token, in latents of 16 pixels
     vae_base: int = 32  # base width of the VAE's encoder
     vae_decoder_base: int = 32
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
