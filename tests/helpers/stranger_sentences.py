@@ -1,7 +1,8 @@
-"""What people type who know the description of the bundled policy and not its code: four, and one who tried to break it.
+"""What people type who know the description of the bundled policy and not its code: six, and one who tried to break it.
 
-The language was mended on all of them, so they measure nothing any more: ask somebody else. When they were new, 1 and 3 of
-the last two hundreds of valid sentences were refused, none was misread, and 1 and 0 of fifty others were taken.
+The language was mended on all of them, so they measure nothing any more: ask somebody else. When they were new, 1, 3, 16 (asked
+for unusual verbs) and 4 of the last four hundreds of valid sentences were refused, none was misread, and 1, 0, 1 and 0 of fifty
+others were taken. A seventh, who played twenty characters, had 34 refused, none misread and none taken; those are not here.
 """
 
 VALID = (
