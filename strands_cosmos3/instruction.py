@@ -33,16 +33,24 @@ BIN = r"\b(?:bin|box|container|tray|bucket|tub)\b"
 _TO_BIN = rf"\bto(?:wards?)? (?:the|a|your) {BIN}|\brelease .{{0,60}}\b(?:over|above) (?:the|a) {BIN}|\bbin (?:the|that|this)\b"
 _HOLD = r"\bhold (?:on to |onto |of )?(?:the|that|this)\b"
 _HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
-    r"(?:\b(?:move|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
+    r"\b(?:move|moving|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
     r"|stop|close|want|need|point|swing|slide|lift|raise|park|float|glide|shift|centre|center|line|aim|wave|hang|poise|settle"
-    r"|relocate|transport|reposition|sweep|advance|ease|lean)(?: out| up)? (?:(?:your|the|its) )?"
-    r"|^(?:please |just )?(?:(?:your|the) )?)(?:robot )?"
+    r"|relocate|transport|reposition|sweep|advance|ease|lean)(?: out| up)? (?:(?:your|the|its) )?(?:robot )?"
     r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|claw|palm|tool)\b"
     r"(?= (?:out |over |across |along |right |directly |straight |just |close |down |up )*"
     r"(?:to|towards?|above|over|near|onto|on|at|around|with|beside|next to|there|so it)\b|$)"
+    r"|^(?:please |just )?(?:(?:your|the) )?(?:hand|gripper|arm|claw)"
+    rf"(?= (?:to|above|near|at) (?:the )?(?:{'|'.join(COLOURS)})\b)"
 )
 REWORDED = re.compile(rf"{_HAND.pattern}|{_TO_BIN}|{_HOLD}")
 """Where a word has another sense than in the plain sentences: a policy may know the words, and not this."""
+_THERE = (  # the arm itself moves; without a preposition a cube would: "swing the red cube"
+    r"\b(?:moving|going|drive|get|swing|stretch|lean|shift|glide|float|drift|fly|cruise|scoot|sweep|advance|proceed"
+    r"|make your way|find your way|park|settle|wait|hang|stand|stay|rest|line|line up|lined up|centre|center|be|poise|position"
+    r"|align)"
+    r"(?: yourself)? (?:out |over |across |along |up |straight |directly |right |just |close |nearer |closer )*"
+    r"(?:to|towards?|near|above|over|at|by)\b"
+)
 _WORDS: tuple[tuple[Verb, str], ...] = (
     (Verb.STACK, rf"\bstack|{_ONTO}"),
     (Verb.PLACE, rf"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:the|a) {BIN}|{_TO_BIN}"),
@@ -50,7 +58,7 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
         Verb.PICK,
         r"\b(?:pick|grasp|grab|grip\b|clasp|clutch|lift|take|raise|fetch|snatch|seize|collect|retrieve|pluck|hoist|elevate"
         r"|scoop"
-        rf"|obtain|nab|gather|capture|acquire|secure|pinch|clamp|procure|heft|extract|remove)"
+        rf"|obtain|nab|gather|capture|acquire|pinch|clamp|procure|heft|extract|remove)"
         r"|\b(?:get|take|catch|lay|grab|have) (?:a )?(?:good |firm )?(?:hold|grip) (?:of|on)\b"
         r"|\b(?:pull|draw|haul|heave|bring) (?:up )?(?:the|that|this) .{0,20}\b(?:up|off the (?:table|surface|tabletop))\b"
         r"|\b(?:pull|draw|haul|heave) up\b"
@@ -59,12 +67,8 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
     (
         Verb.REACH,
         r"\b(?:reach|touch|go to|move to|hover|point|approach|contact|tap|navigate|travel|locate|find|get close|get near)"
-        r"|\b(?:head|come|moving|move|going|go|drive|get|swing|stretch|lean|shift|glide|float|drift|fly|cruise|scoot|sweep"
-        r"|travel|advance|proceed|make your way|find your way|park|settle|wait|hang|stand|stay|rest|home in|zero in|line up"
-        r"|line yourself"
-        r"|lined|line|centre|center|be|poise|position|align)(?: yourself| up| in)? (?:out |over |across |along |towards? "
-        r"|close "
-        r"|near |nearer |closer |above |straight |directly |right |down |just |on |with |up )*(?:to|the|that|this)\b",
+        r"|\b(?:head|come|move|go) (?:over |towards? |close |near |above |straight |directly )*(?:to|the|that|this)\b"
+        rf"|{_THERE}|\b(?:line up|lined up|align)(?: yourself)? (?:exactly )?with\b|\b(?:home|zero) in on\b",
     ),
 )
 SYNONYMS = frozenset(
@@ -74,7 +78,7 @@ SYNONYMS = frozenset(
     effector claw palm tool fingertip fingertips throw deposit transfer deliver stick release dump chuck pop stow store
     load insert slip shift lay dispose goes placed towards mind reaching touching picking lifting grasping grabbing fetching
     approaching hovering pointing putting placing dropping moving swing slide join meet use using needs clear top fall
-    nab gather capture acquire secure pinch clamp procure heft extract remove catch pull draw haul heave hold grip
+    nab gather capture acquire pinch clamp procure heft extract remove catch pull draw haul heave hold grip
     bucket tub cubes blocks
     float glide drift fly cruise scoot sweep advance proceed park settle wait hang stand stay rest zero line lined yourself
     centre center poise lean going moving aim ease reposition relocate transport convey ferry lug cart shuttle plop plonk

@@ -40,7 +40,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         rf"^(?:i (?:can|will|put|have|had|am|did|could|should)|let me|there is) |"
-        rf"^the {_COLOUR} \w+ is (?:in|on|at|near|by)\b|{BIN} is\b",
+        rf"^the {_COLOUR} \w+ (?:is (?:in|on|at|near|by)|ends|sits|lies)\b|{BIN} is\b|{_CUBE} to (?:move|go|fall)$",
         "it states something",
     ),
     (r"\b(?:or|until)\b|\bagain and again\b", "it leaves something open"),
@@ -66,7 +66,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         rf"\b(?!(?:bin|box|tray|container|contact|up|effector|tool|{_HAND})\b)\w+ with {_THE} {_COLOUR}\b|"
-        rf"\b(?:point|aim) {_THE} {_COLOUR}\b|\busing {_THE} (?!(?:robot )?{_HAND})|\breach over\b.* to {_THE} {BIN}",
+        rf"\b(?:point|aim) {_THE} {_COLOUR}\b|\busing {_THE} (?!(?:robot )?{_HAND})|\b(?:reach|go) over\b.* to {_THE} {BIN}",
         "it uses a cube as a tool",
     ),
     (

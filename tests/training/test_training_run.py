@@ -32,6 +32,7 @@ from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
+from strands_cosmos3.training.matching import FlowConfig, add_noise
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
@@ -338,6 +339,23 @@ def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
         normalised = vae_stage.encoder_of(vae)(pixels)
         raw = vae.encode(pixels).latent_dist.mode()
     torch.testing.assert_close(decoder_stage.raw_latents(vae)(normalised), raw, atol=1e-3, rtol=1e-3)
+
+
+def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path):
+    config = replace(TINY, latent_patch=1, policy_steps=1, vae_clip_steps=0)
+    with pytest.MonkeyPatch.context() as patch:
+        let_the_gate_pass(patch)
+        run = TrainingRun(tmp_path / "run", shards, config)
+        vae = run.vae_stage.train()
+    checkpoint = run.train_policy(vae)
+    assert weights_of(checkpoint)["proj_in.weight"].shape == (64, 16)
+    latents = np.load(run.folder / "latents/frame0.npy")[:1]
+    windows, _ = run._pictures(vae, 1)
+    noised = add_noise(windows.batch(0), run.transformer_config, FlowConfig(), torch.Generator().manual_seed(0))
+    assert noised.layout.vision_tokens == latents.shape[-1] * latents.shape[-2]  # and not a fourth of them
+    assert Checkpoint.open(checkpoint).config.latent_patch_size == 1
+    with pytest.raises(ConfigError, match=r"latent_patch 2 \(here 1\)"):
+        TrainingRun(tmp_path / "on", shards, config, start=trained.checkpoint)
 
 
 FORWARDS = torch.full((2,), FORWARD)

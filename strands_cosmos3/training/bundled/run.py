@@ -65,7 +65,7 @@ from strands_cosmos3.training.release import (
     with_vae,
 )
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
-from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, shard_policy
+from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, rank_0_first, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors, predict_rows
@@ -189,12 +189,13 @@ class TrainingRun:
 
     def train_decoder(self, vae: Any, joint: Path) -> Path:
         """Train the VAE's decoder on, on clips that the joint stage's checkpoint predicts; return the new checkpoint."""
-        steps, folder, opened = self.config.decoder_steps, self.folder / "decoder", Checkpoint.open(joint)
-        folder.mkdir(exist_ok=True)
-        keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
-        ticks, latents = self._clips(vae)
+        steps, folder = self.config.decoder_steps, self.folder / "decoder"
+        with rank_0_first(self.shard):  # which also exports the joint stage's checkpoint
+            opened = Checkpoint.open(joint)
+            keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
+            ticks, latents = self._clips(vae)
+            predicted = self._predicted(opened, self._clip_windows(ticks, latents))
         n_train = self._training_windows(ticks)
-        predicted = self._predicted(opened, self._clip_windows(ticks, latents))
         train_decoder_only(vae)
         to_raw = raw_latents(vae)
 
@@ -209,8 +210,10 @@ class TrainingRun:
         loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
         loop.take_average()
         vae.requires_grad_(False)
-        self.vae_stage.check_colours(vae, folder / "gate.json")
-        checkpoint = with_vae(opened, vae, folder / "checkpoint")
+        checkpoint = folder / "checkpoint"
+        if not self.shard.rank:
+            self.vae_stage.check_colours(vae, folder / "gate.json")
+            with_vae(opened, vae, checkpoint)
         self._judge_dynamics(checkpoint, ticks[n_train:])
         return checkpoint
 
