@@ -496,7 +496,7 @@ def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     demos, out = tmp_path / "demos", tmp_path / "run"
     assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
     few = ["--vae-steps", "1", "--vae-clip-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
-    few += ["--decoder-steps", "2"]
+    few += ["--preview-steps", "2", "--decoder-steps", "2"]
     assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
     assert (out / "decoder/checkpoint/checkpoint.json").exists()
     assert (out / "curves.png").exists()
