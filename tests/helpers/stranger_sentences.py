@@ -2,7 +2,8 @@
 
 The language was mended on all of them, so they measure nothing any more: ask somebody else. When they were new, 1, 3, 16 (asked
 for unusual verbs) and 4 of the last four hundreds of valid sentences were refused, none was misread, and 1, 0, 1 and 0 of fifty
-others were taken. The last ones are our own attack on the words added for them. A seventh, who played twenty characters, had 34 refused, none misread and none taken; those are not here.
+others were taken. The last unreadable ones are our own attack on the words that were added for them. A seventh stranger, who
+played twenty characters, had 34 valid ones refused, none misread and none taken; those are not here.
 """
 
 VALID = (
