@@ -28,15 +28,17 @@ class Verb(StrEnum):
 
 _BAR = r"\b(?:bar|beam|rod)\b"
 _GIVE = r"\b(?:hand|pass|give|transfer)\b"
-_ONTO = rf"\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
-BIN = r"\b(?:bin|box|container|tray|bucket|tub)\b"
-_TO_BIN = rf"\bto(?:wards?)? (?:the|a|your) {BIN}|\brelease .{{0,60}}\b(?:over|above) (?:the|a) {BIN}|\bbin (?:the|that|this)\b"
+_ONTO = rf"(?<!clamp )(?<!latch )(?<!hold )(?<!grab )\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
+BIN = r"\b(?:bin|box|container|tray|bucket|tub|receptacle|trash|trashcan|dustbin|garbage|rubbish)\b"
+_TO_BIN = (
+    rf"\bto(?:wards?)? (?:(?:the|a|your) )?{BIN}|\brelease .{{0,60}}\b(?:over|above) (?:the|a) {BIN}|\bbin (?:the|that|this)\b"
+)
 _HOLD = r"\bhold (?:on to |onto |of )?(?:the|that|this)\b"
 _HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
     r"\b(?:move|moving|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
     r"|stop|close|want|need|point|swing|slide|lift|raise|park|float|glide|shift|centre|center|line|aim|wave|hang|poise|settle"
-    r"|relocate|transport|reposition|sweep|advance|ease|lean)(?: out| up)? (?:(?:your|the|its) )?(?:robot )?"
-    r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|claw|palm|tool)\b"
+    r"|relocate|transport|reposition|sweep|advance|ease|lean)(?: out| up)? (?:(?:your|the|its) )?(?:robot |little |own )?"
+    r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|effector|claw|palm|tool|manipulator|pincers?)\b"
     r"(?= (?:out |over |across |along |right |directly |straight |just |close |down |up )*"
     r"(?:to|towards?|above|over|near|onto|on|at|around|with|beside|next to|there|so it)\b|$)"
     r"|^(?:please |just )?(?:(?:your|the) )?(?:hand|gripper|arm|claw)"
@@ -58,7 +60,7 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
         Verb.PICK,
         r"\b(?:pick|grasp|grab|grip\b|clasp|clutch|lift|take|raise|fetch|snatch|seize|collect|retrieve|pluck|hoist|elevate"
         r"|scoop"
-        rf"|obtain|nab|gather|capture|acquire|pinch|clamp|procure|heft|extract|remove)"
+        rf"|obtain|nab|snag|gather|capture|acquire|pinch|clamp|procure|heft|extract|remove)"
         r"|\b(?:get|take|catch|lay|grab|have) (?:a )?(?:good |firm )?(?:hold|grip) (?:of|on)\b"
         r"|\b(?:pull|draw|haul|heave|bring) (?:up )?(?:the|that|this) .{0,20}\b(?:up|off the (?:table|surface|tabletop))\b"
         r"|\b(?:pull|draw|haul|heave) up\b"
@@ -68,7 +70,8 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
         Verb.REACH,
         r"\b(?:reach|touch|go to|move to|hover|point|approach|contact|tap|navigate|travel|locate|find|get close|get near)"
         r"|\b(?:head|come|move|go) (?:over |towards? |close |near |above |straight |directly )*(?:to|the|that|this)\b"
-        rf"|{_THERE}|\b(?:line up|lined up|align)(?: yourself)? (?:exactly )?with\b|\b(?:home|zero) in on\b",
+        rf"|{_THERE}|\bget (?:on )?over to\b"
+        r"|\b(?:line up|lined up|align)(?: yourself)? (?:exactly )?with\b|\b(?:home|zero) in on\b",
     ),
 )
 SYNONYMS = frozenset(
@@ -83,6 +86,8 @@ SYNONYMS = frozenset(
     float glide drift fly cruise scoot sweep advance proceed park settle wait hang stand stay rest zero line lined yourself
     centre center poise lean going moving aim ease reposition relocate transport convey ferry lug cart shuttle plop plonk
     plunk tuck stash lodge slot file tidy clean ditch discard trash bung install nestle sink pitch fling lob feed lowering
+    trashcan dustbin garbage rubbish receptacle manipulator pincer pincers snag secure cast yeet picked grabbed lifted grasped
+    raised reached touched dropped moved brought fetched clamped
     carrying taking raising getting bringing hoisting tossing depositing delivering transferring
     """.split()  # noqa: SIM905
 )

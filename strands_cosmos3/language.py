@@ -27,10 +27,30 @@ _FILLERS = frozenset(
     ready really rest resting right robot see shall shiny should side simply single sir sits sitting slowly small smoothly
     so softly some soon standing steadily steady straight sure surface ta table tabletop task thank thanks that that's the
     then there these thing this those time tiny tip to today toward towards toy try until up us very wanna want we wee well
+    aloft ahold awesome bench boss bot captain champ chap chief computer counter countertop darling dear demonstrate desk dude
+    everyone fella folks friend fully hereby honey hurry instructed legend machine ma'am mister now o onwards our out pal pray
+    pretty provided request sample show soft specimen sweetheart team there's thy unit visitors workbench worktop workspace ya
+    yo yours
     what when whenever where which who will wish with within wonderful wooden would yes you you'd you're your yourself
+    aloft ahold awesome bench boss bot captain champ chap chief computer counter countertop darling dear demonstrate desk dude
+    everyone fella folks friend hereby honey instructed legend lovely ma'am machine mister mr ms o onwards our out people pray
+    pretty provided quite rather request sample show soft specimen sweetheart team there's thy unit workbench worktop workspace
+    ya yo yours
     """.split()  # noqa: SIM905
 )
 """Words that change no goal."""
+_ADVERB = re.compile(r"[a-z]{3,}ly")
+_NO_ADVERBS = frozenset(
+    "hardly barely scarcely rarely nearly partly apply supply reply rely multiply family assembly belly jelly butterfly".split()  # noqa: SIM905
+)
+_COURTESY = re.compile(
+    r",? ?\b(?:if (?:you (?:please|can|could|would|will|like|may|wouldn't mind|don't mind)|possible)|pretty please|hurry up and"
+    r"|there's a (?:good|dear|nice) ?\w*|be an? (?:dear|darling|pal|friend|sport|champ|star|love|sweetheart|angel) and"
+    r"|would (?:ya|you)(?=$)|(?:please )?show (?:me|us|everyone) how (?:you|to)"
+    r"|let \w+(?: \w+)? see you|no rush|no hurry|if it's not too much trouble|when(?:ever)? you(?:'re| are) ready)\b,?"
+)
+"""Phrases around a sentence that change no goal, whatever their words mean elsewhere."""
+_ARROW = re.compile(r" ?(?:->|=>|\u2192) ?")
 _LONGEST = 200  # characters of a sentence; training's have at most 66
 _OTHER_COLOURS = frozenset(
     "yellow orange purple violet pink brown black white grey gray cyan magenta turquoise teal gold silver beige".split()  # noqa: SIM905
@@ -87,12 +107,14 @@ class Language:
         sentence = normalize(text)
         if len(sentence) > _LONGEST:  # before any pattern: some take time with the square of it
             raise self._refusal(text, f"it has {len(sentence)} characters, more than {_LONGEST}")
+        read, sentence = sentence, _COURTESY.sub("", _ARROW.sub(" to ", sentence)).strip(" ,")
         if why := refusal_of(sentence):
             raise self._refusal(text, why)
         words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
         if absent := [word for word in words if word in _OTHER_COLOURS - set(self.colours)]:
             raise self._refusal(text, f"nothing on its table is {absent[0]}")
-        if unknown := [word for word in words if word not in self.words | _FILLERS | SYNONYMS]:
+        known = self.words | _FILLERS | SYNONYMS
+        if unknown := [word for word in words if word not in known and not _is_adverb(word)]:
             raise self._refusal(text, f"it does not know {', '.join(map(repr, dict.fromkeys(unknown[:4])))}")
         named = dict.fromkeys(word for word in words if word in self.colours)
         if len(named) > 1:
@@ -105,7 +127,7 @@ class Language:
             raise self._refusal(text, f"training never showed how to {goal.verb}")
         if goal.verb is Verb.PLACE and not re.search(BIN, sentence):
             raise self._refusal(text, "it does not say where to put the cube: in the bin")
-        verbatim = all(word in self.words for word in words) and not REWORDED.search(sentence)
+        verbatim = read == sentence and all(word in self.words for word in words) and not REWORDED.search(sentence)
         return sentence if verbatim else plainest(goal)
 
     def _refusal(self, text: str, why: str) -> InstructionError:
@@ -113,6 +135,11 @@ class Language:
             f"instruction {shown(text)} is not understood: {why}. This checkpoint understands "
             f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: {self.example!r}."
         )
+
+
+def _is_adverb(word: str) -> bool:
+    """Whether a word is an adverb of manner by its form, such as "promptly", and does not negate."""
+    return _ADVERB.fullmatch(word) is not None and word not in _NO_ADVERBS
 
 
 def plainest(goal: Goal) -> str:

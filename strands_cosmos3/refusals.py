@@ -13,7 +13,7 @@ from strands_cosmos3.instruction import BIN, COLOURS
 _COLOUR = rf"(?:{'|'.join(COLOURS)})"
 _THE = r"(?:the|that|this|a|your)"
 _CUBE = r"(?:cube|block|one|brick|dice|item|object|piece|thing|toy)"
-_HAND = r"(?:hand|gripper|arm|fingers?|fingertips?|claw|palm)"
+_HAND = r"(?:hand|gripper|arm|fingers?|fingertips?|claw|palm|manipulator|pincers?)"
 _PLACING = (
     r"\b(?:put|plac|drop|mov|bring|carr|toss|set|throw|stick|dump|deposit|releas|pop|load|insert|lay|slip|stow|store|chuck|rid"
     r"|let go|transport|transfer|relocat|convey|ferry|haul|lug|cart|shuttl|plop|plonk|plunk|tuck|stash|lodg|slot|file|tidy"
@@ -39,7 +39,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "it asks",
     ),
     (
-        rf"^(?:i (?:can|will|put|have|had|am|did|could|should)|let me|there is) |"
+        rf"^(?:i (?:can|will|put|have|had|am|did|could|should|(?!need)\w+ed)|let me|there is) |"
         rf"^the {_COLOUR} \w+ (?:is (?:in|on|at|near|by)|ends|sits|lies)\b|{BIN} is\b|{_CUBE} to (?:move|go|fall)$",
         "it states something",
     ),
@@ -55,9 +55,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "it does not say whether to put the cube in the bin or to fetch it there",
     ),
     (
-        rf"\b{_COLOUR} (?:bin|tray|container|table|{_HAND})\b|"
-        rf"\b(?:lift|hold|move|take|put|pick up|grab|reach for|raise|bring|touch|point at|place|get)(?: up)? {_THE} "
-        r"(?:bin|tray|container|table)\b|\btake the box\b",
+        rf"\b{_COLOUR} (?:{BIN}|table(?:top)?|desk|counter(?:top)?|(?:work)?bench|workspace|computer|machine|unit|ro?bot|team"
+        rf"|friend|folks|people|boss|captain|chief|dude|{_HAND})\b|"
+        rf"\b(?:lift|hold|move|take|put|pick up|grab|reach(?: for)?|raise|bring|lower|drop|touch|point at|place|get)"
+        rf"(?: up)? {_THE} "
+        r"(?:bin|tray|container|receptacle|trash(?:can)?|garbage|rubbish|dustbin|table|desk|(?:work)?bench|counter|computer|machine"
+        r"|sample|specimen|unit|friend|captain|boss|chief|dude)\b(?! cube)|\btake the box\b",
         "it can act on the cubes alone",
     ),
     (
