@@ -28,34 +28,41 @@ class Verb(StrEnum):
 
 _BAR = r"\b(?:bar|beam|rod)\b"
 _GIVE = r"\b(?:hand|pass|give|transfer)\b"
-_ONTO = rf"(?<!clamp )(?<!latch )(?<!hold )(?<!grab )\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
+_OF_HAND = "".join(f"(?<!{word} )" for word in "clamp latch hold grab gripper fingers hand pick grasp".split())  # noqa: SIM905
+_ONTO = rf"{_OF_HAND}\b(?:onto|on)(?: top of)? the ({'|'.join(COLOURS)})\b"
 BIN = r"\b(?:bin|box|container|tray|bucket|tub|receptacle|trash|trashcan|dustbin|garbage|rubbish)\b"
 _TO_BIN = (
-    rf"\bto(?:wards?)? (?:(?:the|a|your) )?{BIN}|\brelease .{{0,60}}\b(?:over|above) (?:the|a) {BIN}|\bbin (?:the|that|this)\b"
+    rf"\bto(?:wards?)? (?:(?:the|a|your) )?{BIN}|\brelease .{{0,60}}\b(?:over|above) (?:the|a) {BIN}"
+    rf"|\bbin (?:the|that|this)\b|\bfill (?:the|a|your) {BIN} with\b"
 )
+_DISCARD = r"\b(?:trash|discard|throw away|throw out|dispose of|get rid of) (?:the|that|this)\b"
+TO_BIN = rf"{BIN}|{_DISCARD}"
+"""In a sentence that says where a cube is to be put: the bin, or a verb that means it."""
 _HOLD = r"\bhold (?:on to |onto |of )?(?:the|that|this)\b"
 _HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
     r"\b(?:move|moving|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
-    r"|stop|close|want|need|point|swing|slide|lift|raise|park|float|glide|shift|centre|center|line|aim|wave|hang|poise|settle"
-    r"|relocate|transport|reposition|sweep|advance|ease|lean)(?: out| up)? (?:(?:your|the|its) )?(?:robot |little |own )?"
-    r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|effector|claw|palm|tool|manipulator|pincers?)\b"
+    r"|stop|close(?! (?:\w+ ){1,3}(?:on|onto|around)\b)"
+    r"|want|need|point|swing|slide|lift|raise|park|float|glide|shift|centre|center|line|aim|wave|hang|poise"
+    r"|settle|relocate|transport|reposition|sweep|advance|ease|lean)"
+    r"(?: out| up)? (?:(?:your|the|its) )?(?:robot |little |own )?"
+    r"(?:hand|gripper|arm|fingers?|fingertips?|end effector|effector|claw|palm|tool|manipulator|pincers?|ee|eef|tcp|jaws?)\b"
     r"(?= (?:out |over |across |along |right |directly |straight |just |close |down |up )*"
     r"(?:to|towards?|above|over|near|onto|on|at|around|with|beside|next to|there|so it)\b|$)"
-    r"|^(?:please |just )?(?:(?:your|the) )?(?:hand|gripper|arm|claw)"
+    r"|^(?:please |just )?(?:(?:your|the) )?(?:hand|gripper|arm|claw|ee|eef|tcp)"
     rf"(?= (?:to|above|near|at) (?:the )?(?:{'|'.join(COLOURS)})\b)"
 )
 REWORDED = re.compile(rf"{_HAND.pattern}|{_TO_BIN}|{_HOLD}")
 """Where a word has another sense than in the plain sentences: a policy may know the words, and not this."""
 _THERE = (  # the arm itself moves; without a preposition a cube would: "swing the red cube"
     r"\b(?:moving|going|drive|get|swing|stretch|lean|shift|glide|float|drift|fly|cruise|scoot|sweep|advance|proceed"
-    r"|make your way|find your way|park|settle|wait|hang|stand|stay|rest|line|line up|lined up|centre|center|be|poise|position"
-    r"|align)"
+    r"|stop(?! at| by)|make your way|find your way|park|settle|wait|hang|stand|stay|rest|line|line up|lined up|centre|center"
+    r"|be|get ready|poise|position|align)"
     r"(?: yourself)? (?:out |over |across |along |up |straight |directly |right |just |close |nearer |closer )*"
     r"(?:to|towards?|near|above|over|at|by)\b"
 )
 _WORDS: tuple[tuple[Verb, str], ...] = (
     (Verb.STACK, rf"\bstack|{_ONTO}"),
-    (Verb.PLACE, rf"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:the|a) {BIN}|{_TO_BIN}"),
+    (Verb.PLACE, rf"\b(?:place|put|drop)\b|\b(?:in|into|inside) (?:(?:the|a) )?{BIN}|{_TO_BIN}|{_DISCARD}"),
     (
         Verb.PICK,
         r"\b(?:pick|grasp|grab|grip\b|clasp|clutch|lift|take|raise|fetch|snatch|seize|collect|retrieve|pluck|hoist|elevate"
@@ -64,6 +71,8 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
         r"|\b(?:get|take|catch|lay|grab|have) (?:a )?(?:good |firm )?(?:hold|grip) (?:of|on)\b"
         r"|\b(?:pull|draw|haul|heave|bring) (?:up )?(?:the|that|this) .{0,20}\b(?:up|off the (?:table|surface|tabletop))\b"
         r"|\b(?:pull|draw|haul|heave) up\b"
+        r"|\b(?:do|execute|perform) a (?:pick|grasp|lift) (?:on|of|for)\b"
+        r"|\bclose (?:\w+ ){1,3}(?:on|onto|around) (?:the|that|this)\b"
         rf"|\bget (?:me |us )?(?:the|that|this)\b|{_HOLD}",
     ),
     (
@@ -88,6 +97,7 @@ SYNONYMS = frozenset(
     plunk tuck stash lodge slot file tidy clean ditch discard trash bung install nestle sink pitch fling lob feed lowering
     trashcan dustbin garbage rubbish receptacle manipulator pincer pincers snag secure cast yeet picked grabbed lifted grasped
     raised reached touched dropped moved brought fetched clamped
+    holding upwards fill ee eef tcp jaw jaws throwing out
     carrying taking raising getting bringing hoisting tossing depositing delivering transferring
     """.split()  # noqa: SIM905
 )

@@ -11,31 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_cosmos3.errors import InstructionError, LayoutError
-from strands_cosmos3.instruction import BIN, REWORDED, SYNONYMS, TEMPLATES, Goal, Verb, normalize, parse_instruction
+from strands_cosmos3.instruction import BIN, REWORDED, SYNONYMS, TEMPLATES, TO_BIN, Goal, Verb, normalize, parse_instruction
 from strands_cosmos3.refusals import refusal_of
 from strands_cosmos3.resources import shown
 
 _FILLERS = frozenset(
     """
-    a about above across again ahead all also an and any appreciate are arm around as ask asked asking at away back be been
-    being below beside bit brick bring buddy by can carefully cheers close colored coloured corner could currently
-    delicately dice die directly do does down end ends ensure fast favor favour finger fingers firmly first for forward
-    forwards from front gently get go gonna good got gracefully great gripper gripper's hand happy has have hello help
-    helping here hey hi hope how i i'd in into is it it's item its itself job just kind kindly last left let let's lies like
-    little love lying make mate may me middle might mind moment much must my near need needed next nice nicely now object of
-    off ok okay on one only onto or our out over painted pal piece plastic please position precisely quick quickly quietly
-    ready really rest resting right robot see shall shiny should side simply single sir sits sitting slowly small smoothly
-    so softly some soon standing steadily steady straight sure surface ta table tabletop task thank thanks that that's the
-    then there these thing this those time tiny tip to today toward towards toy try until up us very wanna want we wee well
-    aloft ahold awesome bench boss bot captain champ chap chief computer counter countertop darling dear demonstrate desk dude
-    everyone fella folks friend fully hereby honey hurry instructed legend machine ma'am mister now o onwards our out pal pray
-    pretty provided request sample show soft specimen sweetheart team there's thy unit visitors workbench worktop workspace ya
-    yo yours
-    what when whenever where which who will wish with within wonderful wooden would yes you you'd you're your yourself
-    aloft ahold awesome bench boss bot captain champ chap chief computer counter countertop darling dear demonstrate desk dude
-    everyone fella folks friend hereby honey instructed legend lovely ma'am machine mister mr ms o onwards our out people pray
-    pretty provided quite rather request sample show soft specimen sweetheart team there's thy unit workbench worktop workspace
-    ya yo yours
+    a about above across again ahead ahold all aloft also an and any appreciate are arm around as ask asked asking at away
+    awesome back be been being below bench beside bit boss bot brick bring buddy by can captain carefully champ chap cheers
+    chief close colored coloured computer corner could counter countertop currently darling dear delicately demonstrate desk
+    dice die directly do does down dude end ends ensure everyone execute fast favor favour fella finger fingers firmly first
+    folks for forward forwards friend from front fully gently get go gonna good got gracefully great gripper gripper's hand
+    happy has have hello help helping here hereby hey hi honey hope how hurry i i'd in instructed into is it it's item its
+    itself job just kind kindly last left legend let let's lies like little love lovely lying ma'am machine make mate may me
+    middle might mind mister moment mr ms much must my near need needed next nice nicely now o object of off ok okay on one
+    only onto onwards or our out over painted pal people perform piece plastic please pls plz position pray precisely pretty
+    provided quick quickly quietly quite rather ready really request rest resting right robot sample see shall shiny should
+    show side simply single sir sits sitting slowly small smoothly so soft softly some soon specimen standing steadily
+    steady straight sure surface sweetheart ta table tabletop task team thank thanks that that's the then there there's
+    these thing this those thx thy time tiny tip to today toward towards toy try u unit until up ur us very visitors wanna
+    want we wee well what when whenever where which who will wish with within wonderful wooden workbench workspace worktop
+    would ya yes yo you you'd you're your yours yourself
     """.split()  # noqa: SIM905
 )
 """Words that change no goal."""
@@ -45,9 +41,11 @@ _NO_ADVERBS = frozenset(
 )
 _COURTESY = re.compile(
     r",? ?\b(?:if (?:you (?:please|can|could|would|will|like|may|wouldn't mind|don't mind)|possible)|pretty please|hurry up and"
-    r"|there's a (?:good|dear|nice) ?\w*|be an? (?:dear|darling|pal|friend|sport|champ|star|love|sweetheart|angel) and"
-    r"|would (?:ya|you)(?=$)|(?:please )?show (?:me|us|everyone) how (?:you|to)"
-    r"|let \w+(?: \w+)? see you|no rush|no hurry|if it's not too much trouble|when(?:ever)? you(?:'re| are) ready)\b,?"
+    r"|(?:would|is) it (?:be )?possible (?:for you )?to|how about|would (?:ya|you)(?=$)|no rush|no hurry"
+    r"|be an? (?:dear|darling|pal|friend|sport|champ|star|love|sweetheart|angel) and|there's a (?:good|dear|nice) ?\w*"
+    r"|(?:please )?show (?:me|us|everyone) how (?:you|to)|let \w+(?: \w+)? see you|when(?:ever)? you(?:'re| are) ready"
+    r"|if it's not too much trouble|between (?:your |the |its )?(?:two )?(?:fingers|fingertips|jaws|claws)"
+    rf"|(?:open|empty|nearby) (?={BIN}))\b,?"
 )
 """Phrases around a sentence that change no goal, whatever their words mean elsewhere."""
 _ARROW = re.compile(r" ?(?:->|=>|\u2192) ?")
@@ -107,7 +105,7 @@ class Language:
         sentence = normalize(text)
         if len(sentence) > _LONGEST:  # before any pattern: some take time with the square of it
             raise self._refusal(text, f"it has {len(sentence)} characters, more than {_LONGEST}")
-        read, sentence = sentence, _COURTESY.sub("", _ARROW.sub(" to ", sentence)).strip(" ,")
+        read, sentence = sentence, " ".join(_COURTESY.sub(" ", _ARROW.sub(" to ", sentence)).split()).strip(" ,")
         if why := refusal_of(sentence):
             raise self._refusal(text, why)
         words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
@@ -125,9 +123,10 @@ class Language:
             raise self._refusal(text, "it names no colour" if not named else "it names no verb") from None
         if goal.verb not in self.verbs:
             raise self._refusal(text, f"training never showed how to {goal.verb}")
-        if goal.verb is Verb.PLACE and not re.search(BIN, sentence):
+        if goal.verb is Verb.PLACE and not re.search(TO_BIN, sentence):
             raise self._refusal(text, "it does not say where to put the cube: in the bin")
         verbatim = read == sentence and all(word in self.words for word in words) and not REWORDED.search(sentence)
+        verbatim = verbatim and (goal.verb is not Verb.PLACE or re.search(BIN, sentence) is not None)
         return sentence if verbatim else plainest(goal)
 
     def _refusal(self, text: str, why: str) -> InstructionError:

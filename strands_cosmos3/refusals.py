@@ -23,6 +23,7 @@ _PLACING = (
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
     (
+        r"(?<!do )(?<!execute )(?<!perform )(?<!make )"
         r"\b(?:the|a|your|that's) (?:up|down|of|in|into|to|the|a|and|at|on|from|with|please|pick|put|place|reach)\b"
         rf"|\b(?:the|a|of|your|into|and)$|\b{_COLOUR} of\b",
         "its words are in no order",
@@ -68,7 +69,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "it moves the hand away from the cubes",
     ),
     (
-        rf"\b(?!(?:bin|box|tray|container|contact|up|effector|tool|{_HAND})\b)\w+ with {_THE} {_COLOUR}\b|"
+        rf"\b(?!(?:bin|box|tray|container|contact|up|effector|tool|{_HAND})\b)\w+ with {_THE} {_COLOUR}\b(?! colou?r)|"
         rf"\b(?:point|aim) {_THE} {_COLOUR}\b|\busing {_THE} (?!(?:robot )?{_HAND})|\b(?:reach|go) over\b.* to {_THE} {BIN}",
         "it uses a cube as a tool",
     ),
