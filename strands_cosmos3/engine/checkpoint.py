@@ -8,6 +8,7 @@ A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
 both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not as in ``sampling``),
+``dynamics_start`` (``"frame"``: they start at the given frame and at rows of zeros instead of noise, as in training),
 ``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file ->
 digest, checked before loading).
 """
@@ -214,6 +215,11 @@ class Checkpoint:
     def dynamics_without_text(self) -> bool:
         """Whether it was trained on dynamics with the empty caption, whatever the instruction."""
         return self.metadata.get("dynamics_prompt") == "empty"
+
+    @property
+    def dynamics_from_frame(self) -> bool:
+        """Whether both dynamics start at the given frame and at rows of zeros instead of noise."""
+        return self.metadata.get("dynamics_start") == "frame"
 
     @property
     def digest(self) -> str:

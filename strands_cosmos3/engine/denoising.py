@@ -80,20 +80,25 @@ def passes_of_steps(guides: Sequence[Sequence[bool]], make: Callable[[tuple[int,
 
 def starting_samples(
     requests: Sequence[Cosmos3ActionRequest],
+    from_frame: Sequence[bool],
     layouts: Sequence[SequenceLayout],
     clean_RCFHW: Sequence[torch.Tensor],
     config: TransformerConfig,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Sample:
-    """The starting samples of requests with equal shapes; ``dtype`` is that of hidden states."""
+    """The starting samples of requests with equal shapes: noise, or ``from_frame`` every frame is frame 0 and every row zero.
+
+    ``dtype`` is that of hidden states. Noise that a request brings counts in any case.
+    """
     each = []
-    for request, layout, clean in zip(requests, layouts, clean_RCFHW, strict=True):
+    for request, calm, layout, clean in zip(requests, from_frame, layouts, clean_RCFHW, strict=True):
         vision_free, noisy = _free_vision(layout, config)
         action_free = torch.zeros(layout.action_rows, config.action_dim)
         action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        noise = starting_noise(request.video_noise, request.seed, tuple(clean.shape), "video_noise")
-        row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise")
+        first, none = (clean[:, :1].expand_as(clean), torch.zeros_like(action_free)) if calm else (None, None)
+        noise = starting_noise(request.video_noise, request.seed, tuple(clean.shape), "video_noise", first)
+        row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise", none)
         given = torch.zeros_like(action_free)
         if (known := _known_rows(request, layout)) is not None:
             given[: len(known), : known.shape[1]] = known

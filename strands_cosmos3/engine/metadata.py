@@ -24,6 +24,7 @@ _NAMES = {
     "prompt_format": ("plain", "json"),
     "composition": ("letterbox", "framework"),
     "dynamics_prompt": ("empty", "instruction"),
+    "dynamics_start": ("noise", "frame"),
 }
 CONTRACT_FIELDS = ("width", "chunk", "fps", "normalization", "statistics", "gripper", "views")
 _SHA256 = re.compile("[0-9a-f]{64}")

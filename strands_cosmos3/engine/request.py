@@ -170,9 +170,13 @@ def token_ids(ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: in
     return values
 
 
-def starting_noise(given: torch.Tensor | None, seed: int, shape: tuple[int, ...], name: str) -> torch.Tensor:
-    """Float32 noise: the given one (ShapeError if its shape differs), or the seed's, equal on every device and rank."""
+def starting_noise(
+    given: torch.Tensor | None, seed: int, shape: tuple[int, ...], name: str, default: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Float32 noise: the given one (ShapeError if its shape differs), else the default or the seed's, equal on every device."""
     if given is None:
+        if default is not None:
+            return default.float()
         return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
     given = given[0] if given.ndim == len(shape) + 1 and given.shape[0] == 1 else given
     if tuple(given.shape) != shape:

@@ -15,7 +15,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, rope_of, velocity
 from strands_cosmos3.training.loop import LossMetrics
-from strands_cosmos3.training.windows import FORWARD, INVERSE, Batch, layout_of
+from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
 
 TRAIN_TIMESTEPS = 1000
 
@@ -26,7 +26,9 @@ class FlowConfig:
 
     shift: float = 5.0  # sigma = shift u / (1 + (shift - 1) u) of a uniform u
     pure_noise_fraction: float = 0.5  # of windows at pure noise, where sampling starts
+    dynamics_from_frame: bool = False  # windows of dynamics are at sigma 1, with frame 0 and rows of zeros instead of noise
     video: float = 0.2  # weight of the video's error; the actions' is 1
+    end_points: float = 0.0  # weight of the error of where inverse dynamics end, the sum of their rows' translations
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,10 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
     Given are frame 0 and the state row, a policy's action prefix (training-time real-time chunking, arXiv 2512.05964: the model
     learns the rows that follow those that are already being executed), the chunk in forward dynamics, and all frames in
     inverse dynamics.
+
+    A model that answers dynamics in one step needs no noise there: its best answer does not depend on it, and a token's width
+    is free for the picture. Frame 0 in place of the noise leaves the change to predict, as flow matching between two
+    distributions does (stochastic interpolants with data-dependent coupling, arXiv 2310.03725).
     """
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
@@ -78,10 +84,14 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
         noisy[batch.mode == FORWARD, V:] = 0
         noisy[batch.mode == INVERSE, :V] = 0
     sigma = sample_sigma(B, how, noise)
+    calm = torch.zeros(B, dtype=torch.bool) if batch.mode is None else (batch.mode != POLICY) & how.dynamics_from_frame
+    sigma[calm] = 1.0
     clean = torch.stack([patchify(latent, config.latent_patch_size) for latent in batch.latents]), _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
     eps = torch.randn(clean[0].shape, generator=noise) * real, torch.randn(clean[1].shape, generator=noise) * free_rows
+    eps[0][calm] = clean[0][calm, :per_frame].repeat(1, frames, 1)
+    eps[1][calm] = 0
     share = noisy * sigma[:, None, None]
     vision = clean[0] + share[:, :V] * (eps[0] - clean[0])
     action = clean[1] + share[:, V:] * (eps[1] - clean[1])
@@ -131,14 +141,24 @@ def flow_loss(
     first = V // frames if frames > 1 else V
     of_vision, of_action = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
     width = layout.raw_action_dim
-    rows = _sum_square(of_action[..., :width] - v_action[..., :width], noisy[:, V:])
-    loss = share.ranks * rows / noisy_tokens[1].clamp(min=1).to(device)
+    off = of_action[..., :width] - v_action[..., :width]
+    loss = share.ranks * _sum_square(off, noisy[:, V:]) / noisy_tokens[1].clamp(min=1).to(device)
     metrics = {"action": loss.item()}
+    if config.end_points and batch.mode is not None and (inverse := batch.mode == INVERSE).any():
+        mine = inverse[share.rank :: share.ranks].to(device)
+        ends = share.ranks * end_point_error(off[mine] * noisy[mine, V:]).sum() / inverse.sum()
+        metrics["ends"], loss = ends.item(), loss + config.end_points * ends
     if frames > 1:
         error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
         video = share.ranks * _sum_square(error, noisy[:, first:V]) / noisy_tokens[0].clamp(min=1).to(device)
         metrics["video"], loss = video.item(), loss + config.video * video
     return loss, {"loss": loss.item(), **metrics}
+
+
+def end_point_error(off_BTA: torch.Tensor) -> torch.Tensor:
+    """[B] squared error of where rows end, ``|sum_t e_t|^2 / (3 T)`` of their translations' errors: independent ones count as
+    they do in the rows' own error, and a drift, which moves the end point, T times as much."""
+    return off_BTA[..., :3].sum(1).square().mean(-1) / off_BTA.shape[1]
 
 
 def _sum_square(error_BND: torch.Tensor, noisy_BN1: torch.Tensor) -> torch.Tensor:

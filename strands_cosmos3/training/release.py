@@ -159,6 +159,7 @@ def export(
         "replan_rows": REPLAN_ROWS,
         "dynamics_prompt": "empty",
         "dynamics_steps": DYNAMICS_STEPS,
+        "dynamics_start": "frame",
         "label": label,
     } | ({} if steps is None else {"steps": steps})
     ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}

@@ -12,9 +12,18 @@ from helpers.training_data import latents_like
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
-from strands_cosmos3.engine.sequence import generation_positions, rope_tables, text_positions
+from strands_cosmos3.engine.sequence import generation_positions, patchify, rope_tables, text_positions
 from strands_cosmos3.training.flow import read_prompts, rope_of, velocity
-from strands_cosmos3.training.matching import DataShard, FlowConfig, add_noise, discretize_timestep, flow_loss, sample_sigma
+from strands_cosmos3.training.matching import (
+    SINGLE_PROCESS,
+    DataShard,
+    FlowConfig,
+    add_noise,
+    discretize_timestep,
+    end_point_error,
+    flow_loss,
+    sample_sigma,
+)
 from strands_cosmos3.training.release import fresh_policy
 from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
 
@@ -107,6 +116,48 @@ def test_each_mode_is_given_what_the_engine_gives_it(policy):
     torch.testing.assert_close(chunk[mode == FORWARD], batch.rows[mode == FORWARD])
     assert not torch.isclose(chunk[mode == POLICY], batch.rows[mode == POLICY]).all()
     assert not noised.action[..., 10:].any()
+
+
+def test_dynamics_start_at_the_frame_and_a_policy_at_noise(policy):
+    mode = torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, INVERSE])
+    batch, config = batch_of(frames=3, mode=mode), policy.transformer.config
+    how = FlowConfig(dynamics_from_frame=False), FlowConfig(dynamics_from_frame=True)
+    of_noise, noised = (add_noise(batch, config, one, torch.Generator().manual_seed(0)) for one in how)
+    for name in ("vision", "action", "vision_target", "action_target", "sigma"):
+        assert torch.equal(getattr(noised, name)[mode == POLICY], getattr(of_noise, name)[mode == POLICY])
+    assert (noised.sigma[mode != POLICY] == 1).all()
+    clean = torch.stack([patchify(latent, 2) for latent in batch.latents])
+    V = noised.layout.vision_tokens
+    first = clean[:, : V // 3].repeat(1, 3, 1)
+    torch.testing.assert_close(noised.vision[mode == FORWARD], first[mode == FORWARD])
+    torch.testing.assert_close(noised.vision_target[mode == FORWARD], (first - clean)[mode == FORWARD])
+    torch.testing.assert_close(noised.vision[mode == INVERSE], clean[mode == INVERSE])
+    assert not noised.action[mode == INVERSE][:, 1:].any()
+    torch.testing.assert_close(noised.action_target[mode == INVERSE][:, 1:, :10], -batch.rows[mode == INVERSE])
+
+
+def test_a_drift_weighs_more_than_errors_that_cancel():
+    """Of where rows end: the sum of their translations' errors, of which nothing else counts."""
+    drift, cancels, turned = torch.zeros(3, 1, 16, 10)
+    drift[..., 0], turned[..., 3:] = 0.3, 5.0
+    cancels[:, ::2, 1], cancels[:, 1::2, 1] = 0.3, -0.3
+    assert end_point_error(drift).item() == pytest.approx((16 * 0.3) ** 2 / 3 / 16)
+    assert end_point_error(cancels).item() == pytest.approx(0)
+    assert end_point_error(turned).item() == 0
+
+
+def test_where_inverse_dynamics_end_is_in_the_loss_and_shared_by_processes(policy):
+    batch = batch_of(frames=3, mode=torch.tensor([POLICY, FORWARD, INVERSE, POLICY, INVERSE, INVERSE]))
+    how = FlowConfig(dynamics_from_frame=True, end_points=2.0)
+
+    def loss(config, share=SINGLE_PROCESS):
+        return flow_loss(policy, batch, config, torch.Generator().manual_seed(0), share)
+
+    (whole, metrics), (without, _) = loss(how), loss(replace(how, end_points=0.0))
+    assert metrics["ends"] > 0
+    assert whole.item() - without.item() == pytest.approx(2 * metrics["ends"], rel=1e-4)
+    halves = [loss(how, DataShard(rank, 2))[0].item() for rank in (0, 1)]
+    assert np.mean(halves) == pytest.approx(whole.item(), rel=1e-5)
 
 
 def test_an_action_prefix_is_given_and_the_rest_predicted(policy):

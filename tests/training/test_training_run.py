@@ -19,22 +19,26 @@ from safetensors.torch import load_file
 
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import plot, progress_bar
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sequence import patchify
+from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.training import closed_loop
-from strands_cosmos3.training.bundled import decoder_stage, vae_stage
+from strands_cosmos3.training.bundled import decoder_stage, dynamics, vae_stage
 from strands_cosmos3.training.bundled import run as run_module
 from strands_cosmos3.training.bundled.colour_gate import ColourGate
 from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
+from strands_cosmos3.training.bundled.windows import executed_rows
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.matching import FlowConfig, add_noise
 from strands_cosmos3.training.post import PostTraining
-from strands_cosmos3.training.release import load_vae
+from strands_cosmos3.training.release import load_policy, load_vae
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
 from strands_cosmos3.training.windows import FORWARD, Batch
 
@@ -316,7 +320,7 @@ def test_a_decoder_belongs_to_one_joint_checkpoint(trained, shards, with_decoder
         run.train_decoder(None, trained.checkpoint)
 
 
-def test_predicted_clips_are_the_noise_less_the_velocity(trained, shards, monkeypatch):
+def test_predicted_clips_are_the_start_less_the_velocity(trained, shards, monkeypatch):
     """A model that knows the future predicts it: the sign, the order of patches and the given frame hold."""
     latents = torch.randn(2, 16, 5, 3, 5)
     batch = Batch(latents, torch.zeros(2, 10), torch.zeros(2, 16, 10), ((1, 2),), torch.zeros(2, dtype=torch.long), FORWARDS)
@@ -324,12 +328,36 @@ def test_predicted_clips_are_the_noise_less_the_velocity(trained, shards, monkey
     def knowing(policy, vision, action, timestep, noisy, rope, prompts, first):
         assert torch.equal(noisy[:, :first], torch.zeros_like(noisy[:, :first]))
         assert (timestep == 999).all()
+        torch.testing.assert_close(vision.unflatten(1, (5, -1)), vision[:, None, :first].expand(-1, 5, -1, -1))
         return vision[:, first:] - torch.stack([patchify(one, 2) for one in latents])[:, first:], action
 
     monkeypatch.setattr(decoder_stage, "velocity", knowing)
     policy = TrainingRun(trained.folder, shards, TINY)._first_policy()
-    made = decoder_stage.predict_clips(policy, batch, torch.Generator().manual_seed(0))
+    made = decoder_stage.predict_clips(policy, batch)
     torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
+
+
+def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
+    """From the given frame, whatever the seed; a checkpoint that starts with noise depends on it."""
+    run = TrainingRun(trained.folder, shards, TINY)
+    opened = Checkpoint.open(trained.joint)
+    ticks, latents = run._clips(load_vae(opened))
+    windows = run._clip_windows(ticks, latents)
+    policy = load_policy(opened, get_embodiment("droid_lerobot").domain_id)
+    expected = decoder_stage.predict_clips(policy, windows.forward_dynamics(np.arange(1)))
+    with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32) as engine:
+        clip = dynamics._ClipJudge(engine, PromptTokenizer(trained.joint / "text_tokenizer"), run.demos, 1)
+        frames = to_pixels(run.demos.frames(range(ticks[0], ticks[0] + 17))[None])
+        rows = torch.from_numpy(executed_rows(run.demos, ticks[:1]))[0]
+        asked = Cosmos3ActionRequest(mode="forward_dynamics", cond_action=rows, **clip._common(int(ticks[0]), frames))
+        made, again = (engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1))
+        torch.testing.assert_close(made, expected, atol=0.02, rtol=0)
+        torch.testing.assert_close(again, made)
+        noise = torch.randn(made.shape, generator=torch.Generator().manual_seed(0))
+        assert not torch.allclose(engine.step(replace(asked, video_noise=noise))["video"], made, atol=0.05)
+        engine.checkpoint = replace(opened, metadata={**opened.metadata, "dynamics_start": "noise"})
+        of_noise = [engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1)]
+        assert not torch.allclose(*of_noise, atol=0.05)
 
 
 def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):

@@ -30,10 +30,10 @@ _BATCH = 32
 
 
 @torch.no_grad()
-def predict_clips(policy: TrainedPolicy, batch: Batch, noise: torch.Generator) -> torch.Tensor:
-    """Return the latents [B, C, F, H, W] that one step from pure noise gives, for windows of forward dynamics."""
+def predict_clips(policy: TrainedPolicy, batch: Batch) -> torch.Tensor:
+    """Return the latents [B, C, F, H, W] that one step from frame 0 gives, for windows of forward dynamics."""
     config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
-    noised = add_noise(batch, config, FlowConfig(pure_noise_fraction=1.0), noise)
+    noised = add_noise(batch, config, FlowConfig(dynamics_from_frame=True), torch.Generator())
     vision, action, noisy, sigma, prompt = (
         tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma, batch.prompt)
     )
@@ -48,14 +48,13 @@ def predict_clips(policy: TrainedPolicy, batch: Batch, noise: torch.Generator) -
 def predicted_latents(
     policy: TrainedPolicy,
     windows: ClipWindows,
-    noise: torch.Generator,
     on_batch: Callable[[int, int], None],
 ) -> NDArray[np.float16]:
     """Return [n, C, F, H, W] predicted from every clip's first frame and executed rows."""
     parts = []
     for start in range(0, len(windows), _BATCH):
         batch = windows.forward_dynamics(np.arange(start, min(start + _BATCH, len(windows))))
-        parts.append(predict_clips(policy, batch, noise).to(torch.float16).numpy())
+        parts.append(predict_clips(policy, batch).to(torch.float16).numpy())
         on_batch(min(start + _BATCH, len(windows)), len(windows))
     return np.concatenate(parts)
 

@@ -116,7 +116,7 @@ class TrainingRun:
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         fixed, has_joint_state = self.config.fixed, has_state(folder / "joint")
         optional = [] if has_joint_state else [name for name in fixed if name.startswith("joint_")]
-        keep_settings(folder / "settings.json", fixed, optional, {"latent_patch": 2})
+        keep_settings(folder / "settings.json", fixed, optional, {"latent_patch": 2, "end_points": 0.0})
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
@@ -222,7 +222,7 @@ class TrainingRun:
         path = self.folder / "decoder/predicted.npy"
         if not path.exists():
             policy = load_policy(joint, get_embodiment(DOMAIN).domain_id).to(self.device)
-            made = predicted_latents(policy, windows, step_noise(self.config.seed + 2, 0), self._progress("predictions"))
+            made = predicted_latents(policy, windows, self._progress("predictions"))
             write_whole(path, lambda hidden: np.save(hidden, made))
         return np.load(path, mmap_mode="r")
 
@@ -344,7 +344,7 @@ class TrainingRun:
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
         """Return the loss of a step's windows; for clips, plus that of pictures."""
 
-        how = FlowConfig(video=self.config.video)
+        how = FlowConfig(dynamics_from_frame=True, video=self.config.video, end_points=self.config.end_points)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = step_noise(seed, step)
