@@ -134,6 +134,7 @@ def export(
     label: str,
     dtype: torch.dtype = torch.float16,
     steps: int | None = None,
+    dynamics_from_frame: bool = False,
     prefix_rows: int = 0,
     language: Language | None = None,
     preview: PreviewDecoder | None = None,
@@ -144,6 +145,7 @@ def export(
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
         frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
+        dynamics_from_frame: Whether both dynamics start at the given frame.
         prefix_rows: Longest action prefix that training showed it. language: Sentences of its training.
         preview: Decoder of films, if there is one. novelty: Its 99.9 % quantile on validation pictures.
     """
@@ -159,10 +161,10 @@ def export(
         "replan_rows": REPLAN_ROWS,
         "dynamics_prompt": "empty",
         "dynamics_steps": DYNAMICS_STEPS,
-        "dynamics_start": "frame",
         "label": label,
     } | ({} if steps is None else {"steps": steps})
     ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
+    ours |= {"dynamics_start": "frame"} if dynamics_from_frame else {}
     ours |= {} if novelty is None else {"novelty_rmse": novelty}
     ours |= {} if language is None else {"language": language.to_metadata()}
     write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, preview, tokenizer, dtype, ours))

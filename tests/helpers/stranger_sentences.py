@@ -2,9 +2,9 @@
 
 The language was mended on all of them, so they measure nothing any more: ask somebody else. When they were new, 1, 3, 16 (asked
 for unusual verbs), 4, 36 (twenty played characters), 16 and 13 of the last seven hundreds of valid sentences were refused, one
-was misread, and 1, 0, 1, 0, 0, 0 and 0 of fifty others were taken. What is refused on purpose is not here: a sentence that says,
-too, what not to do ("hover above the green cube without grabbing it"), and typing errors. The last unreadable ones are our
-own attack on the words that were added for them. It had "discard the red cube", too, which two strangers then called valid.
+was misread, and 1, 0, 1, 0, 0, 0 and 0 of fifty others were taken. What is refused on purpose is not here: a sentence that
+says, too, what not to do ("hover above the green cube without grabbing it"), and typing errors. The last unreadable ones are
+our own attack on the words that were added for them. It had "discard the red cube", too, which two strangers called valid.
 """
 
 VALID = (

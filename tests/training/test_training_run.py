@@ -333,7 +333,7 @@ def test_predicted_clips_are_the_start_less_the_velocity(trained, shards, monkey
 
     monkeypatch.setattr(decoder_stage, "velocity", knowing)
     policy = TrainingRun(trained.folder, shards, TINY)._first_policy()
-    made = decoder_stage.predict_clips(policy, batch)
+    made = decoder_stage.predict_clips(policy, batch, True, torch.Generator())
     torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
 
 
@@ -344,7 +344,7 @@ def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
     ticks, latents = run._clips(load_vae(opened))
     windows = run._clip_windows(ticks, latents)
     policy = load_policy(opened, get_embodiment("droid_lerobot").domain_id)
-    expected = decoder_stage.predict_clips(policy, windows.forward_dynamics(np.arange(1)))
+    expected = decoder_stage.predict_clips(policy, windows.forward_dynamics(np.arange(1)), True, torch.Generator())
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32) as engine:
         clip = dynamics._ClipJudge(engine, PromptTokenizer(trained.joint / "text_tokenizer"), run.demos, 1)
         frames = to_pixels(run.demos.frames(range(ticks[0], ticks[0] + 17))[None])

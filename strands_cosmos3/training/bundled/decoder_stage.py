@@ -30,10 +30,11 @@ _BATCH = 32
 
 
 @torch.no_grad()
-def predict_clips(policy: TrainedPolicy, batch: Batch) -> torch.Tensor:
-    """Return the latents [B, C, F, H, W] that one step from frame 0 gives, for windows of forward dynamics."""
+def predict_clips(policy: TrainedPolicy, batch: Batch, from_frame: bool, noise: torch.Generator) -> torch.Tensor:
+    """Return the latents [B, C, F, H, W] that one step gives, from frame 0 or from noise, for windows of forward dynamics."""
     config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
-    noised = add_noise(batch, config, FlowConfig(dynamics_from_frame=True), torch.Generator())
+    how = FlowConfig(pure_noise_fraction=1.0, dynamics_from_frame=from_frame)
+    noised = add_noise(batch, config, how, noise)
     vision, action, noisy, sigma, prompt = (
         tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma, batch.prompt)
     )
@@ -48,13 +49,14 @@ def predict_clips(policy: TrainedPolicy, batch: Batch) -> torch.Tensor:
 def predicted_latents(
     policy: TrainedPolicy,
     windows: ClipWindows,
+    from_frame: bool,
     on_batch: Callable[[int, int], None],
 ) -> NDArray[np.float16]:
     """Return [n, C, F, H, W] predicted from every clip's first frame and executed rows."""
-    parts = []
+    parts, noise = [], torch.Generator().manual_seed(0)
     for start in range(0, len(windows), _BATCH):
         batch = windows.forward_dynamics(np.arange(start, min(start + _BATCH, len(windows))))
-        parts.append(predict_clips(policy, batch).to(torch.float16).numpy())
+        parts.append(predict_clips(policy, batch, from_frame, noise).to(torch.float16).numpy())
         on_batch(min(start + _BATCH, len(windows)), len(windows))
     return np.concatenate(parts)
 

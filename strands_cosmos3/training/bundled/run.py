@@ -72,6 +72,7 @@ from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 
 Preview = PreviewDecoder | None
+_BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False}  # of runs that do not record them
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _VALIDATION_WINDOWS = 384
@@ -116,7 +117,7 @@ class TrainingRun:
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         fixed, has_joint_state = self.config.fixed, has_state(folder / "joint")
         optional = [] if has_joint_state else [name for name in fixed if name.startswith("joint_")]
-        keep_settings(folder / "settings.json", fixed, optional, {"latent_patch": 2, "end_points": 0.0})
+        keep_settings(folder / "settings.json", fixed, optional, _BEFORE)
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
@@ -222,7 +223,7 @@ class TrainingRun:
         path = self.folder / "decoder/predicted.npy"
         if not path.exists():
             policy = load_policy(joint, get_embodiment(DOMAIN).domain_id).to(self.device)
-            made = predicted_latents(policy, windows, self._progress("predictions"))
+            made = predicted_latents(policy, windows, joint.dynamics_from_frame, self._progress("predictions"))
             write_whole(path, lambda hidden: np.save(hidden, made))
         return np.load(path, mmap_mode="r")
 
@@ -344,7 +345,8 @@ class TrainingRun:
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
         """Return the loss of a step's windows; for clips, plus that of pictures."""
 
-        how = FlowConfig(dynamics_from_frame=True, video=self.config.video, end_points=self.config.end_points)
+        config = self.config
+        how = FlowConfig(dynamics_from_frame=config.dynamics_from_frame, video=config.video, end_points=config.end_points)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = step_noise(seed, step)
@@ -385,6 +387,7 @@ class TrainingRun:
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
             more: dict[str, Any] = {"prefix_rows": self.config.declared_prefix_rows, "language": LANGUAGE, "preview": preview}
+            more["dynamics_from_frame"] = self.config.dynamics_from_frame
             more["novelty"] = None if preview is None else self._novelty(vae, preview)
             export(*args, frames=frames, label=label, steps=loop.step, **more)
 

@@ -36,6 +36,7 @@ class RunConfig:
     joint_forward: float = 0.45  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.3
     video: float = 0.5  # weight of the video's error; the actions' is 1
+    dynamics_from_frame: bool = True  # both dynamics start at the given frame and at rows of zeros instead of noise
     end_points: float = 0.3  # weight of the error of where inverse dynamics end
     prefix_rows: int = 8  # longest action prefix in training
     declared_prefix_rows: int = 0  # that the checkpoint asks for; it succeeds more often without (docs/training.md)
