@@ -38,7 +38,7 @@ _TO_BIN = (
 _DISCARD = r"\b(?:trash|discard|throw away|throw out|dispose of|get rid of) (?:the|that|this)\b"
 TO_BIN = rf"{BIN}|{_DISCARD}"
 """In a sentence that says where a cube is to be put: the bin, or a verb that means it."""
-_HOLD = r"\bhold (?:on to |onto |of )?(?:the|that|this)\b"
+_HOLD = r"\bhold (?:up |on to |onto |of )?(?:the|that|this)\b"
 _HAND = re.compile(  # the hand is moved, not a cube: "put your hand above ..."
     r"\b(?:move|moving|bring|put|place|position|hold|align|lower|extend|stretch|get|keep|set|send|guide|steer|direct|take|drive|rest"
     r"|stop|close(?! (?:\w+ ){1,3}(?:on|onto|around)\b)"
@@ -78,7 +78,7 @@ _WORDS: tuple[tuple[Verb, str], ...] = (
     (
         Verb.REACH,
         r"\b(?:reach|touch|go to|move to|hover|point|approach|contact|tap|navigate|travel|locate|find|get close|get near)"
-        r"|\b(?:head|come|move|go) (?:over |towards? |close |near |above |straight |directly )*(?:to|the|that|this)\b"
+        r"|\b(?:head|come|move|go) (?:over |down |towards? |close |near |above |straight |directly )*(?:to|the|that|this)\b"
         rf"|{_THERE}|\bget (?:on )?over to\b"
         r"|\b(?:line up|lined up|align)(?: yourself)? (?:exactly )?with\b|\b(?:home|zero) in on\b",
     ),

@@ -48,6 +48,8 @@ _COURTESY = re.compile(
     rf"|(?:open|empty|nearby) (?={BIN}))\b,?"
 )
 """Phrases around a sentence that change no goal, whatever their words mean elsewhere."""
+_REQUEST = re.compile(r"\b(?:can|could|would|will|may|might|mind|please|about|chance|possible)\b")
+"""Words of a request in the form of a question; another question asks for an answer."""
 _ARROW = re.compile(r" ?(?:->|=>|\u2192) ?")
 _LONGEST = 200  # characters of a sentence; training's have at most 66
 _OTHER_COLOURS = frozenset(
@@ -106,6 +108,8 @@ class Language:
         if len(sentence) > _LONGEST:  # before any pattern: some take time with the square of it
             raise self._refusal(text, f"it has {len(sentence)} characters, more than {_LONGEST}")
         read, sentence = sentence, " ".join(_COURTESY.sub(" ", _ARROW.sub(" to ", sentence)).split()).strip(" ,")
+        if read == sentence and text.rstrip().endswith("?") and not _REQUEST.search(sentence):
+            raise self._refusal(text, "it asks")
         if why := refusal_of(sentence):
             raise self._refusal(text, why)
         words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
