@@ -36,6 +36,7 @@ from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
+from strands_cosmos3.training.loop import Loop
 from strands_cosmos3.training.matching import FlowConfig, add_noise
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_policy, load_vae
@@ -358,6 +359,27 @@ def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
         engine.checkpoint = replace(opened, metadata={**opened.metadata, "dynamics_start": "noise"})
         of_noise = [engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1)]
         assert not torch.allclose(*of_noise, atol=0.05)
+
+
+def test_the_joint_stages_rates_fall_for_longer_than_the_policys(trained, shards, monkeypatch):
+    decays = {}
+
+    class Captured(Exception):
+        pass
+
+    def capture(model, loss, how, folder):
+        decays[folder.name] = how.decay
+        if folder.name in ("policy", "joint"):
+            raise Captured
+        return Loop(model, loss, how, folder)
+
+    run = TrainingRun(trained.folder, shards, TINY)
+    vae = load_vae(Checkpoint.open(trained.joint))
+    monkeypatch.setattr(run_module, "Loop", capture)
+    for stage in (run.train_policy, run.train_joint):
+        with pytest.raises(Captured):
+            stage(vae)
+    assert (decays["policy"], decays["joint"]) == (0.4, 0.8)
 
 
 def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
