@@ -34,20 +34,25 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "it negates",
     ),
     (
-        r"^(?:is|are|was|does|did|has|have|where|what|which|when|who|why|how(?! about you)|should|may|shall|can (?:i|the)"
-        r"|could i|do you|"
-        r"would you have)\b",
+        r"^(?:is|are|was|does|did|has|have|where|what|which|when|who|why|how(?! about you)|should|may|shall|do you"
+        r"|(?:can|could|will|would) (?:i|the|it|he|she|they|we|anyone)(?! be possible)|would you have)\b"
+        r"|\b(?:could|should|would|must|may|might) (?:you )?have (?:\w+ed|put|taken)\b",
         "it asks",
     ),
     (
         rf"^(?:i (?:can|will|put|have|had|am|did|could|should|(?!need)\w+ed)|let me|there is) |"
+        r"^you (?:are (?!to|now|asked|hereby)|just|have|had|must have)\b|"
+        rf"^(?:the|this) (?:robot|{_HAND}|bin) (?!(?:should|must|needs?|has|is to|to|above|near|at|over)\b)|"
+        rf"\b{_COLOUR} (?:{_CUBE} )?(?:is (?:picked|placed|put|lifted|held|reached)|picks?|picked|lifts?|lifted|grabs?|grabbed)"
+        r" (?:up )?(?:the|you|me|a|in)\b|is picked up$|"
         rf"^the {_COLOUR} \w+ (?:is (?:in|on|at|near|by)|ends|sits|lies)\b|{BIN} is\b|{_CUBE} to (?:move|go|fall)$",
         "it states something",
     ),
     (r"\b(?:or|until)\b|\bagain and again\b", "it leaves something open"),
     (rf"\b(?:out of|from|off) {_THE} {BIN}|\b{_CUBE} (?:back )?out\b", "training never took a cube out of something"),
     (
-        rf"\b(?:next|close|left|right|front|beside|behind|near|under|below|outside|around|by)(?: to| of)? {_THE} {BIN}|"
+        r"\b(?:next|close|left|right|front|beside|behind|near|under|below|outside|around|by|on|onto|at|top)"
+        rf"(?: to| of)? {_THE} {BIN}|"
         rf"^(?!.*\b(?:releas|drop|let go|over to)).*\b(?:above|over) {_THE} {BIN}",
         "training placed cubes in the bin, not beside or above it",
     ),
@@ -57,7 +62,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         rf"\b{_COLOUR} (?:{BIN}|table(?:top)?|desk|counter(?:top)?|(?:work)?bench|workspace|computer|machine|unit|ro?bot|team"
-        rf"|friend|folks|people|boss|captain|chief|dude|{_HAND})\b|"
+        rf"|friend|folks|people|boss|captain|chief|dude|fly|{_HAND})\b|"
         rf"\b(?:lift|hold|move|take|put|pick up|grab|reach(?: for)?|raise|bring|lower|drop|touch|point at|place|get)"
         rf"(?: up)? {_THE} "
         r"(?:bin|tray|container|receptacle|trash(?:can)?|garbage|rubbish|dustbin|table|desk|(?:work)?bench|counter|computer|machine"
@@ -67,6 +72,14 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         rf"\b{_HAND}(?: up| back)? (?:off|from|away)\b|\b{_HAND} in(?:to|side)? {_THE} {BIN}",
         "it moves the hand away from the cubes",
+    ),
+    (
+        r"\b(?:take|lift|pick|raise|bring) .*\b(?:down|back|left|right|sideways|there)$|\bpoint away\b|\bup where\b"
+        r"|\b(?:take|lift) (?:down|back|over|off|it from) |\btake .*\boff$|\bpick (?:on|at) "
+        r"|\b(?:lift|pick|grab|raise|hold|make|let) (?:up )?(?:me|you|him|them)\b"
+        rf"|\b(?:in|inside|into) {_THE} {_COLOUR}\b|\bhover {_THE} (?:{_COLOUR}|{_CUBE})\b|\bwith {_THE} {BIN}"
+        rf"|\bmake {_THE} {_COLOUR}\b|\b{_CUBE} (?:pick|lift|grab)\b",
+        "it does something else with the cube, or with somebody",
     ),
     (
         rf"\b(?!(?:bin|box|tray|container|contact|up|effector|tool|{_HAND})\b)\w+ with {_THE} {_COLOUR}\b(?! colou?r)|"
