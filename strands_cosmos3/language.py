@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_cosmos3.errors import InstructionError, LayoutError
-from strands_cosmos3.instruction import BIN, REWORDED, SYNONYMS, TEMPLATES, TO_BIN, Goal, Verb, normalize, parse_instruction
+from strands_cosmos3.instruction import (
+    BIN,
+    COLOURS,
+    REWORDED,
+    SYNONYMS,
+    TEMPLATES,
+    TO_BIN,
+    Goal,
+    Verb,
+    normalize,
+    parse_instruction,
+)
 from strands_cosmos3.refusals import refusal_of
 from strands_cosmos3.resources import shown
 
@@ -50,6 +61,8 @@ _COURTESY = re.compile(
 """Phrases around a sentence that change no goal, whatever their words mean elsewhere."""
 _REQUEST = re.compile(r"\b(?:can|could|would|will|may|might|mind|please|about|chance|possible)\b")
 """Words of a request in the form of a question; another question asks for an answer."""
+_BOX = re.compile(rf"(?<!in the )(?<!into the )(?<!inside the )\b({'|'.join(COLOURS)}) box\b")
+"""A cube, as some people call it; "in the red box" is a bin that is not there."""
 _ARROW = re.compile(r" ?(?:->|=>|\u2192) ?")
 _LONGEST = 200  # characters of a sentence; training's have at most 66
 _OTHER_COLOURS = frozenset(
@@ -104,10 +117,10 @@ class Language:
             InstructionError: It is long, negates, asks, names an unknown word, no or another verb, no or another colour, or two
                 targets; or it asks for something else than a task (:mod:`.refusals`).
         """
-        sentence = normalize(text)
-        if len(sentence) > _LONGEST:  # before any pattern: some take time with the square of it
-            raise self._refusal(text, f"it has {len(sentence)} characters, more than {_LONGEST}")
-        read, sentence = sentence, " ".join(_COURTESY.sub(" ", _ARROW.sub(" to ", sentence)).split()).strip(" ,")
+        read = normalize(text)
+        if len(read) > _LONGEST:  # before any pattern: some take time with the square of it
+            raise self._refusal(text, f"it has {len(read)} characters, more than {_LONGEST}")
+        sentence = _without_courtesy(read)
         if read == sentence and text.rstrip().endswith("?") and not _REQUEST.search(sentence):
             raise self._refusal(text, "it asks")
         if why := refusal_of(sentence):
@@ -138,6 +151,12 @@ class Language:
             f"instruction {shown(text)} is not understood: {why}. This checkpoint understands "
             f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: {self.example!r}."
         )
+
+
+def _without_courtesy(sentence: str) -> str:
+    """Return a normalised sentence without phrases that change no goal; an arrow is "to", and a coloured box a cube."""
+    bare = _COURTESY.sub(" ", _ARROW.sub(" to ", _BOX.sub(r"\1 cube", sentence)))
+    return " ".join(bare.split()).strip(" ,")
 
 
 def plainest(goal: Goal) -> str:
