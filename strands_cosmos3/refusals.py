@@ -75,7 +75,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"\b(?:take|lift|pick|raise|bring) .*\b(?:down|back|left|right|sideways|there)$|\bpoint away\b|\bup where\b"
-        r"|\b(?:take|lift) (?:down|back|over|off|it from) |\btake .*\boff$|\bpick (?:on|at) "
+        r"|\b(?:take|lift) (?:down|back|over|off|it from) |\btake .*\boff$|(?<!a )\bpick (?:on|at) "
         r"|\b(?:lift|pick|grab|raise|hold|make|let) (?:up )?(?:me|you|him|them)\b"
         rf"|\b(?:in|inside|into) {_THE} {_COLOUR}\b|\bhover {_THE} (?:{_COLOUR}|{_CUBE})\b|\bwith {_THE} {BIN}"
         rf"|\bmake {_THE} {_COLOUR}\b|\b{_CUBE} (?:pick|lift|grab)\b",

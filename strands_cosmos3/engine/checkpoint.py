@@ -8,7 +8,8 @@ A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``
 (frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
 both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not as in ``sampling``),
-``dynamics_start`` (``"frame"``: they start at the given frame and at rows of zeros instead of noise, as in training),
+``dynamics_start`` (``"frame"``: they start at the given frame and at rows of zeros instead of noise, as in
+training, which showed one step),
 ``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file ->
 digest, checked before loading).
 """

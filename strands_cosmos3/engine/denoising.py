@@ -92,11 +92,11 @@ def starting_samples(
     ``dtype`` is that of hidden states. Noise that a request brings counts in any case.
     """
     each = []
-    for request, calm, layout, clean in zip(requests, from_frame, layouts, clean_RCFHW, strict=True):
+    for request, at_frame, layout, clean in zip(requests, from_frame, layouts, clean_RCFHW, strict=True):
         vision_free, noisy = _free_vision(layout, config)
         action_free = torch.zeros(layout.action_rows, config.action_dim)
         action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        first, none = (clean[:, :1].expand_as(clean), torch.zeros_like(action_free)) if calm else (None, None)
+        first, none = (clean[:, :1].expand_as(clean), torch.zeros_like(action_free)) if at_frame else (None, None)
         noise = starting_noise(request.video_noise, request.seed, tuple(clean.shape), "video_noise", first)
         row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise", none)
         given = torch.zeros_like(action_free)

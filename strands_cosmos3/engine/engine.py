@@ -279,8 +279,8 @@ class Cosmos3Engine:
         with clock.part("text"):
             passes = self._passes(requests, layouts, schedule)
         with clock.part("denoise"):
-            calm = [self.checkpoint.dynamics_from_frame and request.mode is not Mode.POLICY for request in requests]
-            sample = starting_samples(requests, calm, layouts, clean, self.config, self.device, self.dtype)
+            from_frame = [self.checkpoint.dynamics_from_frame and request.mode is not Mode.POLICY for request in requests]
+            sample = starting_samples(requests, from_frame, layouts, clean, self.config, self.device, self.dtype)
             vision_RVP, action_RTA = self._denoise(requests, layouts, schedule, sample, passes, on_step)
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):

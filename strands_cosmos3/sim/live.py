@@ -46,5 +46,5 @@ def live_viewer(arm: SimulatedArm) -> Iterator[Callable[[SimulatedArm], bool]]:
             yield on_tick
         finally:
             viewer.close()
-            for thread in drawing:  # it still draws from our model; leaving without it would crash
+            for thread in drawing:  # it still draws from our model; to go on without it would crash
                 thread.join(_CLOSE_S)

@@ -355,6 +355,9 @@ def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
         made, again = (engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1))
         torch.testing.assert_close(made, expected, atol=0.02, rtol=0)
         torch.testing.assert_close(again, made)
+        policy_request = Cosmos3ActionRequest(mode="policy", **clip._common(int(ticks[0]), frames))
+        by_seed = [engine.step(replace(policy_request, seed=seed))["video"] for seed in (0, 1)]
+        assert not torch.allclose(*by_seed, atol=0.05)  # a policy starts at noise all the same
         noise = torch.randn(made.shape, generator=torch.Generator().manual_seed(0))
         assert not torch.allclose(engine.step(replace(asked, video_noise=noise))["video"], made, atol=0.05)
         engine.checkpoint = replace(opened, metadata={**opened.metadata, "dynamics_start": "noise"})
