@@ -58,6 +58,8 @@ class Train:
     """Width of both towers."""
     layers: int = 4
     """Number of layers of both towers."""
+    latent_patch: Literal[1, 2] = 2
+    """Side of a vision token, in latents of 16 pixels. 1 makes four times as many: more exact dynamics, slower training."""
     vae_steps: int = 2500
     """Steps of the VAE on pictures."""
     gate: bool = True
@@ -129,8 +131,9 @@ class Train:
         "Run": ("out", "seed", "accumulate", "tensorboard", "push"),
         "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
         "A small policy from demonstrations": (
-            *("demos", "until", "vae", "start", "hidden", "layers", "vae_steps", "gate", "vae_clip_steps"),
-            *("preview_steps", "policy_steps", "joint_steps", "decoder_steps", "policy_batch", "joint_batch", "looks_from"),
+            *("demos", "until", "vae", "start", "hidden", "layers", "latent_patch", "vae_steps", "gate"),
+            *("vae_clip_steps", "preview_steps", "policy_steps", "joint_steps", "decoder_steps"),
+            *("policy_batch", "joint_batch", "looks_from"),
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
@@ -183,7 +186,7 @@ class Train:
         from strands_cosmos3.training.bundled.shards import Demos, shard_indices
         from strands_cosmos3.training.sharding import processes
 
-        names = ("hidden", "layers", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
+        names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"

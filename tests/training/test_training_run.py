@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.progress import TextColumn
 from safetensors.torch import load_file
 
 from strands_cosmos3.cli import main
-from strands_cosmos3.commands.train import plot, progress_bar
+from strands_cosmos3.commands.train import Train, plot, progress_bar
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -410,6 +410,26 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
     assert Checkpoint.open(checkpoint).config.latent_patch_size == 1
     with pytest.raises(ConfigError, match=r"latent_patch 2 \(here 1\)"):
         TrainingRun(tmp_path / "on", shards, config, start=trained.checkpoint)
+
+
+def test_every_option_of_the_command_that_a_run_has_reaches_it(shards, tmp_path):
+    own = {field.name for field in fields(RunConfig)} & {field.name for field in fields(Train)}
+    values = {name: getattr(Train, name) + 1 for name in own} | {"latent_patch": 1, "gate": False}
+    made = []
+
+    class Stop(Exception):
+        pass
+
+    def run(_folder, _demos, config, *_):
+        made.append(config)
+        raise Stop
+
+    command = Train(out=tmp_path / "run", demos=str(shards), **values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "TrainingRun", run)
+        with pytest.raises(Stop):
+            command.run()
+    assert {name: getattr(made[0], name) for name in own} == values
 
 
 FORWARDS = torch.full((2,), FORWARD)
