@@ -59,7 +59,7 @@ class Train:
     layers: int = 4
     """Number of layers of both towers."""
     latent_patch: Literal[1, 2] = 2
-    """Side of a vision token, in latents of 16 pixels. 1 makes four times as many: more exact dynamics, slower training."""
+    """Side of a vision token, in latents of 16 pixels. 1 makes four times as many, and training slower."""
     vae_steps: int = 2500
     """Steps of the VAE on pictures."""
     gate: bool = True

@@ -84,14 +84,14 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
         noisy[batch.mode == FORWARD, V:] = 0
         noisy[batch.mode == INVERSE, :V] = 0
     sigma = sample_sigma(B, how, noise)
-    still = torch.zeros(B, dtype=torch.bool) if batch.mode is None else (batch.mode != POLICY) & how.dynamics_from_frame
-    sigma[still] = 1.0
+    from_frame = torch.zeros(B, dtype=torch.bool) if batch.mode is None else (batch.mode != POLICY) & how.dynamics_from_frame
+    sigma[from_frame] = 1.0
     clean = torch.stack([patchify(latent, config.latent_patch_size) for latent in batch.latents]), _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
     eps = torch.randn(clean[0].shape, generator=noise) * real, torch.randn(clean[1].shape, generator=noise) * free_rows
-    eps[0][still] = clean[0][still, :per_frame].repeat(1, frames, 1)
-    eps[1][still] = 0
+    eps[0][from_frame] = clean[0][from_frame, :per_frame].repeat(1, frames, 1)
+    eps[1][from_frame] = 0
     share = noisy * sigma[:, None, None]
     vision = clean[0] + share[:, :V] * (eps[0] - clean[0])
     action = clean[1] + share[:, V:] * (eps[1] - clean[1])

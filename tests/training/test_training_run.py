@@ -412,7 +412,7 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
         TrainingRun(tmp_path / "on", shards, config, start=trained.checkpoint)
 
 
-def test_every_option_of_the_command_that_a_run_has_reaches_it(shards, tmp_path):
+def test_options_of_the_command_reach_the_run(shards, tmp_path):
     own = {field.name for field in fields(RunConfig)} & {field.name for field in fields(Train)}
     values = {name: getattr(Train, name) + 1 for name in own} | {"latent_patch": 1, "gate": False}
     made = []
