@@ -7,7 +7,7 @@ Shape suffixes as in :mod:`.flow`; D any width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,6 +28,7 @@ class FlowConfig:
     pure_noise_fraction: float = 0.5  # of windows at pure noise, where sampling starts
     dynamics_from_frame: bool = False  # windows of dynamics are at sigma 1, with frame 0 and rows of zeros instead of noise
     video: float = 0.2  # weight of the video's error; the actions' is 1
+    channels: torch.Tensor | None = field(default=None, compare=False)  # [C, C] applied to the video's errors, see pixel_metric
     end_points: float = 0.0  # weight of the error of where inverse dynamics end, the sum of their rows' translations
 
 
@@ -150,6 +151,8 @@ def flow_loss(
         metrics["ends"], loss = ends.item(), loss + config.end_points * ends
     if frames > 1:
         error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
+        if config.channels is not None:  # a token's channels follow one another
+            error = (error.unflatten(-1, (-1, model.latent_channel)) @ config.channels.to(device)).flatten(-2)
         video = share.ranks * _sum_square(error, noisy[:, first:V]) / noisy_tokens[0].clamp(min=1).to(device)
         metrics["video"], loss = video.item(), loss + config.video * video
     return loss, {"loss": loss.item(), **metrics}

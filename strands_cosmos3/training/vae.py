@@ -8,6 +8,7 @@ Pixels are [B, 3, F, H, W] in [-1, 1], F being 1 or 4 n + 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class VaeLoss:
     dark: float = 2.0  # added to that of dark pixels
     changing: float = 4.0  # added to that of pixels that differ from the clip's first frame
     edges: float = 0.5  # of differences between neighbouring pixels
+    magnitudes: float = 1.0  # of the errors' magnitudes, beside their squares
     kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
 
 
@@ -111,13 +113,14 @@ def _weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss
     error = decoded - pixels
     luma = torch.stack([part * error[:, i] for i, part in enumerate(_LUMA)]).sum(0)
     chroma = [error[:, 2] - luma, error[:, 0] - luma]  # Cb and Cr up to scale
-    parts = [_charbonnier(luma), *(config.chroma * _charbonnier(c) for c in chroma)]
-    edges = sum(_charbonnier(luma.diff(dim=axis)).mean() for axis in (-1, -2))
+    cost = partial(_cost, magnitudes=config.magnitudes)
+    parts = [cost(luma), *(config.chroma * cost(c) for c in chroma)]
+    edges = sum(cost(luma.diff(dim=axis)).mean() for axis in (-1, -2))
     return (torch.stack(parts).sum(0) * weight).mean() + config.edges * edges
 
 
-def _charbonnier(x: torch.Tensor) -> torch.Tensor:
-    return (x * x + 1e-3**2).sqrt() + x * x
+def _cost(x: torch.Tensor, magnitudes: float) -> torch.Tensor:
+    return magnitudes * (x * x + 1e-3**2).sqrt() + x * x
 
 
 class FlatConv(nn.Module):

@@ -160,6 +160,25 @@ def test_where_inverse_dynamics_end_is_in_the_loss_and_shared_by_processes(polic
     assert np.mean(halves) == pytest.approx(whole.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("patch", [1, 2])
+def test_errors_of_the_video_are_multiplied_channel_by_channel(patch):
+    """A matrix that keeps one channel leaves the squared error of that channel alone, wherever a token has it."""
+    sizes = FactorySizes(64, 2, 4, 2, 32, 96, 16, latent_patch=patch)
+    policy = fresh_policy(TransformerConfig.from_dict(transformer_config(sizes, "silu", 64)))
+    with torch.no_grad():
+        policy.transformer.proj_out.weight.zero_()
+        policy.transformer.proj_out.bias.zero_()  # it answers no change, so the error is the change
+    batch = batch_of(frames=3, mode=torch.full((6,), FORWARD))
+    kept = torch.zeros(16, 16)
+    kept[5, 2] = 3.0
+    how = FlowConfig(dynamics_from_frame=True, channels=kept)
+    _, metrics = flow_loss(policy, batch, how, torch.Generator().manual_seed(0))
+    change = batch.latents[:, 5, 1:] - batch.latents[:, 5, :1]
+    layout = add_noise(batch, policy.transformer.config, how, torch.Generator()).layout
+    numbers = 6 * layout.vision_tokens * 2 / 3 * patch * patch * 16
+    assert metrics["video"] == pytest.approx(float(9 * change.square().sum()) / numbers, rel=1e-4)
+
+
 def test_an_action_prefix_is_given_and_the_rest_predicted(policy):
     """Training-time real-time chunking: rows before ``prefix`` are clean and in no loss."""
     batch = replace(batch_of(frames=2), prefix=torch.tensor([0, 1, 8, 15, 0, 3]))

@@ -180,6 +180,7 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
             "vae_steps": 5,
             "decoder_steps": 5,
             "hidden": 64,
+            "latent_patch": 2,
             "seeds": 3,
             "conditions": "plain",
         }.items()
@@ -189,6 +190,7 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
         "vae_steps": ["vae"],
         "decoder_steps": ["decoder"],
         "hidden": ["policy", "joint"],
+        "latent_patch": ["policy", "joint"],
         "seeds": ["evaluation"],
         "conditions": ["conditions"],
     }

@@ -74,6 +74,19 @@ def test_a_cube_weighs_more_than_the_table():
     assert of_cube - nothing > 5 * (of_table - nothing)
 
 
+def test_without_magnitudes_an_error_counts_by_its_square():
+    """The picture that answers two truths best is then their mean, and with magnitudes alone any between them."""
+    pixels = torch.zeros(1, 3, 1, 16, 16)
+    grey, squares = torch.ones(1, 3, 1, 1, 1), VaeLoss(saturated=0, dark=0, changing=0, edges=0, magnitudes=0)
+
+    def cost(error: float, config: VaeLoss) -> float:
+        return float(_weighted_error(pixels + error * grey, pixels, config))
+
+    assert cost(0.4, squares) == pytest.approx(4 * cost(0.2, squares))
+    assert cost(0.4, squares) == pytest.approx(0.16)
+    assert cost(0.4, VaeLoss(edges=0)) == pytest.approx(0.4 + 0.16, rel=0.02)
+
+
 def test_motion_is_learnt_without_moving_a_first_frame():
     vae = make_vae(VaeSizes(16, 8, 8), seed=2)
     convolve_flat(vae)

@@ -22,15 +22,16 @@ class Recipe:
 
     episodes: int = 2000  # of demonstrations
     vae_steps: int = 2500
-    vae_clip_steps: int = 1200
+    vae_clip_steps: int = 6000
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 8000
+    joint_steps: int = 5000
     decoder_steps: int = 2000
     hidden: int = 320
     layers: int = 4
+    latent_patch: int = 1  # tokens of one latent; dynamics need them
     policy_batch: int = 64
     joint_batch: int = 32
     seed: int = 0
@@ -51,9 +52,9 @@ class Recipe:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
         vae, policy = (
             ("seed", "vae_steps", "vae_clip_steps", "gate"),
-            ("seed", "hidden", "layers", "looks_from", "policy_steps", "policy_batch"),
+            ("seed", "hidden", "layers", "latent_patch", "looks_from", "policy_steps", "policy_batch"),
         )
-        joint = (*policy[:4], "joint_steps", "joint_batch")
+        joint = (*policy[:5], "joint_steps", "joint_batch")
         shown = ("episodes", "seed", "visual_randomization")
         found = self._evaluations(workers)
         records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint", "decoder"))
@@ -80,7 +81,7 @@ class Recipe:
     def _train(
         self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
     ) -> Stage:
-        names = ("hidden", "layers", "policy_batch", "joint_batch", "looks_from", "seed")
+        names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "seed")
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "preview_steps", "joint_steps", "decoder_steps")
         options = [text for name in names for text in self._option(name)]
         options += [] if self.gate else ["--no-gate"]

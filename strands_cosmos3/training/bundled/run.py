@@ -46,6 +46,7 @@ from strands_cosmos3.training.bundled.decoder_stage import (
 )
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
+from strands_cosmos3.training.bundled.pixel_metric import pixel_metric
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, step_noise
@@ -72,9 +73,15 @@ from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 
 Preview = PreviewDecoder | None
-_BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False}  # of runs that do not record them
+_BEFORE = {
+    "latent_patch": 2,
+    "end_points": 0.0,
+    "dynamics_from_frame": False,
+    "pixel_metric": False,
+}  # of runs that do not record them
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
+_METRIC_CLIPS = 192
 _VALIDATION_WINDOWS = 384
 _VALIDATION_FRACTION = 0.04
 
@@ -180,7 +187,8 @@ class TrainingRun:
         if has_state(self.folder / "policy"):
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
-        loss = self._loss(policy, config.seed + 1, windows, pictures)
+        channels = self._pixel_metric(ticks[:n_train], latents[:n_train]) if config.pixel_metric else None
+        loss = self._loss(policy, config.seed + 1, windows, pictures, channels=channels)
         more = {"matrix_lr": config.joint_matrix_lr, **self._of_policy}
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
@@ -291,6 +299,15 @@ class TrainingRun:
         pixels = to_pixels(np.stack([self._clip(int(tick)) for tick in ticks[chosen]]))[..., : 16 * latents.shape[-1]]
         return torch.from_numpy(latents[chosen].astype(np.float32)).to(self.device), pixels.to(self.device)
 
+    def _pixel_metric(self, ticks: NDArray[np.int64], latents: NDArray[np.float16]) -> torch.Tensor:
+        """Return what the channels' errors in the video are multiplied by."""
+        path = self.folder / "latents/pixel_metric.npy"
+        if not path.exists():
+            chosen = np.linspace(0, len(ticks) - 1, min(_METRIC_CLIPS, len(ticks))).astype(int)
+            made = pixel_metric(self._clip_pairs(ticks, latents, some) for some in np.array_split(chosen, -(-len(chosen) // 8)))
+            write_whole(path, lambda hidden: np.save(hidden, made.cpu().numpy()))
+        return torch.from_numpy(np.load(path)).to(self.device)
+
     def _first_policy(self) -> TrainedPolicy:
         """Return the policy that training starts with."""
         if self._start is None:
@@ -341,12 +358,22 @@ class TrainingRun:
         return windows.pick(chosen, goal, tuple(sentences[0] for sentences in self.captions.by_goal), goal)
 
     def _loss(
-        self, policy: TrainedPolicy, seed: int, windows: PictureWindows | ClipWindows, *pictures: PictureWindows
+        self,
+        policy: TrainedPolicy,
+        seed: int,
+        windows: PictureWindows | ClipWindows,
+        *pictures: PictureWindows,
+        channels: torch.Tensor | None = None,
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
         """Return the loss of a step's windows; for clips, plus that of pictures."""
 
         config = self.config
-        how = FlowConfig(dynamics_from_frame=config.dynamics_from_frame, video=config.video, end_points=config.end_points)
+        how = FlowConfig(
+            dynamics_from_frame=config.dynamics_from_frame,
+            video=config.video,
+            end_points=config.end_points,
+            channels=channels,
+        )
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = step_noise(seed, step)
@@ -366,7 +393,7 @@ class TrainingRun:
                 error = gathered.answers_error(batch, self.shard.rank, self.shard.ranks)
                 return value + self.config.answers * error, {**metrics, "answers": error.item()}
 
-            with lower_precision(self.device):
+            with lower_precision(self.device, cpu=True):
                 value, metrics = policy(job)
             return value, mean_over_ranks(metrics, self.shard.ranks)
 

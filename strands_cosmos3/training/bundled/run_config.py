@@ -22,7 +22,7 @@ class RunConfig:
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 2500  # on pictures
-    vae_clip_steps: int = 1200  # then on clips; 0 without video
+    vae_clip_steps: int = 6000  # then on clips; 0 without video
     policy_steps: int = 3000  # on frame 0 and actions
     joint_steps: int = 8000  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
@@ -37,6 +37,7 @@ class RunConfig:
     joint_inverse: float = 0.3
     video: float = 0.5  # weight of the video's error; the actions' is 1
     dynamics_from_frame: bool = True  # both dynamics start at the given frame and at rows of zeros instead of noise
+    pixel_metric: bool = True  # whether the joint stage measures the video's error by what pixels depend on
     end_points: float = 0.3  # weight of the error of where inverse dynamics end
     prefix_rows: int = 8  # longest action prefix in training
     declared_prefix_rows: int = 0  # that the checkpoint asks for; it succeeds more often without (docs/training.md)
