@@ -34,7 +34,7 @@ class RunConfig:
     preview_batch: int = 4
     joint_pictures: int = 64  # windows of frame 0 per step of the joint stage, labelled for every goal
     joint_forward: float = 0.45  # fraction of the clips that train forward dynamics
-    joint_inverse: float = 0.3
+    joint_inverse: float = 0.35
     video: float = 0.5  # weight of the video's error; the actions' is 1
     dynamics_from_frame: bool = True  # both dynamics start at the given frame and at rows of zeros instead of noise
     pixel_metric: bool = True  # whether the joint stage measures the video's error by what pixels depend on
@@ -51,7 +51,7 @@ class RunConfig:
     joint_decay: float = 0.8  # fraction of the steps, at the end, in which its rates decay: the video's loss falls with them
     matrix_decay: float = 0.1  # of the matrices of both; without it they grow, and hidden states drown a token's noise
     preview_lr: float = 1e-3
-    clip_every: int = 2  # labelled ticks for one of which a clip is encoded that starts there
+    clip_every: int = 1  # labelled ticks for one of which a clip is encoded that starts there
     accumulate: int = 1  # draws of windows per step of the policy and joint stages, whose gradients are averaged
     seed: int = 0
     gate: bool = True  # whether training stops if the VAE loses colours
