@@ -40,6 +40,7 @@ from strands_cosmos3.training.loop import Loop
 from strands_cosmos3.training.matching import FlowConfig, add_noise
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_policy, load_vae
+from strands_cosmos3.training.state import read_state
 from strands_cosmos3.training.vae import convolve_flat, to_pixels
 from strands_cosmos3.training.windows import FORWARD, Batch
 
@@ -454,6 +455,16 @@ def test_a_start_brings_its_vae_on_pictures(continued, trained):
     assert torch.equal(vae.encode(picture).latent_dist.mode(), source.encode(picture).latent_dist.mode())
     config = json.loads((trained.checkpoint / "vae/config.json").read_text())
     assert vae.config["latents_mean"] == config["latents_mean"]
+
+
+def test_from_nothing_clips_train_what_affects_pictures_too(continued, trained):
+    def learnt(folder: Path) -> set[str]:
+        return {name for name in read_state(folder / "vae_clips")[0]["model"] if name.startswith("encoder")}
+
+    run, vae = continued
+    encoder = {name for name, _ in vae.named_parameters() if name.startswith("encoder")}
+    assert learnt(trained.folder) == encoder
+    assert learnt(run.folder) < encoder  # with a start, only what looks back
 
 
 def test_a_start_brings_its_weights_and_its_state_row(continued, trained):
