@@ -1,7 +1,7 @@
 """What a latent's channels mean for pixels, so that a model learns to predict what is seen.
 
 Normalised channels have one size, and pixels depend on few of their directions: of the bundled policy's latents, five
-directions of 48 make 70 % of the pixels' error and 2 % of the channels'.
+directions of 48 make 69 % of the pixels' error and 2 % of the channels'.
 """
 
 from __future__ import annotations

@@ -73,12 +73,8 @@ from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 
 Preview = PreviewDecoder | None
-_BEFORE = {
-    "latent_patch": 2,
-    "end_points": 0.0,
-    "dynamics_from_frame": False,
-    "pixel_metric": False,
-}  # of runs that do not record them
+_BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
+"""Options of runs that do not record them."""
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
