@@ -183,6 +183,7 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
             "latent_patch": 2,
             "seeds": 3,
             "conditions": "plain",
+            "few_seeds": 3,
         }.items()
     }
     assert changed == {
@@ -191,8 +192,9 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
         "decoder_steps": ["decoder"],
         "hidden": ["policy", "joint"],
         "latent_patch": ["policy", "joint"],
-        "seeds": ["evaluation"],
+        "seeds": ["evaluation", "conditions"],
         "conditions": ["conditions"],
+        "few_seeds": ["controls"],
     }
 
 
@@ -227,6 +229,8 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
         "What it can do",
         "What it cannot do",
         "| plain | reach | 0 of 1",
+        "| swapped | pick | 0 of 1",
+        "| blank | reach | 0 of 1",
         "How it was made",
         "--joint-steps 2",
         "Seed 0.",
@@ -235,7 +239,7 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
     before = digest(out / "checkpoint")
     capsys.readouterr()
     assert program_module.main(["--out", str(out), "--tiny"]) == 0
-    assert capsys.readouterr().out.count(": done on") == 9
+    assert capsys.readouterr().out.count(": done on") == 10
     assert digest(out / "checkpoint") == before
 
 

@@ -13,6 +13,7 @@ from strands_cosmos3.training.bundled.stages import read_record
 from strands_cosmos3.training.cost import duration
 
 _MADE = ("demos", "vae", "policy", "preview", "joint", "decoder")
+_MEASURED = ("evaluation", "conditions", "controls")
 _CONTROLS = ("blank", "random", "shuffled")  # conditions in which success would be chance or a leak
 _ENOUGH = 0.8
 _NOT_FOR = """- It knows one simulated table, cubes of three colours, a bin, and this package's Panda. It is not for a real arm,
@@ -24,13 +25,13 @@ _NOT_FOR = """- It knows one simulated table, cubes of three colours, a bin, and
 
 def write_card(folder: Path, checkpoint: Path) -> None:
     """Write ``README.md`` into a checkpoint that the stages of ``folder`` made."""
-    reports = {name: _json(folder / name / "report.json") for name in ("evaluation", "conditions")}
-    records = {name: read_record(folder, name) for name in (*_MADE, *reports)}
+    reports = {name: _json(folder / name / "report.json") for name in _MEASURED}
+    records = {name: read_record(folder, name) for name in (*_MADE, *_MEASURED)}
     about = _json(checkpoint / "checkpoint.json")["strands_cosmos3"]
     parts = (
         _summary(checkpoint, about),
-        _abilities(reports["evaluation"], records["evaluation"]),
-        _limits(reports, records["conditions"]),
+        _abilities(reports, records),
+        _limits(reports, records["controls"]),
         _world(reports["evaluation"]["dynamics"], _json(folder / "run/decoder/dynamics.json"), records["evaluation"]),
         _novelty(about),
         _making(records, _json(folder / "run/vae/gate.json")),
@@ -77,8 +78,8 @@ def _numbers(part: Path) -> int:
     return total
 
 
-def _abilities(report: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    settings = report["settings"]
+def _abilities(reports: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]]) -> str:
+    settings = reports["evaluation"]["settings"]
     return f"""## What it can do
 
 Closed loop in simulation with dynamics, in scenes that no training had. The policy is handed pictures, the sentence, the
@@ -86,11 +87,16 @@ measured pose and the gripper's opening, and nothing else. An episode may last {
 (condition `limit=S`: S), with zero latency (`latency=S`: S). Success with its 95 % interval (Wilson), and the mean time to
 success:
 
-{success_table(_rows(report))}
+{success_table(_rows(reports["evaluation"]))}
 
-`swapped` names another colour than the judged one: "took what it was told" is then what counts.
+{_command(records["evaluation"])}
 
-{_command(record)}"""
+The same scenes under harder conditions. `swapped` names another colour than the judged one: "took what it was told" is
+then what counts.
+
+{success_table(_rows(reports["conditions"]))}
+
+{_command(records["conditions"])}"""
 
 
 def _limits(reports: Mapping[str, Mapping[str, Any]], record: Mapping[str, Any]) -> str:
@@ -109,9 +115,9 @@ Below {100 * _ENOUGH:.0f} %, of everything in this card:
 
 {said}
 
-Harder conditions, and controls ({", ".join(f"`{name}`" for name in _CONTROLS)}), in which success would be chance:
+Every task in fewer scenes, and controls ({", ".join(f"`{name}`" for name in _CONTROLS)}), in which success would be chance:
 
-{success_table(_rows(reports["conditions"]))}
+{success_table(_rows(reports["controls"]))}
 
 {_command(record)}"""
 
@@ -176,7 +182,7 @@ held-out pictures; above 1 there is a warning, and `novel_pictures` counts. A lo
 
 
 def _making(records: Mapping[str, Mapping[str, Any]], gate: Mapping[str, Any]) -> str:
-    stages = [(name, records[name]) for name in (*_MADE, "evaluation", "conditions")]
+    stages = [(name, records[name]) for name in (*_MADE, *_MEASURED)]
     lines = ["| stage | finished | duration |", "|---|---|---|"]
     lines += [f"| {name} | {record['finished']} | {duration(record['seconds'])} |" for name, record in stages]
     total = duration(sum(record["seconds"] for _, record in stages[: len(_MADE)]))

@@ -37,14 +37,15 @@ class Recipe:
     seed: int = 0
     gate: bool = True
     evaluate_every: int = 4000
-    tasks: str = "reach,pick,place"
-    seeds: int = 200  # episodes of each task and condition of ``evaluation``
-    evaluation: str = "plain,limit=7,replan=16,latency=0.4,swapped,paraphrased"
-    few_seeds: int = 40  # of ``conditions``
+    tasks: str = "reach,pick,place"  # of ``evaluation``, which is without conditions, and of ``controls``
+    seeds: int = 200  # episodes of each task and condition of ``evaluation`` and ``conditions``
+    hard_task: str = "pick"  # of ``conditions``
     conditions: str = (
-        "latency=0.2,latency=0.8,light=0.5,light=1.6,table=dark,table=white,camera=2,cubes=32,close,crowded"
-        ",shuffled,blank,random"
+        "limit=7,replan=16,latency=0.2,latency=0.4,latency=0.8,light=0.5,table=dark,table=white,camera=2,cubes=32,close"
+        ",swapped,paraphrased"
     )
+    few_seeds: int = 20  # of ``controls``
+    controls: str = "latency=0.4,swapped,paraphrased,light=1.6,crowded,shuffled,blank,random"
     clips: int = 48  # of the expert, on which dynamics are measured
     limit_s: float = 20.0  # simulated seconds of an evaluation's episode
 
@@ -95,15 +96,18 @@ class Recipe:
         return f"--{name.replace('_', '-')}", str(getattr(self, name))
 
     def _evaluations(self, workers: int) -> tuple[Stage, ...]:
-        """Return the stages of the figures: the tasks and dynamics, and conditions that make them harder."""
-        main = ("--seeds", str(self.seeds), "--conditions", self.evaluation, "--clips", str(self.clips))
-        few = ("--seeds", str(self.few_seeds), "--conditions", self.conditions)
+        """Return the stages of the figures: tasks and dynamics, conditions that make one task harder, and controls."""
         made = []
-        for name, options in (("evaluation", main), ("conditions", few)):
-            command = ("evaluate", "--model", TRAINED, "--tasks", self.tasks, "--duration", f"{self.limit_s:g}", *options)
-            more = ("--out", name, "--workers", str(workers))
+        for name, tasks, seeds, more in (
+            ("evaluation", self.tasks, self.seeds, ("--clips", str(self.clips))),
+            ("conditions", self.hard_task, self.seeds, ("--conditions", self.conditions)),
+            ("controls", self.tasks, self.few_seeds, ("--conditions", self.controls)),
+        ):
+            options = ("--tasks", tasks, "--seeds", str(seeds), "--duration", f"{self.limit_s:g}", *more)
+            command = ("evaluate", "--model", TRAINED, *options)
+            also = ("--out", name, "--workers", str(workers))
             made.append(
-                self._stage(name, command, {"command": list(command)}, (TRAINED,), (f"{name}/report.json",), (name,), more)
+                self._stage(name, command, {"command": list(command)}, (TRAINED,), (f"{name}/report.json",), (name,), also)
             )
         return tuple(made)
 
@@ -151,9 +155,9 @@ TINY = Recipe(
     evaluate_every=0,
     tasks="reach,pick",
     seeds=1,
-    evaluation="plain,swapped",
     few_seeds=1,
-    conditions="blank",
+    conditions="swapped",
+    controls="blank",
     clips=1,
     limit_s=0.5,
 )
