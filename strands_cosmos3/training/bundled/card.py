@@ -91,7 +91,7 @@ success:
 
 {_command(records["evaluation"])}
 
-The same scenes under harder conditions. `swapped` names another colour than the judged one: "took what it was told" is
+Harder conditions, on scenes of the same seeds. `swapped` names another colour than the judged one: "took what it was told" is
 then what counts.
 
 {success_table(_rows(reports["conditions"]))}
