@@ -27,7 +27,8 @@ class FlowConfig:
     shift: float = 5.0  # sigma = shift u / (1 + (shift - 1) u) of a uniform u
     pure_noise_fraction: float = 0.5  # of windows at pure noise, where sampling starts
     dynamics_from_frame: bool = False  # windows of dynamics are at sigma 1, with frame 0 and rows of zeros instead of noise
-    video: float = 0.2  # weight of the video's error; the actions' is 1
+    video: float = 0.2  # weight of the error of a policy's video; the actions' is 1
+    forward: float = 0.2  # weight of that of forward dynamics' video
     channels: torch.Tensor | None = field(default=None, compare=False)  # [C, C] applied to the video's errors, see pixel_metric
     end_points: float = 0.0  # weight of the error of where inverse dynamics end, the sum of their rows' translations
 
@@ -120,15 +121,15 @@ SINGLE_PROCESS = DataShard()
 def flow_loss(
     policy: TrainedPolicy, batch: Batch, config: FlowConfig, noise: torch.Generator, share: DataShard = SINGLE_PROCESS
 ) -> tuple[torch.Tensor, LossMetrics]:
-    """Squared error of the velocities, averaged over the noisy tokens of each modality.
+    """Squared error of the velocities, averaged over the noisy tokens of actions, a policy's video and forward dynamics' video.
 
     Every process draws the noise of the whole step and computes its share of the windows, scaled so that the mean over
-    processes is the loss of one. Return the weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video``.
+    processes is the loss of one. Return the weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video``
+    and ``forward``, of those that the batch has.
     """
     model, device = policy.transformer.config, policy.w_in.device
     noised = add_noise(batch, model, config, noise)
     layout, V = noised.layout, noised.layout.vision_tokens
-    noisy_tokens = noised.noisy[:, :V].sum(), noised.noisy[:, V:].sum()
     vision, action, v_vision, v_action, noisy, sigma, prompt = (
         tensor[share.rank :: share.ranks].to(device)
         for tensor in (
@@ -143,7 +144,7 @@ def flow_loss(
     of_vision, of_action = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
     width = layout.raw_action_dim
     off = of_action[..., :width] - v_action[..., :width]
-    loss = share.ranks * _sum_square(off, noisy[:, V:]) / noisy_tokens[1].clamp(min=1).to(device)
+    loss = share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
     metrics = {"action": loss.item()}
     if config.end_points and batch.mode is not None and (inverse := batch.mode == INVERSE).any():
         mine = inverse[share.rank :: share.ranks].to(device)
@@ -153,8 +154,12 @@ def flow_loss(
         error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
         if config.channels is not None:  # a token's channels follow one another
             error = (error.unflatten(-1, (-1, model.latent_channel)) @ config.channels.to(device)).flatten(-2)
-        video = share.ranks * _sum_square(error, noisy[:, first:V]) / noisy_tokens[0].clamp(min=1).to(device)
-        metrics["video"], loss = video.item(), loss + config.video * video
+        of_window = share.ranks * _sum_square(error, noisy[:, first:V])
+        forward = torch.zeros(len(noised.noisy)) if batch.mode is None else (batch.mode == FORWARD).float()
+        for name, weight, windows in (("video", config.video, 1 - forward), ("forward", config.forward, forward)):
+            if count := (noised.noisy[:, :V].sum((1, 2)) * windows).sum().item():
+                mean = (of_window * windows[share.rank :: share.ranks].to(device)).sum() / count
+                metrics[name], loss = mean.item(), loss + weight * mean
     return loss, {"loss": loss.item(), **metrics}
 
 
@@ -165,4 +170,5 @@ def end_point_error(off_BTA: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_square(error_BND: torch.Tensor, noisy_BN1: torch.Tensor) -> torch.Tensor:
-    return (error_BND.square().mean(-1, keepdim=True) * noisy_BN1).sum()
+    """[B]"""
+    return (error_BND.square().mean(-1, keepdim=True) * noisy_BN1).sum((1, 2))

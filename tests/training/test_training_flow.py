@@ -160,6 +160,28 @@ def test_where_inverse_dynamics_end_is_in_the_loss_and_shared_by_processes(polic
     assert np.mean(halves) == pytest.approx(whole.item(), rel=1e-5)
 
 
+def test_a_policys_video_and_forward_dynamics_have_weights_of_their_own_and_are_shared_by_processes(policy):
+    batch = batch_of(frames=3, mode=torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, FORWARD]))
+    how = FlowConfig(dynamics_from_frame=True, video=0.0, forward=0.0)
+
+    def loss(config, batch=batch, share=SINGLE_PROCESS):
+        return flow_loss(policy, batch, config, torch.Generator().manual_seed(0), share)
+
+    (without, _), (whole, metrics) = loss(how), loss(replace(how, video=2.0, forward=5.0))
+    assert whole.item() - without.item() == pytest.approx(2 * metrics["video"] + 5 * metrics["forward"], rel=1e-4)
+    for name, mode in (("forward", POLICY), ("video", FORWARD)):  # windows of the other kind do not change an error
+        others = batch.latents * torch.where(batch.mode == mode, 3.0, 1.0)[:, None, None, None, None]
+        _, changed = loss(how, replace(batch, latents=others))
+        assert changed[name] == pytest.approx(metrics[name], rel=1e-5)
+        other = "video" if name == "forward" else "forward"
+        assert changed[other] > 1.5 * metrics[other]
+    shares = [loss(replace(how, video=2.0, forward=5.0), share=DataShard(rank, 2))[0].item() for rank in (0, 1)]
+    assert np.mean(shares) == pytest.approx(whole.item(), rel=1e-5)
+    _, plain = loss(how, batch_of(frames=3))
+    assert "video" in plain
+    assert "forward" not in plain
+
+
 @pytest.mark.parametrize("patch", [1, 2])
 def test_errors_of_the_video_are_multiplied_channel_by_channel(patch):
     """A matrix that keeps one channel leaves the squared error of that channel alone, wherever a token has it."""
@@ -176,7 +198,7 @@ def test_errors_of_the_video_are_multiplied_channel_by_channel(patch):
     change = batch.latents[:, 5, 1:] - batch.latents[:, 5, :1]
     layout = add_noise(batch, policy.transformer.config, how, torch.Generator()).layout
     numbers = 6 * layout.vision_tokens * 2 / 3 * patch * patch * 16
-    assert metrics["video"] == pytest.approx(float(9 * change.square().sum()) / numbers, rel=1e-4)
+    assert metrics["forward"] == pytest.approx(float(9 * change.square().sum()) / numbers, rel=1e-4)
 
 
 def test_an_action_prefix_is_given_and_the_rest_predicted(policy):

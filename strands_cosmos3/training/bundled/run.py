@@ -367,6 +367,7 @@ class TrainingRun:
         how = FlowConfig(
             dynamics_from_frame=config.dynamics_from_frame,
             video=config.video,
+            forward=config.joint_forward_weight,
             end_points=config.end_points,
             channels=channels,
         )
