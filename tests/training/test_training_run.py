@@ -202,9 +202,10 @@ def test_dynamics_of_an_untrained_model_are_bad(trained):
 
 def test_the_curve_has_the_optimised_loss_and_its_parts(trained):
     last = lines_of(trained.folder / "joint/curve.jsonl")[-1]
-    assert {"action", "video", "forward", "ends", "alone"} <= set(last)
+    assert {"action", "ends", "alone"} <= set(last)
+    assert {"video", "forward"} & set(last)  # so few windows may all be of one kind
     ends = RunConfig().end_points * last["ends"]
-    video = RunConfig().video * last["video"] + RunConfig().joint_forward_weight * last["forward"]
+    video = RunConfig().video * last.get("video", 0) + RunConfig().joint_forward_weight * last.get("forward", 0)
     optimised = last["action"] + video + ends + last["alone"]
     assert last["loss"] == pytest.approx(optimised, abs=1e-5)
     assert plot(trained.folder).stat().st_size > 5_000
