@@ -117,7 +117,7 @@ def test_what_is_exported_loads_in_half_precision(policy, vae, tokenizer, config
     found = Checkpoint.open(folder)
     assert found.policy_frames == (17, 1)
     assert found.replan_rows == 8
-    assert (found.sampling.num_steps, found.sampling.flow_shift) == (4, 5.0)
+    assert (found.sampling.num_steps, found.sampling.flow_shift) == (3, 5.0)
     found.verify()
 
 
