@@ -10,12 +10,13 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -107,15 +108,13 @@ class Loop:
             TrainingError: The loss or its gradient is not finite; the last saved state stays.
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
-        saved, sums, count = time.monotonic(), {}, 0
+        saved, since = time.monotonic(), list[LossMetrics]()
         try:
             while self.step < last:
-                metrics = self._train_step()
-                sums = {name: sums.get(name, 0.0) + value for name, value in metrics.items()}
-                count += 1
+                since.append(metrics := self._train_step())
                 if self.step % self.config.log_every == 0 or self.step == last:
-                    self._log({name: value / count for name, value in sums.items()})
-                    sums, count = {}, 0
+                    self._log(mean_metrics(since))
+                    since.clear()
                 if on_step is not None:
                     on_step(self.step, metrics)
                 if self._agreed(time.monotonic() - saved > self.config.save_s):
@@ -142,12 +141,12 @@ class Loop:
             for group in optimizer.param_groups:
                 group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
-        draws, metrics = self.config.accumulate, dict[str, float]()
+        draws, metrics = self.config.accumulate, list[LossMetrics]()
         for i in range(draws):
             loss, seen = self._loss(self.step * draws + i)
             self._require_finite("loss", loss)
             (loss / draws).backward()
-            metrics = {name: metrics.get(name, 0.0) + value / draws for name, value in seen.items()}
+            metrics.append(seen)
         self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
         self._consistent = False
         for optimizer in self.optimizers:
@@ -158,7 +157,7 @@ class Loop:
                 self.ema[name].lerp_(p.detach(), 1 - keep)
         self.step += 1
         self._consistent = True
-        return metrics
+        return mean_metrics(metrics)
 
     def _require_finite(self, name: str, number: torch.Tensor) -> None:
         if not math.isfinite(value := full_tensor(number).item()):
@@ -280,6 +279,15 @@ def drop_from(path: Path, step: int) -> None:
         earlier = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
         if len(earlier) < len(lines):
             write_whole(path, lambda hidden: hidden.write_text("".join(earlier), encoding="utf-8"))
+
+
+def mean_metrics(seen: Sequence[LossMetrics]) -> LossMetrics:
+    """Return the mean of each metric over the draws or steps that have it: one without inverse dynamics has no error of it."""
+    values: dict[str, list[float]] = {}
+    for metrics in seen:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: fmean(found) for name, found in values.items()}
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

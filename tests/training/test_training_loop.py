@@ -46,6 +46,20 @@ def test_resume_gives_the_same_weights_to_the_bit(tmp_path):
         assert torch.equal(whole.ema[name], part.ema[name])
 
 
+def test_a_metric_is_averaged_over_the_draws_that_have_it(tmp_path):
+    """A draw without inverse dynamics has no error of it, which is not an error of zero."""
+    lossy = loss_of(net := model())
+
+    def sometimes(draw: int):
+        error, seen = lossy(draw)
+        return error, {**seen, "ends": float(draw)} if draw % 4 == 1 else seen
+
+    config = TrainLoopConfig(steps=4, log_every=4, accumulate=2, save_s=1e9)
+    Loop(net, sometimes, config, tmp_path / "run").run()
+    (point,) = map(json.loads, (tmp_path / "run" / "curve.jsonl").read_text().splitlines())
+    assert point["ends"] == 3.0  # draws 1 and 5 of eight
+
+
 def test_accumulated_draws_average_their_gradients(tmp_path):
     """Two draws of eight windows move the weights as one draw of those sixteen does."""
     config = TrainLoopConfig(steps=6, warmup=1, weight_decay=0.0, save_s=1e9)
