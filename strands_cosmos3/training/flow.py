@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, rope_tables, text_positions
 from strands_cosmos3.engine.transformer import ActionHead, Attend, Cosmos3Transformer, KeysValues, Rope, TextKV
+from strands_cosmos3.training.cpu import attention, norm_in_blocks
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ class TrainedPolicy(nn.Module):
 
     def __init__(self, transformer: Cosmos3Transformer, head: ActionHead):
         super().__init__()
+        norm_in_blocks(transformer)
         self.transformer = transformer
         self.w_in, self.b_in = nn.Parameter(head.w_in), nn.Parameter(head.b_in)
         self.w_out, self.b_out = nn.Parameter(head.w_out), nn.Parameter(head.b_out)
@@ -99,14 +100,14 @@ def velocity(
     time_B1D = model.time_embedder(timestep_B).to(model.dtype)[:, None]
     x_BND = model.embed(vision_BVP, action_BTA, time_B1D, noisy_BN1.to(model.dtype), head)
     own = torch.ones(x_BND.shape[:2], dtype=torch.bool, device=x_BND.device)
-    mask = torch.cat([prompts.mask_BS, own], dim=1)[:, None, None, :]
+    mask = torch.cat([prompts.mask_BS, own], dim=1)
     attentions = [partial(_attend_masked, mask, layer) for layer in prompts.text.layers]
     (x_BND,) = model.generation(x_BND, rope, attentions, (slice(first, None),))
     vision_left = max(vision_BVP.shape[1] - first, 0)
     return model.project(x_BND[:, :vision_left], x_BND[:, vision_left:], head)
 
 
-def _attend_masked(mask: torch.Tensor, prompt: KeysValues, keys: torch.Tensor, values: torch.Tensor) -> Attend:
+def _attend_masked(mask_BM: torch.Tensor, prompt: KeysValues, keys: torch.Tensor, values: torch.Tensor) -> Attend:
     """Attention over the padded prompts and the windows' own tokens."""
     memory = torch.cat([prompt[0], keys], dim=2), torch.cat([prompt[1], values], dim=2)
-    return lambda queries: F.scaled_dot_product_attention(queries, *memory, attn_mask=mask, enable_gqa=True)
+    return lambda queries: attention(queries, *memory, mask_BM)
