@@ -39,8 +39,9 @@ def norm_in_blocks(model: Cosmos3Transformer) -> None:
 
 def attention(q_BhNd: torch.Tensor, k_BkMd: torch.Tensor, v_BkMd: torch.Tensor, mask_BM: torch.Tensor) -> torch.Tensor:
     """Attention [B, h, N, d] with grouped heads to the keys where the mask is True."""
-    if q_BhNd.device.type == "cpu" and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
-        hidden = torch.zeros(mask_BM.shape, dtype=torch.get_autocast_dtype("cpu")).masked_fill_(~mask_BM, float("-inf"))
+    lower = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
+    if q_BhNd.device.type == "cpu" and torch.is_grad_enabled() and lower:  # in float32 torch's kernel is faster
+        hidden = torch.zeros(mask_BM.shape, dtype=torch.bfloat16).masked_fill_(~mask_BM, float("-inf"))
         return _Attention.apply(q_BhNd, k_BkMd, v_BkMd, hidden)  # pyright: ignore[reportReturnType]
     return F.scaled_dot_product_attention(q_BhNd, k_BkMd, v_BkMd, attn_mask=mask_BM[:, None, None], enable_gqa=True)
 
