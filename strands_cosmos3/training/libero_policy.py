@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +249,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the stages that are not done; return an exit status."""
     description = "Make a small policy for LIBERO, or go on with it."
     return run_stages(
-        arguments, "libero policy", description, lambda tiny, workers: (TINY if tiny else LiberoRecipe()).stages(workers), CARD
+        arguments,
+        "libero policy",
+        description,
+        lambda tiny, seed, workers: replace(TINY if tiny else LiberoRecipe(), seed=seed).stages(workers),
+        CARD,
     )
 
 

@@ -245,10 +245,19 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("")
-    assert run_stages(["--out", str(tmp_path / "file/out")], "small thing", "", lambda tiny, workers: (), "made") == 1
+    assert run_stages(["--out", str(tmp_path / "file/out")], "small thing", "", lambda tiny, seed, workers: (), "made") == 1
     said = capsys.readouterr().err
     assert said.startswith("small thing: ")
     assert len(said.splitlines()) == 1
+
+
+def test_the_command_makes_another_policy_with_another_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = list[Stage]()
+    monkeypatch.setattr("strands_cosmos3.training.bundled.stages.make", lambda folder, stages: asked.extend(stages))
+    for seed in (0, 3):
+        assert program_module.main(["--out", str(tmp_path), "--seed", str(seed)]) == 0
+        assert all(f"--seed {seed} " in stage.command for stage in asked[:6])
+        asked.clear()
 
 
 def test_time_of_a_curve_leaves_interruptions_out(tmp_path):

@@ -153,24 +153,25 @@ def now() -> str:
 
 
 def run_stages(
-    arguments: Sequence[str] | None, name: str, description: str, stages: Callable[[bool, int], Sequence[Stage]], made: str
+    arguments: Sequence[str] | None, name: str, description: str, stages: Callable[[bool, int, int], Sequence[Stage]], made: str
 ) -> int:
-    """Run the command of a recipe: parse ``--out``, ``--workers`` and ``--tiny``, make what is missing, return an exit status.
+    """Run the command of a recipe: parse its options, make what is missing, return an exit status.
 
     Args:
         arguments: Of the command line; None means the program's.
         name: What is made, e.g. ``"bundled policy"``.
-        stages: Whether the recipe is the tiny one, and the number of workers -> its stages.
+        stages: Whether the recipe is the tiny one, its seed, and the number of workers -> its stages.
         made: The result, in the folder ``--out``.
     """
     parser = argparse.ArgumentParser(f"make {name.replace(' ', '-')}", description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder of everything that is made")
     parser.add_argument("--workers", type=int, default=2, help="processes that record and evaluate; one per core")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random; another one makes another policy")
     parser.add_argument("--tiny", action="store_true", help="all stages in minutes, for a policy that can do nothing")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        make(given.out, stages(given.tiny, given.workers))
+        make(given.out, stages(given.tiny, given.seed, given.workers))
     except Cosmos3Error as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
