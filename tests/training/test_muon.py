@@ -17,7 +17,7 @@ def test_every_singular_value_becomes_about_one_and_directions_stay(shape):
     assert torch.linalg.svdvals(made).max() < 1.25
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     inner = u.T @ made @ vh.T  # diagonal where the directions are kept
-    assert (inner - torch.diag(inner.diagonal())).abs().max() < 0.02
+    assert (inner - torch.diag(inner.diagonal())).abs().max() < 0.05  # in bfloat16, where it is fast: 0.02
 
 
 def test_a_step_is_nesterov_momentum_made_orthogonal():

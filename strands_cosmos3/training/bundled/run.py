@@ -55,6 +55,7 @@ from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measur
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
 from strands_cosmos3.training.release import (
     DOMAIN,
@@ -66,7 +67,7 @@ from strands_cosmos3.training.release import (
     with_vae,
 )
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
-from strands_cosmos3.training.sharding import lower_precision, mean_over_ranks, rank_0_first, shard_policy
+from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors, predict_rows

@@ -22,8 +22,8 @@ from strands_cosmos3.training.bundled.run_config import RunConfig
 from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
+from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.release import load_vae, plain_state
-from strands_cosmos3.training.sharding import lower_precision
 from strands_cosmos3.training.vae import (
     VaeLoss,
     VaeSizes,
