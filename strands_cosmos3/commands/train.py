@@ -64,7 +64,7 @@ class Train:
     """Steps of the VAE on pictures."""
     gate: bool = True
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
-    vae_clip_steps: int = 6000
+    vae_clip_steps: int = 4500
     """Steps of the VAE on clips; with --start, latents of first frames do not change."""
     policy_steps: int = 3000
     """Steps on frame 0 and actions."""

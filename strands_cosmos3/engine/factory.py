@@ -55,6 +55,7 @@ class FactorySizes:
     shards: int = 2
     action_dim: int = 64
     latent_patch: int = 2  # side of a vision token, in latents
+    rope_theta: float | None = None  # None: the released checkpoints'
 
 
 MID_SIZE = FactorySizes(1024, 8, 16, 8, 64, 3072, 48, 24, 32, 1)
@@ -119,7 +120,10 @@ def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict
     }
     data |= {"intermediate_size": sizes.intermediate, "vocab_size": vocab, "hidden_act": hidden_act}
     data |= {"qk_norm_for_text": not edge, "use_und_k_norm_for_gen": edge, "rms_norm_eps": 1e-5 if edge else 1e-6}
-    data |= {"rope_theta": 1e8 if edge else 5e6, "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial]}
+    data |= {
+        "rope_theta": sizes.rope_theta or (1e8 if edge else 5e6),
+        "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial],
+    }
     data |= {"latent_channel": sizes.latent_channels, "latent_patch_size": sizes.latent_patch}
     data["patch_latent_dim"] = sizes.latent_patch**2 * sizes.latent_channels
     data |= {

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.engine.factory import fresh_vae
+from strands_cosmos3.training.block_codes import BlockCodes
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -48,6 +49,7 @@ class VaeLoss:
     edges: float = 0.5  # of differences between neighbouring pixels
     magnitudes: float = 1.0  # of the errors' magnitudes, beside their squares
     kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
+    codes: float = 0.0  # of the latents' difference from the blocks' codes, as pixels
 
 
 def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
@@ -89,9 +91,9 @@ def to_pixels(frames: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def reconstruction_loss(
-    vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator, config: VaeLoss
+    vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator, config: VaeLoss, codes: BlockCodes | None = None
 ) -> tuple[torch.Tensor, LossMetrics]:
-    """Return the weighted reconstruction error plus the divergence, and metrics."""
+    """Return the weighted reconstruction error plus the divergence and the distance from ``codes``, and metrics."""
     posterior = vae.encode(pixels).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
     mean, std = posterior.mean, posterior.std
     latents = mean + std * torch.randn(mean.shape, generator=noise).to(mean.device)
@@ -100,7 +102,11 @@ def reconstruction_loss(
     error = _weighted_error(decoded, pixels, config)
     with torch.no_grad():
         psnr = -10 * torch.log10((decoded.clamp(-1, 1) - pixels).pow(2).mean() / 4)
-    return error + config.kl * kl, {"loss": error.item(), "psnr": psnr.item(), "kl": kl.item()}
+    metrics = {"loss": error.item(), "psnr": psnr.item(), "kl": kl.item()}
+    if codes is None:
+        return error + config.kl * kl, metrics
+    apart = codes.error(mean, pixels)
+    return error + config.kl * kl + config.codes * apart, {**metrics, "codes": apart.item()}
 
 
 def _weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:

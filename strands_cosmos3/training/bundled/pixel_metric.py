@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
+from strands_cosmos3.training.block_codes import blocks
+
 _EVERY_CHANNEL, _PIXELS = 0.3, 4.0
 """Shares of the plain squared error and of that of pixels, which together are about as large as the plain one alone."""
 
@@ -25,7 +27,7 @@ def pixel_metric(clips: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Te
     squares, products = 0.0, 0.0
     for latents, pixels in clips:
         x = torch.nn.functional.pad(latents[:, :, 1:].movedim(1, -1), (0, 1), value=1.0).flatten(0, 3).double()
-        y = _blocks(pixels[:, :, 1:], latents.shape[2] - 1).double()
+        y = blocks(pixels)[:, 1:].flatten(0, 3).double()
         squares, products = squares + x.T @ x, products + x.T @ y
     assert isinstance(squares, torch.Tensor), "no clips"
     ridge = 1e-6 * squares.diagonal().mean() * torch.eye(len(squares), dtype=squares.dtype, device=squares.device)
@@ -33,9 +35,3 @@ def pixel_metric(clips: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Te
     of_pixels, C = decoder @ decoder.T, len(decoder)
     one = torch.eye(C, dtype=of_pixels.dtype, device=of_pixels.device)
     return torch.linalg.cholesky(_EVERY_CHANNEL * one + _PIXELS * C * of_pixels / of_pixels.trace()).float()
-
-
-def _blocks(pixels: torch.Tensor, frames: int) -> torch.Tensor:
-    """Return [n F H W, 3 * 4 * 16 * 16] pixels that each latent stands for."""
-    split = pixels.unflatten(2, (frames, -1)).unflatten(4, (-1, 16)).unflatten(6, (-1, 16))  # [n, 3, F, 4, H, 16, W, 16]
-    return split.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(0, 3)

@@ -22,7 +22,7 @@ class Recipe:
 
     episodes: int = 2000  # of demonstrations
     vae_steps: int = 2500
-    vae_clip_steps: int = 6000
+    vae_clip_steps: int = 4500
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage

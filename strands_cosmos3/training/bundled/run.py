@@ -75,6 +75,7 @@ from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 
 Preview = PreviewDecoder | None
 _BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
+_BEFORE |= {"rope_theta": 5e6, "block_codes": 0.0}
 """Options of runs that do not record them."""
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
@@ -466,7 +467,8 @@ class TrainingRun:
             return json.loads((self._start.root / "transformer/config.json").read_text(encoding="utf-8"))
         tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
         size = max(len(tokenizer["model"]["vocab"]), 1 + max(int(token["id"]) for token in tokenizer["added_tokens"]))
-        sizes = policy_sizes(self.config.hidden, self.config.layers, self.config.latent_channels, self.config.latent_patch)
+        config = self.config
+        sizes = policy_sizes(config.hidden, config.layers, config.latent_channels, config.latent_patch, config.rope_theta)
         return transformer_config(sizes, "silu", size)
 
     @property

@@ -17,12 +17,14 @@ class RunConfig:
     layers: int = 4
     latent_channels: int = 48
     latent_patch: int = 2  # side of a vision token, in latents of 16 pixels
+    rope_theta: float = 100.0  # base of the rotary positions of a fresh model: with 5,000,000 columns look alike
+    block_codes: float = 2.0  # weight of the latents' distance from linear codes, in the VAE's training
     vae_base: int = 32  # base width of the VAE's encoder
     vae_decoder_base: int = 32
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 2500  # on pictures
-    vae_clip_steps: int = 6000  # then on clips; 0 without video
+    vae_clip_steps: int = 4500  # then on clips; 0 without video
     policy_steps: int = 3000  # on frame 0 and actions
     joint_steps: int = 8500  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none

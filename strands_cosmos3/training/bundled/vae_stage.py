@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.training.block_codes import BlockCodes
 from strands_cosmos3.training.bundled.colour_gate import colour_gate
 from strands_cosmos3.training.bundled.run_config import RunConfig
 from strands_cosmos3.training.bundled.shards import Demos
@@ -104,6 +105,20 @@ class VaeStage:
             write_whole(copy, partial(Path.write_bytes, data=content))
         return self.train()
 
+    def _codes(self) -> BlockCodes | None:
+        """Return the linear codes that latents are kept near; None with ``start``, whose policy knows other latents."""
+        if self.start is not None or not self.config.block_codes:
+            return None
+        path = self.folder / "vae/codes.pt"
+        if not path.exists():
+            starts = self.demos.clips(ROWS)
+            chosen = starts[np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)]
+            width = 16 * latent_columns(self.demos.canvas_hw)
+            clips = (to_pixels(self.demos.frames(range(t, t + ROWS + 1))[None])[..., :width] for t in chosen.tolist())
+            made = BlockCodes.fit((clip.to(self.device) for clip in clips), self.config.latent_channels)
+            write_whole(path, partial(torch.save, {name: tensor.cpu() for name, tensor in vars(made).items()}))
+        return BlockCodes(**torch.load(path, weights_only=True))
+
     def _pictures(self, step: int) -> torch.Tensor:
         rng = np.random.default_rng([self.config.seed, step])
         half = self.config.vae_batch // 2
@@ -122,11 +137,12 @@ class VaeStage:
     ) -> None:
         """Train on what ``draw`` returns for each step; the averaged weights remain."""
         width = 16 * (latent_columns(self.demos.canvas_hw) + 1)  # the pictures and one latent column of padding
+        codes, of_errors = self._codes(), replace(_LOSS, codes=self.config.block_codes)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             pixels = draw(step)[..., :width].to(self.device)
             with lower_precision(self.device, cpu=True):
-                return reconstruction_loss(vae, pixels, step_noise(seed, step), _LOSS)
+                return reconstruction_loss(vae, pixels, step_noise(seed, step), of_errors, codes)
 
         how = TrainLoopConfig(steps, lr, weight_decay=0.0, matrix_lr=10 * lr, **{**self.how, **options})
         loop = Loop(vae, loss, how, self.folder / stage)
