@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tyro
@@ -200,9 +202,14 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
 
 @pytest.mark.slow
 def test_ctrl_c_reaches_the_stage_once_and_it_ends_by_itself(tmp_path: Path):
-    """The command of a stage is in a session of its own; here demonstrations, which end with status 130."""
+    """The command of a stage is in a session of its own; here demonstrations, which end with status 130.
+
+    It begins with SIGINT ignored, as under nohup.
+    """
     command = [sys.executable, "-m", "strands_cosmos3.training.bundled", "--out", str(tmp_path / "made"), "--tiny"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    how: dict[str, Any] = {"start_new_session": True, "preexec_fn": ignoring}
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **how)
     try:
         options = tmp_path / "made/.demos.parts-seed0/options.json"
         while not options.exists():  # it is at work

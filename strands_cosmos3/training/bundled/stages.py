@@ -169,7 +169,8 @@ def run_stages(
     parser.add_argument("--seed", type=int, default=0, help="of everything random; another one makes another policy")
     parser.add_argument("--tiny", action="store_true", help="all stages in minutes, for a policy that can do nothing")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # under nohup SIGINT is ignored, and stages would ignore it, too
+        signal.signal(number, signal.default_int_handler)
     try:
         make(given.out, stages(given.tiny, given.seed, given.workers))
     except Cosmos3Error as error:
