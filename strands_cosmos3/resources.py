@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import reprlib
@@ -120,6 +121,22 @@ def storing(path: Path) -> Iterator[None]:
             f"{path} cannot be written ({error.strerror or error}); what was there before is unchanged. Make room or choose "
             "another place, and run it again."
         ) from error
+
+
+@contextmanager
+def locked(folder: Path, option: str) -> Iterator[None]:
+    """Let one process at a time into a folder, which ``option`` gave, or raise ConfigError. The lock ends with its process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process writes to {folder}; wait for it, stop it, or choose another {option}."
+            ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_whole(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:

@@ -20,6 +20,7 @@ from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.commands.train import progress_bar, terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
+from strands_cosmos3.resources import locked
 
 if TYPE_CHECKING:
     from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
@@ -87,7 +88,7 @@ class Demos:
 
     def run(self) -> int:
         """Record and merge the episodes."""
-        from strands_cosmos3.datasets import Dataset, merge_datasets
+        from strands_cosmos3.datasets import Dataset
         from strands_cosmos3.training.run_manifest import keep_settings
 
         whole_number(self.episodes, "--episodes", 1)
@@ -113,6 +114,18 @@ class Demos:
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
         settings = {name: getattr(self, name) for name in ("seed", *_LATER, *_OPTIONS)}
         keep_settings(parts / "options.json", settings, defaults={name: getattr(Demos, name) for name in _LATER})
+        with locked(parts, "--out"):
+            self._record(parts, console)
+        with Dataset(self.out) as dataset:
+            console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.n_frames} frames")
+        if self.push is not None:
+            console.print(f"pushed to {push_folder(self.out, self.push, 'dataset')}")
+        return 0
+
+    def _record(self, parts: Path, console: Console) -> None:
+        """Record what a folder of parts lacks, and merge them."""
+        from strands_cosmos3.datasets import merge_datasets
+
         firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
         roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
         with terminated_as_interrupted(), progress_bar(console) as bar:
@@ -128,11 +141,6 @@ class Demos:
                     pool.shutdown(wait=False, cancel_futures=True)
         merge_datasets(list(roots.values()), self.out).close()
         shutil.rmtree(parts)
-        with Dataset(self.out) as dataset:
-            console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.n_frames} frames")
-        if self.push is not None:
-            console.print(f"pushed to {push_folder(self.out, self.push, 'dataset')}")
-        return 0
 
     def _check_suite(self) -> None:
         if self.suite == "table":

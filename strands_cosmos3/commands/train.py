@@ -22,9 +22,11 @@ from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
+from strands_cosmos3.resources import locked
 
 if TYPE_CHECKING:
     from strands_cosmos3.training.closed_loop import ClosedLoop
+    from strands_cosmos3.training.matching import DataShard
 
 _STAGES = ("vae", "vae_clips", "policy", "preview", "joint", "decoder")
 
@@ -190,7 +192,7 @@ class Train:
         names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
-        with processes() as shard, _progress(console, shard.rank == 0) as show:
+        with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:
             if not unpacked:
                 unpack(demos, shards, lambda done, total: show("unpacking", done, total, {}))
             tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
@@ -218,7 +220,7 @@ class Train:
         names += ("validation_fraction", "validate_every", "policy_frames")
         config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
-        with processes() as shard, _progress(console, shard.rank == 0) as show:
+        with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:
             more = (self.tensorboard, shard, closed_loop)
             with rank_0_first(shard):
                 dataset = locate_dataset(self.dataset, "--dataset")
@@ -232,6 +234,17 @@ class Train:
         from strands_cosmos3.training.closed_loop import ClosedLoop
 
         return ClosedLoop(self.evaluate_every, self.evaluate_tasks, self.evaluate_episodes)
+
+
+@contextmanager
+def _alone(folder: Path, shard: DataShard) -> Iterator[None]:
+    """Make the folder of a run and lock it, which is the first of its processes' part."""
+    if shard.rank:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "--out"):
+        yield
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,16 @@ import tyro
 
 from helpers.environments import ROOT
 from strands_cosmos3.cli import COMMANDS, _union
+from strands_cosmos3.commands.demos import Demos
+from strands_cosmos3.commands.train import _alone
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.errors import TrainingError
+from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.resources import locked
 from strands_cosmos3.training.bundled import __main__ as program_module
 from strands_cosmos3.training.bundled.recipe import TINY, Recipe
 from strands_cosmos3.training.bundled.stages import Stage, digest, make, program, read_record, run_stages
 from strands_cosmos3.training.cost import seconds_of
+from strands_cosmos3.training.matching import DataShard
 
 
 class Line:
@@ -141,6 +146,21 @@ def test_a_stage_that_makes_nothing_is_named(line: Line):
         make(line.folder, [Stage("d", "make d", {}, (), ("d.txt",), ("d.txt",), lambda _: None)], line.said.append)
     with pytest.raises(TrainingError, match=r"status 2 of: cd .* strands-cosmos3 train --out x"):
         program(["train", "--out", "x"])(line.folder)
+
+
+def test_a_second_process_is_kept_out_of_a_folder(line: Line, tmp_path: Path):
+    parts = tmp_path / ".demos.parts-seed0"
+    busy = r"another process writes to .*; wait for it, stop it, or choose another --out\."
+    for folder, work in (
+        (line.folder, line.make),
+        (parts, Demos(tmp_path / "demos", episodes=1).run),
+        (tmp_path / "run", partial(ExitStack().enter_context, _alone(tmp_path / "run", DataShard()))),
+    ):
+        folder.mkdir()
+        with locked(folder, "--out"), pytest.raises(ConfigError, match=busy):
+            work()
+    with locked(tmp_path / "run", "--out"), _alone(tmp_path / "run", DataShard(1, 2)):  # not the first of its processes
+        assert line.make() == ["a", "b", "c"]
 
 
 def test_a_folders_digest_is_that_of_its_names_and_contents(tmp_path: Path):

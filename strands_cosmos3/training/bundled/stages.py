@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, TrainingError
-from strands_cosmos3.resources import storing, write_json
+from strands_cosmos3.resources import locked, storing, write_json
 from strands_cosmos3.training.cost import duration, machine
 
 Work = Callable[[Path], None]
@@ -54,35 +54,43 @@ def make(folder: Path, stages: Sequence[Stage], say: Callable[[str], object] = p
     """Run the stages of a folder that are not done.
 
     Raises:
+        ConfigError: Another process is at work on the folder.
         TrainingError: A stage failed; its message has the command. What it made so far is kept.
         StorageError: The folder cannot be made.
     """
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for i, stage in enumerate(stages):
-        path = record_path(folder, stage.name)
-        begun = json.loads(json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)}))
-        record = read_record(folder, stage.name)
-        same = {name: record.get(name) for name in begun} == begun
-        if same and record.get("makes") == digests(folder, stage.makes):
-            say(f"{stage.name}: done on {record['finished']}, in {duration(record['seconds'])}")
-            continue
-        if not same or "makes" in record:
-            put_aside(folder, stages[i:], say)
-            record = {**begun, "began": now(), "seconds": 0.0}
-        say(f"{stage.name}: {stage.command}")
-        record |= {"command": stage.command, "machine": machine()}
+    with locked(folder, "--out"):
+        for i in range(len(stages)):
+            _make_stage(folder, stages[i:], say)
+
+
+def _make_stage(folder: Path, stages: Sequence[Stage], say: Callable[[str], object]) -> None:
+    """Run the first of these stages if it is not done."""
+    stage = stages[0]
+    path = record_path(folder, stage.name)
+    begun = json.loads(json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)}))
+    record = read_record(folder, stage.name)
+    same = {name: record.get(name) for name in begun} == begun
+    if same and record.get("makes") == digests(folder, stage.makes):
+        say(f"{stage.name}: done on {record['finished']}, in {duration(record['seconds'])}")
+        return
+    if not same or "makes" in record:
+        put_aside(folder, stages, say)
+        record = {**begun, "began": now(), "seconds": 0.0}
+    say(f"{stage.name}: {stage.command}")
+    record |= {"command": stage.command, "machine": machine()}
+    write_json(path, record)
+    start = time.monotonic()
+    try:
+        stage.work(folder)
+    finally:
+        record["seconds"] = round(record["seconds"] + time.monotonic() - start, 1)
         write_json(path, record)
-        start = time.monotonic()
-        try:
-            stage.work(folder)
-        finally:
-            record["seconds"] = round(record["seconds"] + time.monotonic() - start, 1)
-            write_json(path, record)
-        made = digests(folder, stage.makes)
-        if missing := [name for name, digest in made.items() if digest is None]:
-            raise TrainingError(f"stage {stage.name} did not write {', '.join(missing)} in {folder}: {stage.command}")
-        write_json(path, {**record, "makes": made, "finished": now()})
+    made = digests(folder, stage.makes)
+    if missing := [name for name, digest in made.items() if digest is None]:
+        raise TrainingError(f"stage {stage.name} did not write {', '.join(missing)} in {folder}: {stage.command}")
+    write_json(path, {**record, "makes": made, "finished": now()})
 
 
 def record_path(folder: Path, stage: str) -> Path:
