@@ -37,8 +37,8 @@ class RunConfig:
     joint_pictures: int = 48  # windows of frame 0 per step of the joint stage, labelled for every goal
     joint_forward: float = 0.5  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.4
-    joint_forward_weight: float = 2.5  # of the error of forward dynamics' video, whose gradient is small (docs/training.md)
-    video: float = 0.1  # weight of the error of a policy's video; the actions' is 1
+    joint_forward_weight: float = 1.0  # of the error of forward dynamics' video; its gradient is then as inverse dynamics'
+    video: float = 0.04  # weight of the error of a policy's video; the actions' is 1
     dynamics_from_frame: bool = True  # both dynamics start at the given frame and at rows of zeros instead of noise
     pixel_metric: bool = True  # whether the joint stage measures the video's error by what pixels depend on
     end_points: float = 0.15  # weight of the error of where inverse dynamics end
