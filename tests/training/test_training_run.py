@@ -476,6 +476,21 @@ def test_from_nothing_clips_train_what_affects_pictures_too(continued, trained):
     assert learnt(run.folder) < encoder  # with a start, only what looks back
 
 
+def test_a_vae_from_nothing_stays_near_linear_codes_and_a_starts_vae_as_it_is(continued, trained):
+    for stage in ("vae", "vae_clips"):
+        assert "codes" in lines_of(trained.folder / stage / "curve.jsonl")[-1]
+    run, _ = continued
+    assert "codes" not in lines_of(run.folder / "vae_clips/curve.jsonl")[-1]
+    assert not (run.folder / "vae/codes.pt").exists()
+
+
+def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(continued, trained, shards, tmp_path):
+    exported = json.loads((trained.checkpoint / "transformer/config.json").read_text())
+    assert exported["rope_theta"] == Checkpoint.open(trained.checkpoint).config.rope_theta == TINY.rope_theta == 100
+    again = TrainingRun(tmp_path / "run", shards, replace(CONTINUED, rope_theta=5e6), start=trained.checkpoint)
+    assert again.transformer_config.rope_theta == 100
+
+
 def test_a_start_brings_its_weights_and_its_state_row(continued, trained):
     run, _ = continued
     assert torch.equal(run._first_policy().state_dict()[NAME].half(), trained.weights[KEY])
