@@ -70,7 +70,7 @@ class Train:
     """Steps of the VAE on clips; with --start, latents of first frames do not change."""
     policy_steps: int = 3000
     """Steps on frame 0 and actions."""
-    joint_steps: int = 8500
+    joint_steps: int = 7000
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""

@@ -27,7 +27,7 @@ class Recipe:
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 8500
+    joint_steps: int = 7000
     decoder_steps: int = 2000
     hidden: int = 320
     layers: int = 4

@@ -26,7 +26,7 @@ class RunConfig:
     vae_steps: int = 2500  # on pictures
     vae_clip_steps: int = 4500  # then on clips; 0 without video
     policy_steps: int = 3000  # on frame 0 and actions
-    joint_steps: int = 8500  # then with the future
+    joint_steps: int = 7000  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     decoder_steps: int = 2000  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
     vae_batch: int = 8
