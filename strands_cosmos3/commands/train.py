@@ -238,7 +238,7 @@ class Train:
 
 @contextmanager
 def _alone(folder: Path, shard: DataShard) -> Iterator[None]:
-    """Make the folder of a run and lock it, which is the first of its processes' part."""
+    """Make and lock the folder of a run; its first process does both."""
     if shard.rank:
         yield
         return

@@ -43,8 +43,13 @@ def policy_sizes(
     hidden: int = 320, layers: int = 4, latent_channels: int = 48, latent_patch: int = 2, rope_theta: float | None = None
 ) -> FactorySizes:
     """Sizes of a small policy: 4 heads of width 32, 2 of keys, MLPs three times as wide as all heads, 32 action columns."""
-    more: dict[str, Any] = {"action_dim": 32, "latent_patch": latent_patch, "rope_theta": rope_theta}
-    return FactorySizes(hidden, layers, 4, 2, 32, 384, latent_channels, shards=1, **more)
+    return FactorySizes(
+        *(hidden, layers, 4, 2, 32, 384, latent_channels),
+        shards=1,
+        action_dim=32,
+        latent_patch=latent_patch,
+        rope_theta=rope_theta,
+    )
 
 
 def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:

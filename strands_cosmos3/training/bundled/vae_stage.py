@@ -111,10 +111,8 @@ class VaeStage:
             return None
         path = self.folder / "vae/codes.pt"
         if not path.exists():
-            starts = self.demos.clips(ROWS)
-            chosen = starts[np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)]
             width = 16 * latent_columns(self.demos.canvas_hw)
-            clips = (to_pixels(self.demos.frames(range(t, t + ROWS + 1))[None])[..., :width] for t in chosen.tolist())
+            clips = (to_pixels(self.demos.frames(range(t, t + ROWS + 1))[None])[..., :width] for t in self._spread_clips())
             made = BlockCodes.fit((clip.to(self.device) for clip in clips), self.config.latent_channels)
             write_whole(path, partial(torch.save, {name: tensor.cpu() for name, tensor in vars(made).items()}))
         return BlockCodes(**torch.load(path, weights_only=True))
@@ -172,13 +170,16 @@ class VaeStage:
             vae.register_to_config(latent_frames=frames)
         return vae
 
+    def _spread_clips(self) -> list[int]:
+        """Return the first ticks of some clips, spread over the demonstrations."""
+        starts = self.demos.clips(ROWS)
+        return starts[np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)].tolist()
+
     def _frame_statistics(self, encode: Callable[[torch.Tensor], torch.Tensor]) -> list[dict[str, list[float]]]:
         """Return mean and deviation of the normalised latents of each frame of a clip; frame 0 keeps its own."""
-        starts = self.demos.clips(ROWS)
-        chosen = starts[np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)]
         columns = latent_columns(self.demos.canvas_hw)
         with torch.no_grad():
-            clips = (to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None]) for tick in chosen.tolist())
+            clips = (to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None]) for tick in self._spread_clips())
             latents = torch.cat([encode(clip)[..., :columns] for clip in clips])
         mean, std = latents.mean((0, 3, 4)), latents.std((0, 3, 4))  # [C, F]
         mean[:, 0], std[:, 0] = 0.0, 1.0
