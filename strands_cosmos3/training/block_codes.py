@@ -40,7 +40,7 @@ class BlockCodes:
         return ((blocks(pixels) - mean) @ components / deviation).movedim(-1, 1)
 
     def error(self, latents: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared difference between the pixels that latents draw with these components and those of the codes."""
+        """Return the mean squared difference between the pixels that latents draw with these components and the codes' own."""
         off = (latents.float() - self.of(pixels)).movedim(1, -1) * self.deviation.to(pixels.device)
         return off.square().sum(-1).mean() / len(self.mean)
 
