@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -254,7 +255,7 @@ class PolicyClient:
         except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError, asyncio.CancelledError) as error:
             broken = made[0].protocol.handshake_exc if made else None  # a malformed response, followed by silence
             for connection in made:
-                connection.transport.abort()
+                connection.abort()
             tcp.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
@@ -314,6 +315,8 @@ class PolicyClient:
                 return error
             case TimeoutError():
                 return ServiceTimeoutError(f"{self._uri} did not answer within {deadline_s:g} s while {doing}.")
+            case ssl.SSLError():
+                return untrusted(self._uri, error)
             case InvalidStatus():
                 return self._http(error.response.status_code, bytes(error.response.body or b""))
             case InvalidMessage() if _cut_short(error):
@@ -384,6 +387,11 @@ class _Connection(CountedFrames, ClientConnection):
     _received = 0
     _closing = False
 
+    def abort(self) -> None:
+        """End the connection without a closing handshake."""
+        if hasattr(self, "transport"):  # not before the handshake of TLS
+            self.transport.abort()
+
     async def receive(self) -> bytes | str:
         """Return the next message."""
         self._received += 1
@@ -399,6 +407,14 @@ class _Connection(CountedFrames, ClientConnection):
         if not self._closing and self.state is not State.OPEN and self.state is not State.CONNECTING:
             self._closing = True
             self.loop.call_later(_CLOSE_S, self.transport.abort)
+
+
+def untrusted(url: str, error: ssl.SSLError) -> ServiceUnreadableError:
+    """Return the error for a server whose certificate is not trusted, or that does not speak TLS."""
+    return ServiceUnreadableError(
+        f"{url} has no valid certificate or no TLS ({short(error)}). "
+        "Trust a certificate of your own with SSL_CERT_FILE=FILE.pem in the environment."
+    )
 
 
 def _cut_short(error: BaseException | None) -> bool:

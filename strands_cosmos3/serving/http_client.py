@@ -23,7 +23,7 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     WireFormatError,
 )
-from strands_cosmos3.serving.client import ClientConfig
+from strands_cosmos3.serving.client import ClientConfig, untrusted
 from strands_cosmos3.serving.libero import INFO, PREDICT, PREDICT_BATCH, parse
 from strands_cosmos3.serving.wire import short
 
@@ -192,7 +192,7 @@ class HttpPolicyClient:
         if self._expired or isinstance(error, TimeoutError):
             return ServiceTimeoutError(f"{self._url} did not answer within {self.config.read_s:g} s.")
         if isinstance(error, ssl.SSLError):
-            return ServiceUnreadableError(f"{self._url} has no valid certificate or no TLS ({short(error)}).")
+            return untrusted(self._url, error)
         closed = http.client.RemoteDisconnected, http.client.IncompleteRead, OSError
         if isinstance(error, closed):
             return ServiceClosedError(f"{self._url} closed the connection before the answer was complete.")

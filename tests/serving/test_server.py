@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import threading
 import time
@@ -24,9 +23,18 @@ from websockets.sync.client import ClientConnection, connect
 from helpers.serving import DROID, Echo, observation, picture, until
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.backends.scripted import ScriptedBackend
-from strands_cosmos3.errors import BackendError, ConfigError, InputError, InstructionError
+from strands_cosmos3.errors import (
+    BackendError,
+    ConfigError,
+    InputError,
+    InstructionError,
+    ServiceTimeoutError,
+    ServiceUnreadableError,
+)
 from strands_cosmos3.serving.access import Tokens
+from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode
+from strands_cosmos3.serving.http_client import HttpPolicyClient
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk
@@ -499,14 +507,39 @@ def certificate(tmp_path):
     return files
 
 
-def test_tls_is_spoken_with_a_certificate(serve, certificate):
+def test_tls_is_spoken_with_a_certificate(serve, certificate, monkeypatch):
+    """With this package's client: websockets' own sync one uses a TLS connection from two threads, which OpenSSL forbids."""
     server = serve(tls_cert=certificate[0], tls_key=certificate[1])
-    trusted = ssl.create_default_context(cafile=certificate[0])
-    with connect(f"wss://127.0.0.1:{server.port}", compression=None, ssl=trusted) as client:
-        assert decode(client.recv(timeout=5)) == {"cosmos3/action_space": "joint_pos"}
-        assert "action" in ask(client, observation())
-    with pytest.raises(ssl.SSLCertVerificationError), connect(f"wss://127.0.0.1:{server.port}"):
-        pass
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    client = PolicyClient(ClientConfig(f"wss://127.0.0.1:{server.port}"))
+    assert "action" in client.exchange(observation(), dict)
+    assert client.metadata == {"cosmos3/action_space": "joint_pos"}
+    client.close()
+
+
+@pytest.mark.parametrize("client", [PolicyClient, HttpPolicyClient])
+def test_a_server_that_cannot_be_trusted_has_a_typed_error(serve, certificate, client):
+    scheme = "wss" if client is PolicyClient else "https"
+    port = serve(tls_cert=certificate[0], tls_key=certificate[1]).port
+    with pytest.raises(ServiceUnreadableError, match=r"certificate verify failed.*SSL_CERT_FILE"):
+        client(ClientConfig(f"{scheme}://127.0.0.1:{port}")).exchange({}, dict)
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def answer() -> None:
+            with plain.accept()[0] as peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ServiceUnreadableError, match="no TLS"):
+            client(ClientConfig(f"{scheme}://127.0.0.1:{plain.getsockname()[1]}")).exchange({}, dict)
+
+
+def test_a_peer_that_never_answers_tls_is_left_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ServiceTimeoutError, match=r"0\.5 s"):
+            PolicyClient(ClientConfig(f"wss://127.0.0.1:{port}", handshake_s=0.5)).exchange({}, dict)
 
 
 def test_each_client_has_a_token_of_its_own(serve, tmp_path):
