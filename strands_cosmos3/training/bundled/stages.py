@@ -106,7 +106,8 @@ def read_record(folder: Path, stage: str) -> dict[str, Any]:
 
 def put_aside(folder: Path, stages: Sequence[Stage], say: Callable[[str], object]) -> None:
     """Move what stages made, and their records, to a new folder ``stale-<n>``, if there is anything."""
-    paths = [path for stage in stages for path in (*stage.owns, f"records/{stage.name}.json") if (folder / path).exists()]
+    owned = dict.fromkeys(path for stage in stages for path in (*stage.owns, f"records/{stage.name}.json"))
+    paths = [path for path in owned if (folder / path).exists()]
     if not paths:
         return
     stale = next(place for n in range(1, 10_000) if not (place := folder / f"stale-{n}").exists())
@@ -114,7 +115,7 @@ def put_aside(folder: Path, stages: Sequence[Stage], say: Callable[[str], object
         if (folder / path).exists():  # it may have lain in a folder that was moved
             (stale / path).parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / path, stale / path)
-    say(f"{', '.join(paths)} come from other options or inputs: moved to {stale}")
+    say(f"{stages[0].name} begins; what was there before is in {stale}: {', '.join(paths)}")
 
 
 def digests(folder: Path, paths: Sequence[str]) -> dict[str, str | None]:
