@@ -60,8 +60,8 @@ class Train:
     """Width of both towers."""
     layers: int = 4
     """Number of layers of both towers."""
-    latent_patch: Literal[1, 2] = 2
-    """Side of a vision token, in latents of 16 pixels. 1 makes four times as many, and training slower."""
+    latent_patch: Literal[1, 2] = 1
+    """Side of a vision token, in latents of 16 pixels. 2 makes a fourth as many: faster training, but worse dynamics."""
     vae_steps: int = 2500
     """Steps of the VAE on pictures."""
     gate: bool = True

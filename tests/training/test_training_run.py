@@ -418,13 +418,13 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
     noised = add_noise(windows.batch(0), run.transformer_config, FlowConfig(), torch.Generator().manual_seed(0))
     assert noised.layout.vision_tokens == latents.shape[-1] * latents.shape[-2]  # and not a fourth of them
     assert Checkpoint.open(checkpoint).config.latent_patch_size == 1
-    with pytest.raises(ConfigError, match=r"latent_patch 2 \(here 1\)"):
-        TrainingRun(tmp_path / "on", shards, config, start=trained.checkpoint)
+    with pytest.raises(ConfigError, match=r"latent_patch 1 \(here 2\)"):
+        TrainingRun(tmp_path / "on", shards, replace(TINY, latent_patch=2), start=trained.checkpoint)
 
 
 def test_options_of_the_command_reach_the_run(shards, tmp_path):
     own = {field.name for field in fields(RunConfig)} & {field.name for field in fields(Train)}
-    values = {name: getattr(Train, name) + 1 for name in own} | {"latent_patch": 1, "gate": False}
+    values = {name: getattr(Train, name) + 1 for name in own} | {"gate": False}
     made = []
 
     class Stop(Exception):

@@ -13,10 +13,10 @@ from strands_cosmos3.observe.views import TIERS
 class RunConfig:
     """Options of a training run. Steps, windows per step (``_batch``) and learning rates are given by stage."""
 
-    hidden: int = 320  # width of both towers: a vision token has 192 numbers of noise, which pass beside its content
+    hidden: int = 320  # width of both towers: a token's noise, which the answer needs, passes beside its content
     layers: int = 4
     latent_channels: int = 48
-    latent_patch: int = 2  # side of a vision token, in latents of 16 pixels
+    latent_patch: int = 1  # side of a vision token, in latents of 16 pixels; dynamics need tokens of one
     rope_theta: float = 100.0  # base of the rotary positions of a fresh model: with 5,000,000 columns look alike
     block_codes: float = 2.0  # weight of the latents' distance from linear codes, in the VAE's training
     vae_base: int = 32  # base width of the VAE's encoder
