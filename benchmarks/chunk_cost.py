@@ -2,7 +2,7 @@
 
     python benchmarks/chunk_cost.py assets/table_policy OTHER [--chunks 60] [--threads 1]
 
-Actions only, as in the control loop; the two take turns. Printed are median milliseconds of an answer, and the ratio of medians.
+Actions only, as in the control loop; the two take turns. Printed: median milliseconds of an answer, and the ratio of medians.
 """
 
 from __future__ import annotations
