@@ -332,7 +332,7 @@ def test_a_decoder_belongs_to_one_joint_checkpoint(trained, shards, with_decoder
         run.train_decoder(None, trained.checkpoint)
 
 
-def test_predicted_clips_are_the_start_less_the_velocity(trained, shards, monkeypatch):
+def test_predicted_clips_are_the_start_less_the_velocity(shards, tmp_path, monkeypatch):
     """A model that knows the future predicts it: the sign, the order of patches and the given frame hold."""
     latents = torch.randn(2, 16, 5, 3, 5)
     batch = Batch(latents, torch.zeros(2, 10), torch.zeros(2, 16, 10), ((1, 2),), torch.zeros(2, dtype=torch.long), FORWARDS)
@@ -344,7 +344,7 @@ def test_predicted_clips_are_the_start_less_the_velocity(trained, shards, monkey
         return vision[:, first:] - torch.stack([patchify(one, 2) for one in latents])[:, first:], action
 
     monkeypatch.setattr(decoder_stage, "velocity", knowing)
-    policy = TrainingRun(trained.folder, shards, TINY)._first_policy()
+    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy()
     made = decoder_stage.predict_clips(policy, batch, True, torch.Generator())
     torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
 
@@ -556,11 +556,11 @@ def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_
 
 
 def test_a_start_brings_its_sizes(released, shards, tmp_path):
-    other = RunConfig(**{**vars(TINY), "layers": 3})
+    same = replace(TINY, latent_patch=2)
     with pytest.raises(ConfigError, match=r"has layers 2 \(here 3\)"):
-        TrainingRun(tmp_path / "on", shards, other, start=released)
+        TrainingRun(tmp_path / "on", shards, replace(same, layers=3), start=released)
     assert not (tmp_path / "on").exists()
-    TrainingRun(tmp_path / "on", shards, TINY, start=released)
+    TrainingRun(tmp_path / "on", shards, same, start=released)
 
 
 def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
