@@ -70,7 +70,7 @@ def test_it_is_what_runs_where_nothing_else_is_named():
             assert policy.backend.model_sha256 == policy.model_sha256 == named.model_sha256
             served = ServedPolicy(named, "droid", named.action_space, warm_up_instruction=named.example_instruction)
             served.warm_up()  # it refuses what it does not understand
-        assert policy.prefix_rows == 0, "it succeeds more often without an action prefix"
+        assert policy.prefix_rows == 0, "it declares none: it succeeds more often without"
         assert not policy.takes_action_prefix
 
 

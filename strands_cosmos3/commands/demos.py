@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
-_OPTIONS = (*_FRACTIONS, "visual_randomization", "looks_randomization", "tier")
+_OPTIONS = (*_FRACTIONS, "visual_randomization", "looks_randomization", "prefix_rows", "tier")
 _LATER = ("suite", "robot", "tasks", "hand_yaw", "ticks")  # options that older versions did not have
+_BEFORE = {"prefix_rows": 8}  # what they did instead of others
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Demos:
     """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
     looks_randomization: float = 1.0
     """The highest scale for the second picture of each labelled frame, which only the bundled policy's recipe has."""
+    prefix_rows: int = 0
+    """Longest action prefix for which the bundled policy's recipe gets labels of its own (docs/training.md); 0: none."""
     tier: int = 128
     """Resolution tier of the composites."""
 
@@ -104,6 +107,8 @@ class Demos:
         for name in ("visual_randomization", "looks_randomization"):
             if not 0 <= getattr(self, name) <= 10:
                 raise ConfigError(f"--{name.replace('_', '-')} must be in 0..10, got {getattr(self, name)}.")
+        if not 0 <= self.prefix_rows <= 15:
+            raise ConfigError(f"--prefix-rows must be in 0..15, of the 16 rows of a chunk, got {self.prefix_rows}.")
         if not self.tasks:
             raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
         if self.tier not in TIERS:
@@ -113,7 +118,7 @@ class Demos:
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
         settings = {name: getattr(self, name) for name in ("seed", *_LATER, *_OPTIONS)}
-        keep_settings(parts / "options.json", settings, defaults={name: getattr(Demos, name) for name in _LATER})
+        keep_settings(parts / "options.json", settings, defaults={name: getattr(Demos, name) for name in _LATER} | _BEFORE)
         with locked(parts, "--out"):
             self._record(parts, console)
         with Dataset(self.out) as dataset:

@@ -70,7 +70,7 @@ class Train:
     """Steps of the VAE on clips; with --start, latents of first frames do not change."""
     policy_steps: int = 3000
     """Steps on frame 0 and actions."""
-    joint_steps: int = 7000
+    joint_steps: int = 8000
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
@@ -78,10 +78,13 @@ class Train:
     """Steps of the VAE's decoder on predicted clips, which changes no action; 0 leaves it as it is."""
     policy_batch: int = 64
     """Windows per step on frame 0 and actions."""
-    joint_batch: int = 32
+    joint_batch: int = 30
     """Windows per step with the future."""
     looks_from: int = 0
     """First step on frame 0 at which half of the pictures have other looks: table, light, colours and cameras."""
+    prefix_rows: int = 0
+    """Longest action prefix, which half of a policy's windows then have, and for which the checkpoint asks. Needs the labels of
+    `demos --prefix-rows`."""
     accumulate: int = 1
     """Average the gradients of so many draws of windows per step: larger batches in the same memory (not for the VAE)."""
     seed: int = 0
@@ -135,7 +138,7 @@ class Train:
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "latent_patch", "vae_steps", "gate"),
             *("vae_clip_steps", "preview_steps", "policy_steps", "joint_steps", "decoder_steps"),
-            *("policy_batch", "joint_batch", "looks_from"),
+            *("policy_batch", "joint_batch", "looks_from", "prefix_rows"),
         ),
         "Post-training of a checkpoint": (
             *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
@@ -189,7 +192,7 @@ class Train:
         from strands_cosmos3.training.sharding import processes
 
         names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
-        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
+        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps", "prefix_rows")
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
         with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:

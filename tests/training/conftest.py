@@ -23,7 +23,7 @@ SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 @pytest.fixture(scope="session")
 def records():
     """Two episodes."""
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as collector:
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)) as collector:
         return [collector.record(3, episode) for episode in EPISODES]
 
 

@@ -31,7 +31,7 @@ from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, lay
 from strands_cosmos3.training.bundled import demos as demos_module
-from strands_cosmos3.training.bundled.demos import PREFIX_ROWS, DemoCollector, DemoConfig
+from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
 from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
 from strands_cosmos3.training.bundled.random_stage import WRIST_JITTER_M, RandomStage
@@ -41,7 +41,7 @@ from strands_cosmos3.training.validation import chunk_errors
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2)) as collector:
+    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)) as collector:
         again = collector.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
@@ -112,7 +112,7 @@ def test_undisturbed_rows_are_the_experts_labels(tmp_path):
 def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
     """Without drift they are what the arm does, also from rest, where labels are ahead."""
     monkeypatch.setattr(demos_module, "_PREFIX_DRIFT", (0.0,))
-    with DemoCollector(DemoConfig(ticks=20, perturbed=0.0, wandering=0.0)) as collector:
+    with DemoCollector(DemoConfig(ticks=20, perturbed=0.0, wandering=0.0, prefix_rows=8)) as collector:
         record = collector.record(3, 1)
     goal, T = record.goal[0], record.T_base_cosmos
     done = encode_chunk(T[:17], record.gripper_command[:16], "droid")[None]
@@ -128,9 +128,17 @@ def test_a_prefix_drifts_and_the_rows_after_it_correct_it(records):
     """Of each length from 1 to 8, and of any goal."""
     record = records[0]
     assert record.prefix_rows.shape == record.labels.shape[:2]
-    assert set(np.unique(record.prefix_rows)) == set(range(1, PREFIX_ROWS + 1))
+    assert set(np.unique(record.prefix_rows)) == set(range(1, 9))
     assert record.continued.shape == record.labels.shape
     assert np.abs(record.continued - record.labels).max() > 0.5
+
+
+def test_without_prefixes_there_are_no_labels_after_them():
+    with DemoCollector(DemoConfig(ticks=4, wandering=0.0)) as collector:
+        record = collector.record(3, 0)
+    np.testing.assert_array_equal(record.continued, record.labels)
+    np.testing.assert_array_equal(record.looks_continued, record.looks_labels)
+    assert not record.prefix_rows.any()
 
 
 def test_looks_are_drawn_anew_and_do_not_change_the_next_frame(records):
@@ -298,10 +306,13 @@ def test_every_word_of_a_held_out_wording_is_trained_in_other_sentences():
             assert words(wording) <= trained, wording
 
 
-def test_there_and_back_through_lerobot(records, tmp_path):
+@pytest.mark.parametrize("prefix_rows", [0, 8])
+def test_there_and_back_through_lerobot(records, prefix_rows, tmp_path):
+    """With the labels after action prefixes where they are asked for."""
     from strands_cosmos3.datasets import DatasetWriter
 
-    with DatasetWriter(tmp_path / "set", demo_spec((128, 160)), commit_every=2, video=VIDEO) as writer:
+    spec = demo_spec((128, 160), DemoConfig(prefix_rows=prefix_rows))
+    with DatasetWriter(tmp_path / "set", spec, commit_every=2, video=VIDEO) as writer:
         for i, record in enumerate(records):
             add_record(writer, record, 3, i)
     unpack(tmp_path / "set", tmp_path / "shards")
@@ -309,7 +320,12 @@ def test_there_and_back_through_lerobot(records, tmp_path):
     for name in ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed"):
         there = np.concatenate([getattr(record, name) for record in records])
         np.testing.assert_allclose(getattr(back, name), there, atol=2e-6, err_msg=name)
-    np.testing.assert_allclose(back.labels, np.concatenate([record.labels for record in records]), atol=1e-6)
+    continued, other = ("continued", "looks_continued") if prefix_rows else ("labels", "looks_labels")
+    there = {"labels": "labels", "looks_labels": "looks_labels", "continued": continued, "looks_continued": other}
+    for name, recorded in there.items():
+        expected = np.concatenate([getattr(record, recorded) for record in records])
+        np.testing.assert_allclose(getattr(back, name), expected, atol=1e-6, err_msg=name)
+    assert back.prefix_rows.max() == prefix_rows
     off = back.frames(range(len(back))).astype(int) - np.concatenate([record.frames for record in records])
     assert np.abs(off).mean() < 2.0
 

@@ -187,7 +187,7 @@ def test_the_joint_checkpoint_predicts_video(trained):
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32, decode_video=True) as engine:
         assert engine.checkpoint.policy_frames == (1, 17)
         assert "joint" in engine.checkpoint.metadata["label"]
-        assert "prefix_rows" not in engine.checkpoint.metadata, "trained, but the checkpoint does not ask for them"
+        assert "prefix_rows" not in engine.checkpoint.metadata, "none were trained"
         assert 0 < engine.checkpoint.novelty_rmse < 1
         assert engine.checkpoint.preview is not None
 
@@ -221,6 +221,15 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
 def test_a_run_keeps_its_sizes(trained, shards):
     with pytest.raises(ConfigError, match="hidden 64 "):
         TrainingRun(trained.folder, shards, RunConfig(**{**vars(TINY), "hidden": 96}))
+
+
+def test_a_run_with_action_prefixes_declares_them_and_needs_their_labels(trained, shards, tmp_path):
+    short = RunConfig(**{**vars(TINY), "policy_steps": 1, "prefix_rows": 8})
+    run = TrainingRun(tmp_path / "run", shards, short)
+    checkpoint = run.train_policy(run.vae_stage.copy_from(trained.folder))
+    assert Checkpoint.open(checkpoint).metadata["prefix_rows"] == 8
+    with pytest.raises(ConfigError, match="prefix-rows is 9, and the longest action prefix of these demonstrations has 8"):
+        TrainingRun(tmp_path / "longer", shards, RunConfig(**{**vars(TINY), "prefix_rows": 9}))
 
 
 EPISODE = ClosedLoop(every=4, tasks=("reach",), episodes=1, limit_s=0.3)

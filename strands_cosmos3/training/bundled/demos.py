@@ -47,8 +47,6 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Req
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
 _HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
-PREFIX_ROWS = 8
-"""Longest action prefix of labels."""
 _PREFIX_DRIFT = (0.0, 0.2, 0.5)  # of a prefix's rows, in the units below
 _DRIFT_M, _DRIFT_RAD = 0.007, 0.012  # of a row: about half of what DROID's fastest rows move and turn
 _SETTLED_RAD_S = 0.03
@@ -80,6 +78,7 @@ class DemoConfig:
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
     looks_randomization: float = 1.0  # the highest scale of the other looks of labelled pictures
     turns: bool = True  # whether the expert's hand turns to the cube's yaw
+    prefix_rows: int = 0  # longest action prefix of additional labels; 0: there are none
     robot: str = "panda"  # a name, or the path of its TOML file
 
     @property
@@ -117,8 +116,8 @@ class EpisodeRecord:
     perturbed: NDArray[np.bool_]  # [T] whether the row that follows is perturbed
     label_ticks: NDArray[np.int16]  # [L]
     labels: NDArray[np.float32]  # [L, goals, rows, 10] the expert's rows in the model's scale
-    continued: NDArray[np.float32]  # [L, goals, rows, 10] the same after an action prefix
-    prefix_rows: NDArray[np.int8]  # [L, goals] number of rows of that prefix
+    continued: NDArray[np.float32]  # [L, goals, rows, 10] the same after an action prefix, or the same
+    prefix_rows: NDArray[np.int8]  # [L, goals] number of rows of that prefix; 0: none
     looks_labels: NDArray[np.float32]  # as labels, where the pictures have other looks, and the cubes other places
     looks_continued: NDArray[np.float32]  # as continued there
 
@@ -370,7 +369,8 @@ class EpisodeRecorder:
         if collector.composite is None:
             answers = np.stack([collector.answer(request, goal) for goal in goals])
             return answers, answers, np.zeros(len(goals), np.int64), self.frames[-1], answers, answers
-        length = rng.integers(1, PREFIX_ROWS, endpoint=True, size=len(goals))
+        longest = collector.config.prefix_rows
+        length = rng.integers(min(longest, 1), longest, endpoint=True, size=len(goals))
         own = self._answers(request, length)
         with self._stage.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
             moved = self._stage.other_layout(rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M)
@@ -379,11 +379,13 @@ class EpisodeRecorder:
         return *own, length, look, *self._answers(replace(request, privileged={**(request.privileged or {}), **cubes}), length)
 
     def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:
-        """Return the expert's rows for each goal [goals, rows, width], and those after prefixes of some lengths [goals]."""
+        """Return the expert's rows for each goal [goals, rows, width], and after prefixes of some lengths [goals], if any."""
         collector, goals = self._collector, self._collector.config.labelled
-        rows = [collector.answer(request, goal) for goal in goals]
+        rows = np.stack([collector.answer(request, goal) for goal in goals])
+        if not collector.config.prefix_rows:
+            return rows, rows
         after = [collector.continuation(request, goal, int(n), self._rng) for goal, n in zip(goals, length, strict=True)]
-        return np.stack(rows), np.stack(after)
+        return rows, np.stack(after)
 
     def _choose(self, observation: Observation) -> bool:
         """Draw the next chunk's length and, once the arm has settled, a new goal or the end of the episode."""

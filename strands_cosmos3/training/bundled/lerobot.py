@@ -45,10 +45,12 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
         Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
         Feature("int64", (len(GOALS),)),
     )
-    prefixed = {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_EXPERT: answers, LOOKS_CONTINUED: answers}
+    other_looks = {LOOKS_EXPERT: answers}
+    if config.prefix_rows:
+        other_looks |= {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_CONTINUED: answers}
     extra = {
         EXPERT: answers,
-        **(prefixed if embodiment.rig is not None else {}),
+        **(other_looks if embodiment.rig is not None else {}),
         LABELLED: Feature("bool", (1,)),
         PERTURBED: Feature("bool", (1,)),
         GOAL: Feature("int64", (1,), None, {"goals": names}),
@@ -139,12 +141,11 @@ def _record(episode: Any, perturbed: str, features: Mapping[str, Feature]) -> Ep
     labelled = np.flatnonzero(episode[LABELLED])
     state = np.asarray(episode[STATE], np.float64)
 
-    def answers(name: str, older: str) -> NDArray[Any]:
-        """Return [L, goals, rows, 10] of a feature, or of what stood for it in older datasets."""
-        values = np.asarray(episode[name if name in features else older])
+    def answers(*names: str) -> NDArray[Any]:
+        """Return [L, goals, rows, 10] of a feature, or of the next one that the dataset has."""
+        values = np.asarray(episode[next(name for name in names if name in features)])
         return values[labelled].reshape(-1, len(GOALS), ROWS, RAW_WIDTH)
 
-    after = CONTINUED if CONTINUED in features else EXPERT
     known = PREFIX_ROWS in features  # recorded with action prefixes
     prefix_rows = np.asarray(episode[PREFIX_ROWS])[labelled] if known else np.zeros((len(labelled), len(GOALS)))
     return EpisodeRecord(
@@ -157,9 +158,9 @@ def _record(episode: Any, perturbed: str, features: Mapping[str, Feature]) -> Ep
         goal=np.asarray(episode[GOAL]).astype(np.int8),
         perturbed=np.asarray(episode[perturbed]).astype(bool),
         label_ticks=labelled.astype(np.int16),
-        labels=answers(EXPERT, EXPERT),
+        labels=answers(EXPERT),
         continued=answers(CONTINUED, EXPERT),
         prefix_rows=prefix_rows.astype(np.int8),
         looks_labels=answers(LOOKS_EXPERT, EXPERT),
-        looks_continued=answers(LOOKS_CONTINUED, after),
+        looks_continued=answers(LOOKS_CONTINUED, CONTINUED, LOOKS_EXPERT, EXPERT),
     )

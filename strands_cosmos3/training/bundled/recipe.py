@@ -27,13 +27,13 @@ class Recipe:
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 7000
+    joint_steps: int = 8000
     decoder_steps: int = 2000
     hidden: int = 320
     layers: int = 4
     latent_patch: int = 1  # tokens of one latent; dynamics need them
     policy_batch: int = 64
-    joint_batch: int = 32
+    joint_batch: int = 30
     seed: int = 0
     gate: bool = True
     evaluate_every: int = 4000

@@ -127,6 +127,11 @@ class TrainingRun:
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
         keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
+        if (longest := int(self.demos.prefix_rows.max(initial=0))) < self.config.prefix_rows:
+            raise ConfigError(
+                f"--prefix-rows is {self.config.prefix_rows}, and the longest action prefix of these demonstrations has "
+                f"{longest} rows; record them with `demos --prefix-rows {self.config.prefix_rows}`, or give {longest}."
+            )
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def _require_sizes_of_start(self) -> None:
@@ -412,7 +417,7 @@ class TrainingRun:
             self._validate(average, loop, windows, validation)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
             args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
-            more: dict[str, Any] = {"prefix_rows": self.config.declared_prefix_rows, "language": LANGUAGE, "preview": preview}
+            more: dict[str, Any] = {"prefix_rows": self.config.prefix_rows, "language": LANGUAGE, "preview": preview}
             more["dynamics_from_frame"] = self.config.dynamics_from_frame
             more["novelty"] = None if preview is None else self._novelty(vae, preview)
             export(*args, frames=frames, label=label, steps=loop.step, **more)
