@@ -54,8 +54,7 @@ _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the epis
 CLOSE_M = 0.06
 """Least distance between the centres of two cubes where some are close."""
 EDGES_M = (0.030, 0.036, 0.043, 0.050)
-_NEAR_M = (0.05, 0.22)  # heights of starts near a cube
-_BESIDE_M = 0.02  # the least where the hand keeps its yaw: a policy that came down beside a cube learns to rise again
+_NEAR_M = (0.02, 0.22)  # heights of starts near a cube; low ones: a policy that came down beside it learns to rise again
 _YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps home's yaw
 _WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
 
@@ -266,8 +265,7 @@ class DemoCollector:
         place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M]) + self.expert.shift_m
         if rng.random() < 0.6:  # near a cube, where precision matters
             centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
-            low_m = _NEAR_M[0] if self.config.turns else _BESIDE_M
-            place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(low_m, _NEAR_M[1])])
+            place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(*_NEAR_M)])
         spread_rad = np.pi / 4 if self.config.turns else _YAW_SPREAD_RAD
         yaw = self._start_yaw_rad + rng.uniform(-spread_rad, spread_rad)
         tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
