@@ -56,7 +56,7 @@ class Train:
     """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
     until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"
     """Last stage to run."""
-    hidden: int = 320
+    hidden: int = 192
     """Width of both towers."""
     layers: int = 4
     """Number of layers of both towers."""

@@ -29,7 +29,7 @@ class Recipe:
     preview_steps: int = 1000
     joint_steps: int = 8000
     decoder_steps: int = 2000
-    hidden: int = 320
+    hidden: int = 192
     layers: int = 4
     latent_patch: int = 1  # tokens of one latent; dynamics need them
     policy_batch: int = 64

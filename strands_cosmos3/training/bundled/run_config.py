@@ -13,7 +13,7 @@ from strands_cosmos3.observe.views import TIERS
 class RunConfig:
     """Options of a training run. Steps, windows per step (``_batch``) and learning rates are given by stage."""
 
-    hidden: int = 320  # width of both towers: a token's noise, which the answer needs, passes beside its content
+    hidden: int = 192  # width of both towers: a token's noise, which the answer needs, passes beside its content
     layers: int = 4
     latent_channels: int = 48
     latent_patch: int = 1  # side of a vision token, in latents of 16 pixels; dynamics need tokens of one
