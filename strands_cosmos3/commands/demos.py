@@ -169,6 +169,11 @@ class Demos:
                 "its expert with rollout --backend scripted --dataset."
             )
         rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
+        if config.embodiment.rig is None and self.prefix_rows:
+            raise ConfigError(
+                f"--prefix-rows is of the bundled policy's recipe, and {config.spec.name!r} has no labels after "
+                "action prefixes; leave it out."
+            )
         if config.embodiment.rig is None and self.tier != Demos.tier:
             raise ConfigError(
                 f"--tier {self.tier} is of composites, and {config.spec.name!r} is recorded by one camera as it is; "

@@ -163,7 +163,10 @@ class Train:
         ):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
-        for name in ("hidden", "layers", "vae_clip_steps", "preview_steps", "decoder_steps", "lora_rank", "evaluate_every"):
+        for name in (
+            *("hidden", "layers", "vae_clip_steps", "preview_steps", "decoder_steps", "prefix_rows", "lora_rank"),
+            "evaluate_every",
+        ):
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
         seed_number(self.seed, "--seed")
         positive(self.lr, "--lr")

@@ -230,6 +230,7 @@ def test_a_run_with_action_prefixes_declares_them_and_needs_their_labels(trained
     assert Checkpoint.open(checkpoint).metadata["prefix_rows"] == 8
     with pytest.raises(ConfigError, match="prefix-rows is 9, and the longest action prefix of these demonstrations has 8"):
         TrainingRun(tmp_path / "longer", shards, RunConfig(**{**vars(TINY), "prefix_rows": 9}))
+    assert not (tmp_path / "longer").exists(), "a shorter one may be given for the same folder"
 
 
 EPISODE = ClosedLoop(every=4, tasks=("reach",), episodes=1, limit_s=0.3)

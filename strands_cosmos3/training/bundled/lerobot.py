@@ -45,12 +45,12 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
         Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
         Feature("int64", (len(GOALS),)),
     )
-    other_looks = {LOOKS_EXPERT: answers}
+    of_rig = {LOOKS_EXPERT: answers}
     if config.prefix_rows:
-        other_looks |= {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_CONTINUED: answers}
+        of_rig |= {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_CONTINUED: answers}
     extra = {
         EXPERT: answers,
-        **(other_looks if embodiment.rig is not None else {}),
+        **(of_rig if embodiment.rig is not None else {}),
         LABELLED: Feature("bool", (1,)),
         PERTURBED: Feature("bool", (1,)),
         GOAL: Feature("int64", (1,), None, {"goals": names}),

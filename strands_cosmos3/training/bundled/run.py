@@ -118,6 +118,7 @@ class TrainingRun:
         self._on_step = on_step or (lambda *_: None)
         self._start = None if start is None else Checkpoint.open(start)
         self._require_sizes_of_start()
+        self._require_prefixes(demos)
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         fixed, has_joint_state = self.config.fixed, has_state(folder / "joint")
@@ -127,12 +128,15 @@ class TrainingRun:
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
         keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
-        if (longest := int(self.demos.prefix_rows.max(initial=0))) < self.config.prefix_rows:
-            raise ConfigError(
-                f"--prefix-rows is {self.config.prefix_rows}, and the longest action prefix of these demonstrations has "
-                f"{longest} rows; record them with `demos --prefix-rows {self.config.prefix_rows}`, or give {longest}."
-            )
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _require_prefixes(self, demos: Path) -> None:
+        wanted = self.config.prefix_rows
+        if wanted and (longest := int(Demos.open(demos).prefix_rows.max())) < wanted:
+            raise ConfigError(
+                f"--prefix-rows is {wanted}, and the longest action prefix of these demonstrations has {longest} rows; record "
+                f"them with `demos --prefix-rows {wanted}`, or give {longest}."
+            )
 
     def _require_sizes_of_start(self) -> None:
         if self._start is None:
