@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strands_cosmos3.training.closed_loop import ClosedLoop
     from strands_cosmos3.training.matching import DataShard
 
-_STAGES = ("vae", "vae_clips", "policy", "preview", "joint", "decoder")
+_STAGES = ("vae", "vae_decoder", "policy", "preview", "joint", "decoder")
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Train:
     latent_patch: Literal[1, 2] = 1
     """Side of a vision token, in latents of 16 pixels. 2 makes a fourth as many: faster training, but worse dynamics."""
     vae_steps: int = 2500
-    """Steps of the VAE on pictures."""
+    """Steps of the VAE's encoder, on pictures and clips."""
     gate: bool = True
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
-    vae_clip_steps: int = 4500
-    """Steps of the VAE on clips; with --start, latents of first frames do not change."""
+    vae_decoder_steps: int = 4000
+    """Then steps of its decoder; --start brings a finished VAE."""
     policy_steps: int = 3000
     """Steps on frame 0 and actions."""
     joint_steps: int = 8000
@@ -137,7 +137,7 @@ class Train:
         "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "latent_patch", "vae_steps", "gate"),
-            *("vae_clip_steps", "preview_steps", "policy_steps", "joint_steps", "decoder_steps"),
+            *("vae_decoder_steps", "preview_steps", "policy_steps", "joint_steps", "decoder_steps"),
             *("policy_batch", "joint_batch", "looks_from", "prefix_rows"),
         ),
         "Post-training of a checkpoint": (
@@ -159,12 +159,12 @@ class Train:
             raise ConfigError("--checkpoint and --dataset must be given together.")
         for name in (
             *("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps", "accumulate"),
-            *("evaluate_episodes", "validate_every"),
+            *("vae_decoder_steps", "evaluate_episodes", "validate_every"),
         ):
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
         for name in (
-            *("hidden", "layers", "vae_clip_steps", "preview_steps", "decoder_steps", "prefix_rows", "lora_rank"),
+            *("hidden", "layers", "preview_steps", "decoder_steps", "prefix_rows", "lora_rank"),
             "evaluate_every",
         ):
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
@@ -195,7 +195,8 @@ class Train:
         from strands_cosmos3.training.sharding import processes
 
         names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
-        names += ("vae_steps", "vae_clip_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps", "prefix_rows")
+        names += ("vae_steps", "vae_decoder_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
+        names += ("prefix_rows",)
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
         with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.engine.factory import fresh_vae
-from strands_cosmos3.training.block_codes import BlockCodes
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -49,7 +48,6 @@ class VaeLoss:
     edges: float = 0.5  # of differences between neighbouring pixels
     magnitudes: float = 1.0  # of the errors' magnitudes, beside their squares
     kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
-    codes: float = 0.0  # of the latents' difference from the blocks' codes, as pixels
 
 
 def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
@@ -64,24 +62,11 @@ def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
     return vae
 
 
-def keep_first_frames(vae: AutoencoderKLWan) -> None:
-    """Freeze what affects latents of first frames, so that policies trained on them stay valid while the VAE learns motion."""
-    vae.requires_grad_(True)
-    for name, module in vae.named_modules():
-        if not name.startswith(("encoder", "quant_conv")):
-            continue
-        looks_back = isinstance(module, nn.Conv3d) and module.kernel_size[0] > 1
-        for key, parameter in module.named_parameters(recurse=False):
-            if looks_back and key == "weight" and "time_conv" not in name:
-                parameter.register_hook(_without_last_tap)
-            elif "time_conv" not in name:
-                parameter.requires_grad_(False)
-
-
-def _without_last_tap(gradient: torch.Tensor) -> torch.Tensor:
-    gradient = gradient.clone()
-    gradient[:, :, -1] = 0
-    return gradient
+def train_only(vae: AutoencoderKLWan, *parts: str) -> None:
+    """Freeze a VAE apart from some of its parts."""
+    vae.requires_grad_(False)
+    for part in parts:
+        vae.get_submodule(part).requires_grad_(True)
 
 
 def to_pixels(frames: NDArray[np.uint8]) -> torch.Tensor:
@@ -91,25 +76,26 @@ def to_pixels(frames: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def reconstruction_loss(
-    vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator, config: VaeLoss, codes: BlockCodes | None = None
+    vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator, config: VaeLoss
 ) -> tuple[torch.Tensor, LossMetrics]:
-    """Return the weighted reconstruction error plus the divergence and the distance from ``codes``, and metrics."""
+    """Return the weighted reconstruction error plus the divergence, and metrics."""
     posterior = vae.encode(pixels).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
     mean, std = posterior.mean, posterior.std
     latents = mean + std * torch.randn(mean.shape, generator=noise).to(mean.device)
     decoded = vae.decode(latents).sample  # pyright: ignore[reportAttributeAccessIssue]
     kl = 0.5 * (mean.pow(2) + std.pow(2) - 1 - 2 * std.log()).mean()
-    error = _weighted_error(decoded, pixels, config)
-    with torch.no_grad():
-        psnr = -10 * torch.log10((decoded.clamp(-1, 1) - pixels).pow(2).mean() / 4)
-    metrics = {"loss": error.item(), "psnr": psnr.item(), "kl": kl.item()}
-    if codes is None:
-        return error + config.kl * kl, metrics
-    apart = codes.error(mean, pixels)
-    return error + config.kl * kl + config.codes * apart, {**metrics, "codes": apart.item()}
+    error = weighted_error(decoded, pixels, config)
+    reached = psnr((decoded.detach().clamp(-1, 1) - pixels).square().mean())
+    return error + config.kl * kl, {"loss": error.item(), "psnr": reached, "kl": kl.item()}
 
 
-def _weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:
+def psnr(squared_error: torch.Tensor) -> float:
+    """Return the peak signal-to-noise ratio [dB] of a mean squared error of pixels in [-1, 1]."""
+    return -10 * float(torch.log10(squared_error.detach() / 4))
+
+
+def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:
+    """Return the mean error of pixels, weighted by what they show."""
     unit = (pixels + 1) / 2
     saturation = unit.amax(1) - unit.amin(1)
     weight = 1 + config.saturated * ((saturation - _SATURATED) / 0.15).clamp(0, 1)

@@ -28,6 +28,7 @@ from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.training import closed_loop
+from strands_cosmos3.training.block_codes import BlockCodes
 from strands_cosmos3.training.bundled import decoder_stage, dynamics, vae_stage
 from strands_cosmos3.training.bundled import run as run_module
 from strands_cosmos3.training.bundled.colour_gate import ColourGate
@@ -50,7 +51,7 @@ TINY = RunConfig(
     latent_channels=16,
     vae_base=8,
     vae_steps=1,
-    vae_clip_steps=1,
+    vae_decoder_steps=1,
     policy_steps=4,
     joint_steps=2,
     decoder_steps=2,
@@ -144,7 +145,7 @@ def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
 
 def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards, tmp_path, passing_gate, capsys):
     small = ["--demos", str(shards), "--until", "policy", "--hidden", "64", "--layers", "2"]
-    small += ["--vae-steps", "1", "--vae-clip-steps", "0", "--policy-steps", "2", "--policy-batch", "4"]
+    small += ["--vae-steps", "1", "--vae-decoder-steps", "1", "--policy-steps", "2", "--policy-batch", "4"]
     assert main(["train", "--out", str(tmp_path / "one"), *small]) == 0
     assert "one/policy/checkpoint" in capsys.readouterr().out.replace("\n", "")
     second = ["train", "--out", str(tmp_path / "two"), *small, "--vae", str(tmp_path / "one"), "--seed", "1"]
@@ -210,7 +211,7 @@ def test_the_curve_has_the_parts_of_the_loss(trained):
 def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
     run, vae = TrainingRun(trained.folder, shards, TINY), load_vae(Checkpoint.open(trained.joint))
     clips, (pictures, _) = run._clip_windows(*run._clips(vae)), run._pictures(vae, 2)
-    loss = run._loss(run._first_policy(), 1, clips, pictures)
+    loss = run._loss(run._first_policy(None), 1, clips, pictures)
     draws = [loss(step)[1] for step in range(8)]
     weights = {"action": 1.0, "alone": 1.0, "ends": TINY.end_points, "video": TINY.video, "forward": TINY.joint_forward_weight}
     assert set().union(*draws) == {*weights, "answers", "loss"}
@@ -354,7 +355,7 @@ def test_predicted_clips_are_the_start_less_the_velocity(shards, tmp_path, monke
         return vision[:, first:] - torch.stack([patchify(one, 2) for one in latents])[:, first:], action
 
     monkeypatch.setattr(decoder_stage, "velocity", knowing)
-    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy()
+    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy(None)
     made = decoder_stage.predict_clips(policy, batch, True, torch.Generator())
     torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
 
@@ -416,7 +417,7 @@ def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
 
 
 def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path):
-    config = replace(TINY, latent_patch=1, policy_steps=1, vae_clip_steps=0)
+    config = replace(TINY, latent_patch=1, policy_steps=1)
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         run = TrainingRun(tmp_path / "run", shards, config)
@@ -476,22 +477,43 @@ def test_a_start_brings_its_vae_on_pictures(continued, trained):
     assert vae.config["latents_mean"] == config["latents_mean"]
 
 
-def test_from_nothing_clips_train_what_affects_pictures_too(continued, trained):
-    def learnt(folder: Path) -> set[str]:
-        return {name for name in read_state(folder / "vae_clips")[0]["model"] if name.startswith("encoder")}
+def test_a_vae_from_nothing_is_an_encoder_of_codes_and_then_a_decoder(continued, trained):
+    def learnt(stage: str) -> set[str]:
+        return {name.split(".")[0] for name in read_state(trained.folder / stage)[0]["model"]}
 
-    run, vae = continued
-    encoder = {name for name, _ in vae.named_parameters() if name.startswith("encoder")}
-    assert learnt(trained.folder) == encoder
-    assert learnt(run.folder) < encoder  # with a start, only what looks back
-
-
-def test_a_vae_from_nothing_stays_near_linear_codes_and_a_starts_vae_as_it_is(continued, trained):
-    for stage in ("vae", "vae_clips"):
-        assert "codes" in lines_of(trained.folder / stage / "curve.jsonl")[-1]
+    assert learnt("vae") == {"encoder", "quant_conv"}
+    assert learnt("vae_decoder") == {"decoder", "post_quant_conv"}
+    codes = BlockCodes(**torch.load(trained.folder / "vae/codes.pt", weights_only=True))
+    assert codes.components.shape == (3 * 4 * 16 * 16, TINY.latent_channels)
     run, _ = continued
-    assert "codes" not in lines_of(run.folder / "vae_clips/curve.jsonl")[-1]
     assert not (run.folder / "vae/codes.pt").exists()
+
+
+def test_a_start_with_another_vae_reads_its_latents_through_fitted_projections(trained, shards, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        let_the_gate_pass(patch)
+        other = TrainingRun(tmp_path / "other", shards, replace(TINY, seed=5))
+        other.vae_stage.train()
+    run = TrainingRun(tmp_path / "run", shards, CONTINUED, start=trained.checkpoint)
+    vae = run.vae_stage.copy_from(other.folder)
+    own, fitted = (run._first_policy(one).transformer for one in (load_vae(Checkpoint.open(trained.checkpoint)), vae))
+    assert torch.equal(own.proj_in.weight.half(), trained.weights["proj_in.weight"])
+    assert not torch.equal(fitted.proj_in.weight, own.proj_in.weight)
+    assert not fitted.proj_out.weight.any()
+
+
+def test_training_reads_the_codes_if_the_encoder_has_learnt_them(trained, shards):
+    run = TrainingRun(trained.folder, shards, TINY)
+    vae, pixels = run.vae_stage.train(), to_pixels(run.demos.frames(range(17))[None])
+    exact = vae_stage.encoder_of(vae)(pixels)
+    torch.testing.assert_close(run.vae_stage.encoder(vae)(pixels), exact)  # one step taught it nothing
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vae_stage, "_SAME_DB", -np.inf)
+        read = run.vae_stage.encoder(vae)(pixels)
+    codes = BlockCodes(**torch.load(run.folder / "vae/codes.pt", weights_only=True))
+    raw = decoder_stage.raw_latents(vae)(read)
+    torch.testing.assert_close(raw, codes.of(pixels[..., : 16 * raw.shape[-1]]), rtol=1e-3, atol=1e-3)
+    assert (read - exact[..., : read.shape[-1]]).abs().max() > 0.1
 
 
 def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(continued, trained, shards, tmp_path):
@@ -502,8 +524,8 @@ def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(cont
 
 
 def test_a_start_brings_its_weights_and_its_state_row(continued, trained):
-    run, _ = continued
-    assert torch.equal(run._first_policy().state_dict()[NAME].half(), trained.weights[KEY])
+    run, vae = continued
+    assert torch.equal(run._first_policy(vae).state_dict()[NAME].half(), trained.weights[KEY])
     assert run.state == Checkpoint.open(trained.checkpoint).state_row
 
 
@@ -614,7 +636,7 @@ def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, mo
 def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     demos, out = tmp_path / "demos", tmp_path / "run"
     assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
-    few = ["--vae-steps", "1", "--vae-clip-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
+    few = ["--vae-steps", "1", "--vae-decoder-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
     few += ["--preview-steps", "2", "--decoder-steps", "2"]
     assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
     assert (out / "decoder/checkpoint/checkpoint.json").exists()

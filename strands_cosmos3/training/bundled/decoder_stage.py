@@ -73,13 +73,6 @@ def raw_latents(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return raw
 
 
-def train_decoder_only(vae: Any) -> None:
-    """Freeze a VAE apart from its decoder."""
-    vae.requires_grad_(False)
-    for part in (vae.post_quant_conv, vae.decoder):
-        part.requires_grad_(True)
-
-
 def decoder_loss(vae: Any, latents: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
     """Return the squared error of decoded raw latents [B, C, F, H, W] against pixels [B, 3, frames, 16 H, 16 W] in [-1, 1]."""
     error = (vae.decode(latents).sample - pixels).square().mean()

@@ -22,7 +22,7 @@ class Recipe:
 
     episodes: int = 2000  # of demonstrations
     vae_steps: int = 2500
-    vae_clip_steps: int = 4500
+    vae_decoder_steps: int = 4000
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage
@@ -52,7 +52,7 @@ class Recipe:
     def stages(self, workers: int) -> tuple[Stage, ...]:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
         vae, policy = (
-            ("seed", "vae_steps", "vae_clip_steps", "gate"),
+            ("seed", "vae_steps", "vae_decoder_steps", "gate"),
             ("seed", "hidden", "layers", "latent_patch", "looks_from", "policy_steps", "policy_batch"),
         )
         joint = (*policy[:5], "joint_steps", "joint_batch")
@@ -83,7 +83,7 @@ class Recipe:
         self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
     ) -> Stage:
         names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "seed")
-        names += ("vae_steps", "vae_clip_steps", "policy_steps", "preview_steps", "joint_steps", "decoder_steps")
+        names += ("vae_steps", "vae_decoder_steps", "policy_steps", "preview_steps", "joint_steps", "decoder_steps")
         options = [text for name in names for text in self._option(name)]
         options += [] if self.gate else ["--no-gate"]
         command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
@@ -142,7 +142,7 @@ class Recipe:
 TINY = Recipe(
     episodes=4,
     vae_steps=2,
-    vae_clip_steps=1,
+    vae_decoder_steps=1,
     policy_steps=4,
     preview_steps=2,
     joint_steps=2,

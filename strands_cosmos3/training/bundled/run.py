@@ -16,7 +16,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ from strands_cosmos3.training.bundled.decoder_stage import (
     decoder_loss,
     predicted_latents,
     raw_latents,
-    train_decoder_only,
 )
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.bundled.pixel_metric import pixel_metric
+from strands_cosmos3.training.bundled.refit import refit_projections
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, step_noise
@@ -62,6 +62,8 @@ from strands_cosmos3.training.release import (
     export,
     fresh_policy,
     load_policy,
+    load_vae,
+    plain_state,
     policy_sizes,
     released_steps,
     with_vae,
@@ -69,17 +71,18 @@ from strands_cosmos3.training.release import (
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
-from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.vae import to_pixels, train_only
 from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
 
 Preview = PreviewDecoder | None
 _BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
-_BEFORE |= {"rope_theta": 5e6, "block_codes": 0.0}
+_BEFORE |= {"rope_theta": 5e6}
 """Options of runs that do not record them."""
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
+_REFIT_PICTURES = 400
 _VALIDATION_WINDOWS = 384
 _VALIDATION_FRACTION = 0.04
 
@@ -176,7 +179,7 @@ class TrainingRun:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
         windows, validation = self._pictures(vae, config.policy_batch, config.looks_from)
-        policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
+        policy = shard_policy(self._first_policy(vae).to(self.device), self.shard.ranks)
         loss = self._loss(policy, config.seed, windows)
         more = {"matrix_lr": config.policy_matrix_lr, **self._of_policy}
         how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
@@ -190,7 +193,7 @@ class TrainingRun:
         windows = self._clip_windows(ticks[:n_train], latents[:n_train])
         preview = self.train_preview(vae)
         pictures, validation = self._pictures(vae, config.joint_pictures)
-        policy = self._first_policy()
+        policy = self._first_policy(vae)
         if has_state(self.folder / "policy"):
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
@@ -212,7 +215,7 @@ class TrainingRun:
             ticks, latents = self._clips(vae)
             predicted = self._predicted(opened, self._clip_windows(ticks, latents))
         n_train = self._training_windows(ticks)
-        train_decoder_only(vae)
+        train_only(vae, "post_quant_conv", "decoder")
         to_raw = raw_latents(vae)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
@@ -273,12 +276,10 @@ class TrainingRun:
 
     def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
         """Return the quantile of the reconstruction's errors on held-out pictures."""
-        ticks = self.demos.label_ticks
-        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
-        unseen = np.arange(self._training_windows(ticks), len(ticks))
-        pixels = to_pixels(self.demos.frames(ticks[unseen]))[..., : 16 * latents.shape[-1]]
-        chosen = torch.from_numpy(latents[unseen].astype(np.float32))
-        return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
+        ticks, columns, encode = self.demos.label_ticks, latent_columns(self.canvas_hw), encoder_of(vae)
+        pixels = to_pixels(self.demos.frames(ticks[self._training_windows(ticks) :]))
+        latents = torch.cat([encode(some)[..., :columns] for some in pixels.split(32)])
+        return novelty_rmse(preview, latents.to(self.device), pixels[..., : 16 * columns].to(self.device))
 
     def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
         """Return the first ticks of clips, which are labelled, and their latents."""
@@ -315,13 +316,28 @@ class TrainingRun:
             write_whole(path, lambda hidden: np.save(hidden, made.cpu().numpy()))
         return torch.from_numpy(np.load(path)).to(self.device)
 
-    def _first_policy(self) -> TrainedPolicy:
+    def _first_policy(self, vae: Any) -> TrainedPolicy:
         """Return the policy that training starts with."""
         if self._start is None:
             policy = fresh_policy(self.transformer_config, self.config.seed)
         else:
             policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
+            self._refit(policy, load_vae(self._start), vae)
         return AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
+
+    def _refit(self, policy: TrainedPolicy, known: Any, vae: Any) -> None:
+        """Fit the projections of a policy that knows another VAE."""
+        state = plain_state(vae)
+        if all(torch.equal(tensor, state[name].cpu()) for name, tensor in known.state_dict().items()):
+            return
+        ticks = self.demos.label_ticks
+        chosen = np.linspace(0, len(ticks) - 1, min(_REFIT_PICTURES, len(ticks))).astype(int)
+        encode, columns = encoder_of(known), latent_columns(self.canvas_hw)
+        own = [
+            encode(to_pixels(self.demos.frames(some)))[..., :columns] for some in np.array_split(ticks[chosen], 8) if len(some)
+        ]
+        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)[chosen]
+        refit_projections(policy, torch.cat(own), torch.from_numpy(latents.astype(np.float32)))
 
     def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
@@ -338,11 +354,13 @@ class TrainingRun:
     def _latents(
         self, vae: Any, name: str, ticks: NDArray[np.int64], frames_of: Callable[[int], NDArray[np.uint8]], batch: int
     ) -> NDArray[np.float16]:
-        encode, path = encoder_of(vae), self.folder / f"latents/{name}.npy"
-        columns, on_batch = latent_columns(self.canvas_hw), self._progress("latents")
-        return cached_latents(
-            lambda some: encode(to_pixels(np.stack([frames_of(int(t)) for t in some]))), ticks, path, columns, on_batch, batch
-        )
+        encoder = cache(lambda: self.vae_stage.encoder(vae))  # compared with the codes once, and only where latents are missing
+        path, columns, on_batch = self.folder / f"latents/{name}.npy", latent_columns(self.canvas_hw), self._progress("latents")
+
+        def encode(some: NDArray[np.int64]) -> torch.Tensor:
+            return encoder()(to_pixels(np.stack([frames_of(int(tick)) for tick in some])))
+
+        return cached_latents(encode, ticks, path, columns, on_batch, batch)
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self._on_step(stage, done, total, {})

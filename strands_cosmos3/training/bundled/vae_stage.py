@@ -1,10 +1,10 @@
-"""The VAE stage: train on pictures, check that colours survive, then learn motion from clips."""
+"""The VAE stage: an encoder that computes linear codes, a decoder that draws pixels from them, and a check of colours."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from strands_cosmos3.training.vae import (
     VaeLoss,
     VaeSizes,
     convolve_flat,
-    keep_first_frames,
     make_vae,
-    reconstruction_loss,
+    psnr,
     to_pixels,
+    train_only,
+    weighted_error,
 )
 from strands_cosmos3.training.windows import ROWS
 
@@ -40,7 +41,10 @@ OnStep = Callable[[str, int, int, LossMetrics], None]
 """Called with stage, steps done, steps in total and metrics."""
 _LOSS = VaeLoss(chroma=1.0, saturated=3.0, dark=1.0, changing=1.0, edges=0.0, magnitudes=0.0)
 """Squares: with magnitudes the decoder answers medians, and pictures had 26 instead of 28 dB."""
-_FILES = ("gate.json", "latent_stats.json", "final.pt")
+_FILES = ("gate.json", "latent_stats.json", "codes.pt", "final.pt")
+_SAME_DB = 33.0
+"""Training reads the codes if the encoder's latents stand for the same pixels up to this PSNR; their own is 26 to 28 dB."""
+_COMPARED_CLIPS = 8
 _GATE_PICTURES = 160
 _STATISTICS_CLIPS = 192
 
@@ -68,14 +72,9 @@ class VaeStage:
             vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
         else:
             if self.start is None:
-                self._fit(vae, "vae", self._pictures, config.vae_steps, config.vae_lr, config.seed, ema=0.995, decay=0.5)
+                self._fit_encoder(vae)
+                self._fit_decoder(vae)
             self.check_colours(vae, self.folder / "vae/gate.json")
-            if config.vae_clip_steps:
-                if self.start is not None:
-                    keep_first_frames(vae)
-                steps, lr = config.vae_clip_steps, config.vae_lr / 2
-                self._fit(vae, "vae_clips", self._clips, steps, lr, config.seed + 1, ema=0.99, decay=0.6)
-                self.check_colours(vae, self.folder / "vae/gate.json")
             write_whole(final, partial(torch.save, vae.state_dict()))
         vae.eval().requires_grad_(False)
         return self._with_latent_statistics(vae)
@@ -99,16 +98,16 @@ class VaeStage:
         if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
             raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
         for name in _FILES:
+            if not (run / "vae" / name).exists():  # the VAE of its start, which need not have codes
+                continue
             copy, content = self.folder / "vae" / name, (run / "vae" / name).read_bytes()
             if copy.exists() and copy.read_bytes() != content:
                 raise ConfigError(f"{copy} differs from that of {run}; choose another folder.")
             write_whole(copy, partial(Path.write_bytes, data=content))
         return self.train()
 
-    def _codes(self) -> BlockCodes | None:
-        """Return the linear codes that latents are kept near; None with ``start``, whose policy knows other latents."""
-        if self.start is not None or not self.config.block_codes:
-            return None
+    def _codes(self) -> BlockCodes:
+        """Return the linear codes that latents are."""
         path = self.folder / "vae/codes.pt"
         if not path.exists():
             width = 16 * latent_columns(self.demos.canvas_hw)
@@ -117,31 +116,73 @@ class VaeStage:
             write_whole(path, partial(torch.save, {name: tensor.cpu() for name, tensor in vars(made).items()}))
         return BlockCodes(**torch.load(path, weights_only=True))
 
-    def _pictures(self, step: int) -> torch.Tensor:
-        rng = np.random.default_rng([self.config.seed, step])
-        half = self.config.vae_batch // 2
-        looks = [self.demos.look(int(label)) for label in rng.integers(len(self.demos.label_ticks), size=half)]
-        frames = self.demos.frames(rng.integers(len(self.demos), size=self.config.vae_batch - half))
-        return to_pixels(np.stack([*frames, *looks]))
+    def encoder(self, vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a function from pixels to normalised latents: the codes, which cost less, if the encoder has learnt them."""
+        if not (self.folder / "vae/codes.pt").exists():
+            return encoder_of(vae)
+        codes, columns, apart = self._codes(), latent_columns(self.demos.canvas_hw), []
+        for tick in self._spread_clips()[:: _STATISTICS_CLIPS // _COMPARED_CLIPS]:
+            pixels = to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None]).to(self.device)
+            with torch.no_grad():
+                latents = vae.encode(pixels).latent_dist.mean[..., :columns]
+            apart.append(codes.error(latents, pixels[..., : 16 * columns]))
+        if psnr(torch.stack(apart).mean()) < _SAME_DB:
+            return encoder_of(vae)
+        return normalised(vae, lambda pixels: codes.of(pixels[..., : 16 * columns].to(self.device)))
 
-    def _clips(self, step: int) -> torch.Tensor:
-        frames, starts = (5, 9, 17)[step % 3], self.demos.clips(ROWS)
-        rng = np.random.default_rng([self.config.seed + 1, step])
-        chosen = starts[rng.integers(len(starts), size=self.config.vae_clip_batch)]
-        return to_pixels(np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]))
+    def _fit_encoder(self, vae: Any) -> None:
+        """Train the encoder until its latents are the linear codes."""
+        codes = self._codes()
+        train_only(vae, "quant_conv", "encoder")
+
+        def loss(pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
+            apart = codes.error(vae.encode(pixels).latent_dist.mean, pixels)
+            return apart, {"loss": apart.item(), "psnr": psnr(apart)}
+
+        self._fit(vae, "vae", loss, self.config.vae_steps, ema=0.995, decay=0.6)
+
+    def _fit_decoder(self, vae: Any) -> None:
+        """Train the decoder on the encoder's latents."""
+        train_only(vae, "post_quant_conv", "decoder")
+
+        def loss(pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
+            with torch.no_grad():
+                latents = vae.encode(pixels).latent_dist.mean
+            drawn = vae.decode(latents).sample
+            error = weighted_error(drawn, pixels, _LOSS)
+            return error, {"loss": error.item(), "psnr": psnr((drawn.detach().clamp(-1, 1) - pixels).square().mean())}
+
+        self._fit(vae, "vae_decoder", loss, self.config.vae_decoder_steps, ema=0.99, decay=0.7)
+
+    def _pixels(self, stage: str, step: int) -> torch.Tensor:
+        """Draw pictures, half of them second ones, or clips of 5 or 9 frames, in turn: [n, 3, F, H, W]."""
+        frames, starts = (1, 5, 9)[step % 3], self.demos.clips(ROWS)
+        rng = np.random.default_rng([self.config.seed, len(stage), step])
+        count = max(1, self.config.vae_batch // frames)
+        if frames > 1:
+            chosen = starts[rng.integers(len(starts), size=count)]
+            return to_pixels(np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]))
+        looks = [self.demos.look(int(label)) for label in rng.integers(len(self.demos.label_ticks), size=count // 2)]
+        own = self.demos.frames(rng.integers(len(self.demos), size=count - count // 2))
+        return to_pixels(np.stack([*own, *looks]))
 
     def _fit(
-        self, vae: Any, stage: str, draw: Callable[[int], torch.Tensor], steps: int, lr: float, seed: int, **options: float
+        self,
+        vae: Any,
+        stage: str,
+        error: Callable[[torch.Tensor], tuple[torch.Tensor, LossMetrics]],
+        steps: int,
+        **options: float,
     ) -> None:
-        """Train on what ``draw`` returns for each step; the averaged weights remain."""
-        width = 16 * (latent_columns(self.demos.canvas_hw) + 1)  # the pictures and one latent column of padding
-        codes, of_errors = self._codes(), replace(_LOSS, codes=self.config.block_codes)
+        """Train on pixels that each step draws; the averaged weights remain."""
+        width = 16 * latent_columns(self.demos.canvas_hw)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
-            pixels = draw(step)[..., :width].to(self.device)
+            pixels = self._pixels(stage, step)[..., :width].to(self.device)
             with lower_precision(self.device, cpu=True):
-                return reconstruction_loss(vae, pixels, step_noise(seed, step), of_errors, codes)
+                return error(pixels)
 
+        lr = self.config.vae_lr
         how = TrainLoopConfig(steps, lr, weight_decay=0.0, matrix_lr=10 * lr, **{**self.how, **options})
         loop = Loop(vae, loss, how, self.folder / stage)
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
@@ -163,7 +204,7 @@ class VaeStage:
             write_json(path, {"mean": latents.mean((0, 2, 3, 4)).tolist(), "std": latents.std((0, 2, 3, 4)).tolist()})
         statistics = json.loads(path.read_text())
         vae.register_to_config(latents_mean=statistics["mean"], latents_std=statistics["std"])
-        if self.config.vae_clip_steps and "frames" not in statistics and self.start is None:
+        if "frames" not in statistics and self.start is None:
             statistics["frames"] = self._frame_statistics(encoder_of(vae))
             write_json(path, statistics)
         if frames := statistics.get("frames"):
@@ -188,14 +229,20 @@ class VaeStage:
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from pixels to latents, normalised by the VAE's recorded statistics, through the engine's VAE."""
-    mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
     device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
-    of_frames, engine = frame_scale(config), WanAutoencoder(config).to(device).eval()
+    engine = WanAutoencoder(config).to(device).eval()
     engine.load_state_dict(plain_state(vae))
+    return normalised(vae, lambda pixels: engine.encode(pixels.to(device)))
+
+
+def normalised(vae: Any, raw_of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from pixels to latents on the CPU, normalised by a VAE's recorded statistics."""
+    mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
+    of_frames = frame_scale(WanConfig.from_dict(vae.config))
 
     def encode(pixels: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            raw = engine.encode(pixels.to(device)).cpu()
+            raw = raw_of(pixels).cpu()
         latents = (raw - mean) / std
         frame_mean, frame_std = of_frames(latents)
         return (latents - frame_mean) / frame_std
