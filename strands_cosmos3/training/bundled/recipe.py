@@ -21,14 +21,14 @@ class Recipe:
     """Options of the recipe."""
 
     episodes: int = 2000  # of demonstrations
-    vae_steps: int = 2500
-    vae_decoder_steps: int = 4000
+    vae_steps: int = 1500
+    vae_decoder_steps: int = 3000
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 3000
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 8000
-    decoder_steps: int = 2000
+    joint_steps: int = 5000
+    decoder_steps: int = 1500
     hidden: int = 192
     layers: int = 4
     latent_patch: int = 1  # tokens of one latent; dynamics need them

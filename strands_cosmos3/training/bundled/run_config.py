@@ -22,12 +22,12 @@ class RunConfig:
     vae_decoder_base: int = 32
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
     tier: int = 128  # resolution tier of the demonstrations
-    vae_steps: int = 2500  # of the VAE's encoder, on pictures and clips
-    vae_decoder_steps: int = 4000  # then of its decoder
+    vae_steps: int = 1500  # of the VAE's encoder, on pictures and clips
+    vae_decoder_steps: int = 3000  # then of its decoder
     policy_steps: int = 3000  # on frame 0 and actions
-    joint_steps: int = 8000  # then with the future
+    joint_steps: int = 5000  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
-    decoder_steps: int = 2000  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
+    decoder_steps: int = 1500  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
     vae_batch: int = 8  # frames per step, or one longer clip
     policy_batch: int = 64
     joint_batch: int = 30
