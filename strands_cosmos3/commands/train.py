@@ -62,7 +62,7 @@ class Train:
     """Number of layers of both towers."""
     latent_patch: Literal[1, 2] = 1
     """Side of a vision token, in latents of 16 pixels. 2 makes a fourth as many: faster training, but worse dynamics."""
-    vae_steps: int = 1500
+    vae_steps: int = 2000
     """Steps of the VAE's encoder, on pictures and clips."""
     gate: bool = True
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""

@@ -1,4 +1,4 @@
-"""Linear codes of blocks of pixels, near which the VAE's latents are kept, so that a transformer reads motion off them.
+"""Linear codes of blocks of pixels, which the VAE's encoder learns, so that a transformer reads motion off its latents.
 
 A VAE that is trained for its pictures alone hides motion: see "Latents that show motion" in docs/training.md.
 """
@@ -40,9 +40,12 @@ class BlockCodes:
         return ((blocks(pixels) - mean) @ components / deviation).movedim(-1, 1)
 
     def error(self, latents: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared difference between the pixels that latents draw with these components and the codes' own."""
-        off = (latents.float() - self.of(pixels)).movedim(1, -1) * self.deviation.to(pixels.device)
-        return off.square().sum(-1).mean() / len(self.mean)
+        """Return the mean squared difference of latents from the codes, each weighted by its deviation in pixels.
+
+        Squared deviations would be the pixels' error, and leave the weak codes unlearnt, which show motion, too.
+        """
+        weight = (self.deviation / self.deviation.mean()).to(pixels.device)
+        return ((latents.float() - self.of(pixels)).movedim(1, -1).square() * weight).mean()
 
 
 def blocks(pixels: torch.Tensor) -> torch.Tensor:

@@ -50,13 +50,19 @@ def test_codes_of_later_frames_keep_the_blocks_and_have_about_unit_variance(fitt
     assert (fitted.deviation.diff() <= 0).all()
 
 
-def test_the_error_is_that_of_the_pixels_which_latents_draw(fitted: BlockCodes):
+def test_an_error_counts_by_the_deviation_of_its_code(fitted: BlockCodes):
     fresh = clips(4, seed=8)
     codes = fitted.of(fresh)
     assert fitted.error(codes, fresh) < 1e-8
-    off = torch.randn(codes.shape, generator=torch.Generator().manual_seed(1))
-    pixels = off.movedim(1, -1) * fitted.deviation @ fitted.components.T
-    torch.testing.assert_close(fitted.error(codes + off, fresh), pixels.square().mean())
+
+    def of_one(code: int, size: float) -> float:
+        off = torch.zeros_like(codes)
+        off[:, code] = size
+        return float(fitted.error(codes + off, fresh))
+
+    assert of_one(0, 0.2) == pytest.approx(4 * of_one(0, 0.1), rel=1e-3)
+    assert of_one(0, 0.1) / of_one(5, 0.1) == pytest.approx(float(fitted.deviation[0] / fitted.deviation[5]), rel=1e-3)
+    assert sum(of_one(code, 0.1) for code in range(CODES)) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_an_encoder_learns_the_codes(tmp_path):

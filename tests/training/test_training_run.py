@@ -502,20 +502,6 @@ def test_a_start_with_another_vae_reads_its_latents_through_fitted_projections(t
     assert not fitted.proj_out.weight.any()
 
 
-def test_training_reads_the_codes_if_the_encoder_has_learnt_them(trained, shards):
-    run = TrainingRun(trained.folder, shards, TINY)
-    vae, pixels = run.vae_stage.train(), to_pixels(run.demos.frames(range(17))[None])
-    exact = vae_stage.encoder_of(vae)(pixels)
-    torch.testing.assert_close(run.vae_stage.encoder(vae)(pixels), exact)  # one step taught it nothing
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vae_stage, "_SAME_DB", -np.inf)
-        read = run.vae_stage.encoder(vae)(pixels)
-    codes = BlockCodes(**torch.load(run.folder / "vae/codes.pt", weights_only=True))
-    raw = decoder_stage.raw_latents(vae)(read)
-    torch.testing.assert_close(raw, codes.of(pixels[..., : 16 * raw.shape[-1]]), rtol=1e-3, atol=1e-3)
-    assert (read - exact[..., : read.shape[-1]]).abs().max() > 0.1
-
-
 def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(continued, trained, shards, tmp_path):
     exported = json.loads((trained.checkpoint / "transformer/config.json").read_text())
     assert exported["rope_theta"] == Checkpoint.open(trained.checkpoint).config.rope_theta == TINY.rope_theta == 100

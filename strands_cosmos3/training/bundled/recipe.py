@@ -21,7 +21,7 @@ class Recipe:
     """Options of the recipe."""
 
     episodes: int = 2000  # of demonstrations
-    vae_steps: int = 1500
+    vae_steps: int = 2000
     vae_decoder_steps: int = 3000
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 3000

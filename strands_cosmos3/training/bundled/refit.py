@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.training.bundled.shards import Demos
+from strands_cosmos3.training.bundled.vae_stage import encoder_of
+from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.release import load_vae, plain_state
+from strands_cosmos3.training.vae import to_pixels
+
+_PICTURES = 400
+
+
+def fit_to_vae(policy: TrainedPolicy, checkpoint: Checkpoint, vae: Any, demos: Demos) -> None:
+    """Fit the projections of a checkpoint's policy to the latents of ``vae``, unless that is its own."""
+    known, state = load_vae(checkpoint), plain_state(vae)
+    if all(torch.equal(tensor, state[name].cpu()) for name, tensor in known.state_dict().items()):
+        return
+    ticks, columns = demos.label_ticks, latent_columns(demos.canvas_hw)
+    chosen = np.unique(np.linspace(0, len(ticks) - 1, _PICTURES).astype(int))
+    pixels = to_pixels(demos.frames(ticks[chosen])).split(32)
+    own, other = (torch.cat([encode(some)[..., :columns] for some in pixels]) for encode in map(encoder_of, (known, vae)))
+    refit_projections(policy, own, other)
 
 
 @torch.no_grad()

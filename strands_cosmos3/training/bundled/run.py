@@ -16,7 +16,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from strands_cosmos3.training.bundled.decoder_stage import (
 from strands_cosmos3.training.bundled.dynamics import judge_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.bundled.pixel_metric import pixel_metric
-from strands_cosmos3.training.bundled.refit import refit_projections
+from strands_cosmos3.training.bundled.refit import fit_to_vae
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, step_noise
@@ -62,8 +62,6 @@ from strands_cosmos3.training.release import (
     export,
     fresh_policy,
     load_policy,
-    load_vae,
-    plain_state,
     policy_sizes,
     released_steps,
     with_vae,
@@ -82,7 +80,6 @@ _BEFORE |= {"rope_theta": 5e6}
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
-_REFIT_PICTURES = 400
 _VALIDATION_WINDOWS = 384
 _VALIDATION_FRACTION = 0.04
 
@@ -276,10 +273,12 @@ class TrainingRun:
 
     def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
         """Return the quantile of the reconstruction's errors on held-out pictures."""
-        ticks, columns, encode = self.demos.label_ticks, latent_columns(self.canvas_hw), encoder_of(vae)
-        pixels = to_pixels(self.demos.frames(ticks[self._training_windows(ticks) :]))
-        latents = torch.cat([encode(some)[..., :columns] for some in pixels.split(32)])
-        return novelty_rmse(preview, latents.to(self.device), pixels[..., : 16 * columns].to(self.device))
+        ticks = self.demos.label_ticks
+        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
+        unseen = np.arange(self._training_windows(ticks), len(ticks))
+        pixels = to_pixels(self.demos.frames(ticks[unseen]))[..., : 16 * latents.shape[-1]]
+        chosen = torch.from_numpy(latents[unseen].astype(np.float32))
+        return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
 
     def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
         """Return the first ticks of clips, which are labelled, and their latents."""
@@ -322,22 +321,8 @@ class TrainingRun:
             policy = fresh_policy(self.transformer_config, self.config.seed)
         else:
             policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
-            self._refit(policy, load_vae(self._start), vae)
+            fit_to_vae(policy, self._start, vae, self.demos)
         return AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
-
-    def _refit(self, policy: TrainedPolicy, known: Any, vae: Any) -> None:
-        """Fit the projections of a policy that knows another VAE."""
-        state = plain_state(vae)
-        if all(torch.equal(tensor, state[name].cpu()) for name, tensor in known.state_dict().items()):
-            return
-        ticks = self.demos.label_ticks
-        chosen = np.linspace(0, len(ticks) - 1, min(_REFIT_PICTURES, len(ticks))).astype(int)
-        encode, columns = encoder_of(known), latent_columns(self.canvas_hw)
-        own = [
-            encode(to_pixels(self.demos.frames(some)))[..., :columns] for some in np.array_split(ticks[chosen], 8) if len(some)
-        ]
-        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)[chosen]
-        refit_projections(policy, torch.cat(own), torch.from_numpy(latents.astype(np.float32)))
 
     def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
@@ -354,13 +339,11 @@ class TrainingRun:
     def _latents(
         self, vae: Any, name: str, ticks: NDArray[np.int64], frames_of: Callable[[int], NDArray[np.uint8]], batch: int
     ) -> NDArray[np.float16]:
-        encoder = cache(lambda: self.vae_stage.encoder(vae))  # compared with the codes once, and only where latents are missing
-        path, columns, on_batch = self.folder / f"latents/{name}.npy", latent_columns(self.canvas_hw), self._progress("latents")
-
-        def encode(some: NDArray[np.int64]) -> torch.Tensor:
-            return encoder()(to_pixels(np.stack([frames_of(int(tick)) for tick in some])))
-
-        return cached_latents(encode, ticks, path, columns, on_batch, batch)
+        encode, path = encoder_of(vae), self.folder / f"latents/{name}.npy"
+        columns, on_batch = latent_columns(self.canvas_hw), self._progress("latents")
+        return cached_latents(
+            lambda some: encode(to_pixels(np.stack([frames_of(int(t)) for t in some]))), ticks, path, columns, on_batch, batch
+        )
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self._on_step(stage, done, total, {})

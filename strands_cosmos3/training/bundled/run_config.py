@@ -22,7 +22,7 @@ class RunConfig:
     vae_decoder_base: int = 32
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
     tier: int = 128  # resolution tier of the demonstrations
-    vae_steps: int = 1500  # of the VAE's encoder, on pictures and clips
+    vae_steps: int = 2000  # of the VAE's encoder, on pictures and clips
     vae_decoder_steps: int = 3000  # then of its decoder
     policy_steps: int = 3000  # on frame 0 and actions
     joint_steps: int = 5000  # then with the future

@@ -42,9 +42,6 @@ OnStep = Callable[[str, int, int, LossMetrics], None]
 _LOSS = VaeLoss(chroma=1.0, saturated=3.0, dark=1.0, changing=1.0, edges=0.0, magnitudes=0.0)
 """Squares: with magnitudes the decoder answers medians, and pictures had 26 instead of 28 dB."""
 _FILES = ("gate.json", "latent_stats.json", "codes.pt", "final.pt")
-_SAME_DB = 33.0
-"""Training reads the codes if the encoder's latents stand for the same pixels up to this PSNR; their own is 26 to 28 dB."""
-_COMPARED_CLIPS = 8
 _GATE_PICTURES = 160
 _STATISTICS_CLIPS = 192
 
@@ -116,20 +113,6 @@ class VaeStage:
             write_whole(path, partial(torch.save, {name: tensor.cpu() for name, tensor in vars(made).items()}))
         return BlockCodes(**torch.load(path, weights_only=True))
 
-    def encoder(self, vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function from pixels to normalised latents: the codes, which cost less, if the encoder has learnt them."""
-        if not (self.folder / "vae/codes.pt").exists():
-            return encoder_of(vae)
-        codes, columns, apart = self._codes(), latent_columns(self.demos.canvas_hw), []
-        for tick in self._spread_clips()[:: _STATISTICS_CLIPS // _COMPARED_CLIPS]:
-            pixels = to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None]).to(self.device)
-            with torch.no_grad():
-                latents = vae.encode(pixels).latent_dist.mean[..., :columns]
-            apart.append(codes.error(latents, pixels[..., : 16 * columns]))
-        if psnr(torch.stack(apart).mean()) < _SAME_DB:
-            return encoder_of(vae)
-        return normalised(vae, lambda pixels: codes.of(pixels[..., : 16 * columns].to(self.device)))
-
     def _fit_encoder(self, vae: Any) -> None:
         """Train the encoder until its latents are the linear codes."""
         codes = self._codes()
@@ -137,7 +120,7 @@ class VaeStage:
 
         def loss(pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
             apart = codes.error(vae.encode(pixels).latent_dist.mean, pixels)
-            return apart, {"loss": apart.item(), "psnr": psnr(apart)}
+            return apart, {"loss": apart.item()}
 
         self._fit(vae, "vae", loss, self.config.vae_steps, ema=0.995, decay=0.6)
 
@@ -229,20 +212,14 @@ class VaeStage:
 
 def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from pixels to latents, normalised by the VAE's recorded statistics, through the engine's VAE."""
-    device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
-    engine = WanAutoencoder(config).to(device).eval()
-    engine.load_state_dict(plain_state(vae))
-    return normalised(vae, lambda pixels: engine.encode(pixels.to(device)))
-
-
-def normalised(vae: Any, raw_of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from pixels to latents on the CPU, normalised by a VAE's recorded statistics."""
     mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
-    of_frames = frame_scale(WanConfig.from_dict(vae.config))
+    device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
+    of_frames, engine = frame_scale(config), WanAutoencoder(config).to(device).eval()
+    engine.load_state_dict(plain_state(vae))
 
     def encode(pixels: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            raw = raw_of(pixels).cpu()
+            raw = engine.encode(pixels.to(device)).cpu()
         latents = (raw - mean) / std
         frame_mean, frame_std = of_frames(latents)
         return (latents - frame_mean) / frame_std
