@@ -11,8 +11,10 @@ from helpers.cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engi
 from strands_cosmos3.engine.denoising import combine
 from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, patchify, rope_tables
 from strands_cosmos3.engine.transformer import TextKV
+from strands_cosmos3.training.precision import fast_bfloat16
 
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 1e-3}
+ROUNDING = 1.25 if fast_bfloat16(torch.device("cpu"), cpu=True) else 1.5  # where bfloat16 is emulated 1.32 was seen
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 STEPS_AND_GUIDANCE = tuple(product((2, 4, 8), (1.0, 3.0)))
 ALL = tuple(product(("silu", "relu2"), MODES, STEPS_AND_GUIDANCE, (torch.float32, torch.bfloat16)))
@@ -30,13 +32,10 @@ def _id(value):
 
 
 def assert_parity(case):
-    """Equal to the tolerance; in bfloat16, where kernels round by shape, about as near to float32 as stock diffusers.
-
-    Eight steps amplify that rounding: 1.32 times stock's was seen on a processor that does not multiply bfloat16 itself.
-    """
+    """Equal to the tolerance; in bfloat16, where kernels round by shape, about as near to float32 as stock diffusers."""
     if (apart := difference(case)) > TOLERANCE[case.dtype]:
         assert case.dtype is torch.bfloat16, apart
-        assert rounding_ratio(case) <= 1.5
+        assert rounding_ratio(case) <= ROUNDING
 
 
 @pytest.mark.parametrize(("kind", "mode", "steps", "dtype"), PAIRWISE, ids=_id)

@@ -19,9 +19,10 @@ _PICTURES = 400
 
 
 def fit_to_vae(policy: TrainedPolicy, checkpoint: Checkpoint, vae: Any, demos: Demos) -> None:
-    """Fit the projections of a checkpoint's policy to the latents of ``vae``, unless that is its own."""
+    """Fit the projections of a checkpoint's policy to the latents of ``vae``, unless its encoder is the checkpoint's own."""
     known, state = load_vae(checkpoint), plain_state(vae)
-    if all(torch.equal(tensor, state[name].cpu()) for name, tensor in known.state_dict().items()):
+    encoder = {name: tensor for name, tensor in known.state_dict().items() if name.startswith(("encoder", "quant_conv"))}
+    if all(torch.equal(tensor, state[name].cpu()) for name, tensor in encoder.items()):
         return
     ticks, columns = demos.label_ticks, latent_columns(demos.canvas_hw)
     chosen = np.unique(np.linspace(0, len(ticks) - 1, _PICTURES).astype(int))
