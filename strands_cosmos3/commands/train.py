@@ -62,23 +62,23 @@ class Train:
     """Number of layers of both towers."""
     latent_patch: Literal[1, 2] = 1
     """Side of a vision token, in latents of 16 pixels. 2 makes a fourth as many: faster training, but worse dynamics."""
-    vae_steps: int = 2000
+    vae_steps: int = 1000
     """Steps of the VAE's encoder, on pictures and clips."""
     gate: bool = True
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
-    vae_decoder_steps: int = 3000
+    vae_decoder_steps: int = 1200
     """Then steps of its decoder; --start brings a finished VAE."""
-    policy_steps: int = 3000
+    policy_steps: int = 700
     """Steps on frame 0 and actions."""
-    joint_steps: int = 5000
+    joint_steps: int = 1600
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
-    decoder_steps: int = 1500
+    decoder_steps: int = 400
     """Steps of the VAE's decoder on predicted clips, which changes no action; 0 leaves it as it is."""
-    policy_batch: int = 64
+    policy_batch: int = 320
     """Windows per step on frame 0 and actions."""
-    joint_batch: int = 30
+    joint_batch: int = 180
     """Windows per step with the future."""
     looks_from: int = 0
     """First step on frame 0 at which half of the pictures have other looks: table, light, colours and cameras."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import torch
@@ -54,9 +54,9 @@ class PromptBatch:
 
     def select(self, prompt_B: torch.Tensor) -> PromptBatch:
         """The prompts with these indices, one a window."""
-        layers = tuple((k.index_select(0, prompt_B), v.index_select(0, prompt_B)) for k, v in self.text.layers)
-        lengths = tuple(self.lengths[i] for i in prompt_B.tolist())
-        return PromptBatch(TextKV(layers), self.mask_BS.index_select(0, prompt_B), lengths)
+        chosen, lengths = prompt_B.to(self.mask_BS.device), tuple(self.lengths[i] for i in prompt_B.tolist())
+        layers = tuple((k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.text.layers)
+        return PromptBatch(TextKV(layers), self.mask_BS.index_select(0, chosen), lengths)
 
 
 def read_prompts(transformer: Cosmos3Transformer, prompts: Sequence[Sequence[int]]) -> PromptBatch:
@@ -71,9 +71,15 @@ def read_prompts(transformer: Cosmos3Transformer, prompts: Sequence[Sequence[int
 
 def rope_of(layout: SequenceLayout, config: TransformerConfig, lengths: Sequence[int], like: torch.Tensor) -> Rope:
     """Cosine and sine [B, N, d] for prompts of these lengths, on the device and in the dtype of ``like``."""
-    tables = {n: rope_tables(generation_positions(layout, config, n), config, like.device, like.dtype) for n in set(lengths)}
+    tables = {n: _tables(layout, config, n, like.device, like.dtype) for n in set(lengths)}
     cos, sin = (torch.stack([tables[n][i] for n in lengths]) for i in (0, 1))
     return cos, sin
+
+
+@lru_cache(64)
+def _tables(layout: SequenceLayout, config: TransformerConfig, prompt: int, device: torch.device, dtype: torch.dtype) -> Rope:
+    """Return the tables of a prompt's length, which every step of a training needs again."""
+    return rope_tables(generation_positions(layout, config, prompt), config, device, dtype)
 
 
 def velocity(

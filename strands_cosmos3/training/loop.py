@@ -30,7 +30,9 @@ from strands_cosmos3.resources import storing, write_whole
 from strands_cosmos3.training.muon import Muon
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
-LossMetrics = Mapping[str, float]
+Metrics = Mapping[str, float]
+LossMetrics = Mapping[str, float | torch.Tensor]
+"""What a loss reports: numbers, or tensors, for which a GPU need not be waited for before the gradient is computed."""
 CURVE = "curve.jsonl"
 _ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma|^answers")
 
@@ -101,14 +103,14 @@ class Loop:
         if self._writes:
             drop_from(folder / CURVE, self.step + 1)
 
-    def run(self, until: int | None = None, on_step: Callable[[int, LossMetrics], None] | None = None) -> None:
+    def run(self, until: int | None = None, on_step: Callable[[int, Metrics], None] | None = None) -> None:
         """Train to the end, or to the step ``until``; ``on_step`` is called with (steps done, metrics).
 
         Raises:
             TrainingError: The loss or its gradient is not finite; the last saved state stays.
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
-        saved, since = time.monotonic(), list[LossMetrics]()
+        saved, since = time.monotonic(), list[Metrics]()
         try:
             while self.step < last:
                 since.append(metrics := self._train_step())
@@ -135,29 +137,33 @@ class Loop:
         dist.broadcast(of_rank_0, 0)
         return bool(of_rank_0.item())
 
-    def _train_step(self) -> LossMetrics:
+    def _train_step(self) -> Metrics:
         rate = self.config.rate(self.step)
         for optimizer, highest in zip(self.optimizers, (self.config.lr, self.config.matrix_lr), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
-        draws, metrics = self.config.accumulate, list[LossMetrics]()
+        draws, losses, seen = self.config.accumulate, list[torch.Tensor](), list[LossMetrics]()
         for i in range(draws):
-            loss, seen = self._loss(self.step * draws + i)
-            self._require_finite("loss", loss)
+            loss, metrics = self._loss(self.step * draws + i)
             (loss / draws).backward()
-            metrics.append(seen)
-        self._require_finite("gradient's norm", nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip))
+            losses.append(loss.detach())
+            seen.append(metrics)
+        norm = nn.utils.clip_grad_norm_(list(self._trained.values()), self.config.clip)
+        for loss in losses:
+            self._require_finite("loss", loss)
+        self._require_finite("gradient's norm", norm)
+        found = mean_metrics(seen)
         self._consistent = False
         for optimizer in self.optimizers:
             optimizer.step()
         keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
-            for name, p in self._trained.items():
-                self.ema[name].lerp_(p.detach(), 1 - keep)
+            averages, weights = list(self.ema.values()), [p.detach() for p in self._trained.values()]
+            torch._foreach_lerp_(averages, weights, 1 - keep)  # pyright: ignore[reportPrivateImportUsage]
         self.step += 1
         self._consistent = True
-        return mean_metrics(metrics)
+        return found
 
     def _require_finite(self, name: str, number: torch.Tensor) -> None:
         if not math.isfinite(value := full_tensor(number).item()):
@@ -167,13 +173,13 @@ class Loop:
                 "resume from the last state with a lower --lr."
             )
 
-    def _log(self, metrics: LossMetrics) -> None:
+    def _log(self, metrics: Metrics) -> None:
         if not self._writes:
             return
         self._append(CURVE, {"time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}})
         self._show(metrics)
 
-    def record(self, name: str, figures: LossMetrics) -> None:
+    def record(self, name: str, figures: Metrics) -> None:
         """Write figures that are measured now and then to ``<name>.jsonl``, in place of this step's, and to TensorBoard."""
         if not self._writes:
             return
@@ -187,11 +193,11 @@ class Loop:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return all(json.loads(line)["step"] != self.step for line in lines)
 
-    def _append(self, name: str, figures: LossMetrics) -> None:
+    def _append(self, name: str, figures: Metrics) -> None:
         with storing(self.folder / name), (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.step, **figures}) + "\n")
 
-    def _show(self, figures: LossMetrics) -> None:
+    def _show(self, figures: Metrics) -> None:
         if self.config.tensorboard:
             for name, value in figures.items():
                 self._board.add_scalar(name, value, self.step)
@@ -281,12 +287,12 @@ def drop_from(path: Path, step: int) -> None:
             write_whole(path, lambda hidden: hidden.write_text("".join(earlier), encoding="utf-8"))
 
 
-def mean_metrics(seen: Sequence[LossMetrics]) -> LossMetrics:
+def mean_metrics(seen: Sequence[LossMetrics]) -> Metrics:
     """Return the mean of each metric over the draws or steps that have it: one without inverse dynamics has no error of it."""
     values: dict[str, list[float]] = {}
     for metrics in seen:
         for name, value in metrics.items():
-            values.setdefault(name, []).append(value)
+            values.setdefault(name, []).append(float(value))
     return {name: fmean(found) for name, found in values.items()}
 
 

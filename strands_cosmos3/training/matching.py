@@ -8,6 +8,7 @@ Shape suffixes as in :mod:`.flow`; D any width.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -88,12 +89,14 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
     sigma = sample_sigma(B, how, noise)
     from_frame = torch.zeros(B, dtype=torch.bool) if batch.mode is None else (batch.mode != POLICY) & how.dynamics_from_frame
     sigma[from_frame] = 1.0
-    clean = torch.stack([patchify(latent, config.latent_patch_size) for latent in batch.latents]), _rows(batch, config)
+    clean = torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents), _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
-    eps = torch.randn(clean[0].shape, generator=noise) * real, torch.randn(clean[1].shape, generator=noise) * free_rows
+    eps = torch.zeros_like(clean[0]), torch.zeros_like(clean[1])
     eps[0][from_frame] = clean[0][from_frame, :per_frame].repeat(1, frames, 1)
-    eps[1][from_frame] = 0
+    eps[0][~from_frame, per_frame:] = torch.randn(B - int(from_frame.sum()), V - per_frame, len(real[0]), generator=noise)
+    eps[0].mul_(real)
+    eps[1][~from_frame] = torch.randn(B - int(from_frame.sum()), *clean[1].shape[1:], generator=noise) * free_rows
     share = noisy * sigma[:, None, None]
     vision = clean[0] + share[:, :V] * (eps[0] - clean[0])
     action = clean[1] + share[:, V:] * (eps[1] - clean[1])
@@ -121,23 +124,28 @@ SINGLE_PROCESS = DataShard()
 def flow_loss(
     policy: TrainedPolicy, batch: Batch, config: FlowConfig, noise: torch.Generator, share: DataShard = SINGLE_PROCESS
 ) -> tuple[torch.Tensor, LossMetrics]:
+    """Return :func:`noised_loss` of windows with noise. Every process draws the noise of the whole step."""
+    return noised_loss(policy, batch, add_noise(batch, policy.transformer.config, config, noise), config, share)
+
+
+def noised_loss(
+    policy: TrainedPolicy, batch: Batch, noised: Noised, config: FlowConfig, share: DataShard = SINGLE_PROCESS
+) -> tuple[torch.Tensor, LossMetrics]:
     """Squared error of the velocities, averaged over the noisy tokens of actions, a policy's video and forward dynamics' video.
 
-    Every process draws the noise of the whole step and computes its share of the windows, scaled so that the mean over
-    processes is the loss of one. Return the weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video``
-    and ``forward``, of those that the batch has.
+    Every process computes its share of the windows, scaled so that the mean over processes is the loss of one. Return the
+    weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video`` and ``forward``, of those that the batch has.
     """
     model, device = policy.transformer.config, policy.w_in.device
-    noised = add_noise(batch, model, config, noise)
     layout, V = noised.layout, noised.layout.vision_tokens
-    vision, action, v_vision, v_action, noisy, sigma, prompt = (
+    vision, action, v_vision, v_action, noisy, sigma = (
         tensor[share.rank :: share.ranks].to(device)
         for tensor in (
             *(noised.vision, noised.action, noised.vision_target, noised.action_target),
-            *(noised.noisy, noised.sigma, batch.prompt),
+            *(noised.noisy, noised.sigma),
         )
     )
-    prompts = read_prompts(policy.transformer, batch.prompts).select(prompt)
+    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt[share.rank :: share.ranks])
     rope = rope_of(layout, model, prompts.lengths, vision)
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
@@ -145,11 +153,11 @@ def flow_loss(
     width = layout.raw_action_dim
     off = of_action[..., :width] - v_action[..., :width]
     loss = share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
-    metrics = {"action": loss.item()}
+    metrics = {"action": loss.detach()}
     if config.end_points and batch.mode is not None and (inverse := batch.mode == INVERSE).any():
-        mine = inverse[share.rank :: share.ranks].to(device)
+        mine = inverse[share.rank :: share.ranks].nonzero()[:, 0].to(device)
         ends = share.ranks * end_point_error(off[mine, -batch.rows.shape[1] :]).sum() / inverse.sum()
-        metrics["ends"], loss = ends.item(), loss + config.end_points * ends
+        metrics["ends"], loss = ends.detach(), loss + config.end_points * ends
     if frames > 1:
         error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
         if config.channels is not None:  # a token's channels follow one another
@@ -159,8 +167,8 @@ def flow_loss(
         for name, weight, windows in (("video", config.video, 1 - forward), ("forward", config.forward, forward)):
             if count := (noised.noisy[:, :V].sum((1, 2)) * windows).sum().item():
                 mean = (of_window * windows[share.rank :: share.ranks].to(device)).sum() / count
-                metrics[name], loss = mean.item(), loss + weight * mean
-    return loss, {"loss": loss.item(), **metrics}
+                metrics[name], loss = mean.detach(), loss + weight * mean
+    return loss, {"loss": loss.detach(), **metrics}
 
 
 def end_point_error(off_BTA: torch.Tensor) -> torch.Tensor:

@@ -28,35 +28,44 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Take a step: ``p -= lr (weight_decay p + sqrt(max(1, rows / columns)) orthogonal(momentum))``."""
+        """Take a step: ``p -= lr (weight_decay p + sqrt(max(1, rows / columns)) orthogonal(momentum))``.
+
+        Matrices of one shape are made orthogonal together, which takes a GPU a tenth of the kernels.
+        """
         for group in self.param_groups:
+            alike: dict[torch.Size, list[tuple[nn.Parameter, torch.Tensor]]] = {}
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                momentum = state.setdefault("momentum", torch.zeros_like(p))
-                momentum.lerp_(p.grad, 1 - _MOMENTUM)
-                update = p.grad.lerp(momentum, _MOMENTUM)
-                whole = update.full_tensor() if isinstance(update, DTensor) else update
-                matrix = whole.flatten(1)
-                scale = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
-                step = (orthogonal(matrix) * scale).view_as(whole)
-                if isinstance(p, DTensor):
-                    step = distribute_tensor(step, p.device_mesh, p.placements)
-                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
+                if p.grad is not None:
+                    update = self._update(p)
+                    alike.setdefault(update.shape, []).append((p, update))
+            for (rows, columns), found in alike.items():
+                steps = orthogonal(torch.stack([update for _, update in found])) * max(1.0, rows / columns) ** 0.5
+                for (p, _), step in zip(found, steps, strict=True):
+                    step = step.view(p.shape)
+                    if isinstance(p, DTensor):
+                        step = distribute_tensor(step, p.device_mesh, p.placements)
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
+
+    def _update(self, p: nn.Parameter) -> torch.Tensor:
+        """Return Nesterov's momentum [rows, columns] after a gradient, unsharded."""
+        assert p.grad is not None
+        momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+        momentum.lerp_(p.grad, 1 - _MOMENTUM)
+        update = p.grad.lerp(momentum, _MOMENTUM)
+        return (update.full_tensor() if isinstance(update, DTensor) else update).flatten(1)
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Return about the nearest matrix whose singular values are all one (0.7 to 1.2), by Newton-Schulz iterations.
+    """Return about the nearest matrices [..., rows, columns] whose singular values are all one (0.7 to 1.2).
 
-    They need few digits, and run in bfloat16 where that is faster: on a core of an AMD EPYC 3.4 instead of 11.1 ms for
-    384 x 320.
+    Newton-Schulz iterations need few digits, and run in bfloat16 where that is faster: on a core of an AMD EPYC 3.4 instead
+    of 11.1 ms for 384 x 320.
     """
     a, b, c = _COEFFICIENTS
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix / (matrix.norm() + 1e-7)
-    x = (x.T if tall else x).to(torch.bfloat16 if fast_bfloat16(matrix.device, cpu=True) else matrix.dtype)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix / (torch.linalg.matrix_norm(matrix, keepdim=True) + 1e-7)
+    x = (x.mT if tall else x).to(torch.bfloat16 if fast_bfloat16(matrix.device, cpu=True) else matrix.dtype)
     for _ in range(_ITERATIONS):
-        square = x @ x.T
+        square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return (x.T if tall else x).to(matrix.dtype)
+    return (x.mT if tall else x).to(matrix.dtype)

@@ -30,7 +30,7 @@ from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, W
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.cost import duration, machine, seconds_of
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import CURVE, Loop, LossMetrics, TrainLoopConfig, require_tensorboard
+from strands_cosmos3.training.loop import CURVE, Loop, LossMetrics, Metrics, TrainLoopConfig, mean_metrics, require_tensorboard
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.release import load_policy, replace_weights
@@ -89,7 +89,7 @@ class PostTraining:
         folder: Path,
         config: PostConfig | None = None,
         keys: ArmKeys | None = None,
-        on_step: Callable[[str, int, int, LossMetrics], None] | None = None,
+        on_step: Callable[[str, int, int, Metrics], None] | None = None,
         tensorboard: bool = False,
         shard: DataShard | None = None,
         closed_loop: ClosedLoop | None = None,
@@ -206,7 +206,7 @@ class PostTraining:
         how = TrainLoopConfig(config.steps, config.lr, warmup, ema=0.99, seed=config.seed, **more)
         loop = Loop(policy, loss, how, self.folder)
 
-        def on_step(step: int, metrics: LossMetrics) -> None:
+        def on_step(step: int, metrics: Metrics) -> None:
             self._on_step("post-training", step, config.steps, metrics)
             self._judge(loop, policy)
 
@@ -238,7 +238,7 @@ class PostTraining:
             seen = [self._loss(policy, batch, noise)[1] for batch in self.windows.validation()]
             reshard(policy)  # else the next step would compute with averaged weights that are still gathered
         if seen:
-            loop.record(VALIDATION, {name: sum(one[name] for one in seen) / len(seen) for name in seen[0]})
+            loop.record(VALIDATION, mean_metrics(seen))
 
     def _export_average(self, loop: Loop) -> None:
         average = loop.average()

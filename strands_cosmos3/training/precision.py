@@ -7,8 +7,10 @@ import torch
 
 def fast_bfloat16(device: torch.device, cpu: bool = False) -> bool:
     """Return whether matrix products are faster in bfloat16: on a GPU and, with ``cpu``, on a CPU with instructions for it."""
+    if device.type == "cuda" or not cpu:
+        return device.type == "cuda"
     can = torch.cpu.get_capabilities()
-    return device.type == "cuda" or (cpu and bool(can.get("avx512_bf16") or can.get("amx_bf16")))
+    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
 def lower_precision(device: torch.device, cpu: bool = False) -> torch.autocast:

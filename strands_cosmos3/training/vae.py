@@ -69,10 +69,10 @@ def train_only(vae: AutoencoderKLWan, *parts: str) -> None:
         vae.get_submodule(part).requires_grad_(True)
 
 
-def to_pixels(frames: NDArray[np.uint8]) -> torch.Tensor:
-    """Convert uint8 pictures [B, H, W, 3] or clips [B, F, H, W, 3] to pixels [B, 3, F, H, W] in [-1, 1]."""
-    clips = torch.from_numpy((frames if frames.ndim == 5 else frames[:, None]).astype(np.float32))
-    return clips.permute(0, 4, 1, 2, 3).div_(127.5).sub_(1)
+def to_pixels(frames: NDArray[np.uint8], device: torch.device | None = None) -> torch.Tensor:
+    """Convert uint8 pictures [B, H, W, 3] or clips [B, F, H, W, 3] to pixels [B, 3, F, H, W] in [-1, 1], on a device."""
+    clips = torch.from_numpy(np.require(frames if frames.ndim == 5 else frames[:, None], requirements="W"))
+    return clips.to(device).float().permute(0, 4, 1, 2, 3).div_(127.5).sub_(1)
 
 
 def reconstruction_loss(

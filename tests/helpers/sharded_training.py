@@ -38,7 +38,7 @@ def main(folder: Path, until: int) -> None:
                 return flow_loss(mine, batch, FlowConfig(), noise, share)
 
             value, parts = policy(job)
-            losses.append(mean_over_ranks(parts, share.ranks)["loss"])
+            losses.append(float(mean_over_ranks(parts, share.ranks)["loss"]))
             return value, parts
 
         Loop(policy, loss, TrainLoopConfig(steps=8, lr=1e-2, warmup=1, ema=0.9), folder).run(until)

@@ -34,7 +34,7 @@ from strands_cosmos3.training.bundled import run as run_module
 from strands_cosmos3.training.bundled.colour_gate import ColourGate
 from strands_cosmos3.training.bundled.run import TrainingRun
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
-from strands_cosmos3.training.bundled.shards import pack, shard_path, write_shard
+from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.loop import Loop
@@ -210,12 +210,13 @@ def test_the_curve_has_the_parts_of_the_loss(trained):
 
 def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
     run, vae = TrainingRun(trained.folder, shards, TINY), load_vae(Checkpoint.open(trained.joint))
-    clips, (pictures, _) = run._clip_windows(*run._clips(vae)), run._pictures(vae, 2)
+    clips, (pictures, _) = run._clip_windows(run._latents(vae).clips()), run._pictures(vae, 2)
     loss = run._loss(run._first_policy(None), 1, clips, pictures)
     draws = [loss(step)[1] for step in range(8)]
     weights = {"action": 1.0, "alone": 1.0, "ends": TINY.end_points, "video": TINY.video, "forward": TINY.joint_forward_weight}
     assert set().union(*draws) == {*weights, "answers", "loss"}
     for seen in draws:
+        seen = {name: float(value) for name, value in seen.items()}
         assert seen["loss"] == pytest.approx(sum(weight * seen.get(name, 0) for name, weight in weights.items()), abs=1e-5)
 
 
@@ -328,9 +329,11 @@ def test_the_decoders_stage_changes_nothing_but_the_vaes_decoder(trained, with_d
     Checkpoint.open(with_decoder).verify()
 
 
-def test_the_decoders_stage_shows_every_clips_prediction_and_is_judged(trained, with_decoder):
+def test_the_decoders_stage_shows_every_labelled_clips_prediction_and_is_judged(trained, shards, with_decoder):
     folder = with_decoder.parent
-    assert np.load(folder / "predicted.npy").shape == np.load(trained.folder / "latents/clips.npy").shape
+    demos = Demos.open(shards)
+    labelled = np.isin(demos.clips(16)[:: TINY.clip_every], demos.label_ticks).sum()
+    assert np.load(folder / "predicted.npy").shape == (labelled, *np.load(trained.folder / "latents/clips.npy").shape[1:])
     assert json.loads((folder / "gate.json").read_text())["psnr"] == 30
     before, after = (json.loads((trained.folder / name / "dynamics.json").read_text()) for name in ("joint", "decoder"))
     assert after["forward_db"] != before["forward_db"]
@@ -364,8 +367,8 @@ def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
     """From the given frame, whatever the seed; a checkpoint that starts with noise depends on it."""
     run = TrainingRun(trained.folder, shards, TINY)
     opened = Checkpoint.open(trained.joint)
-    ticks, latents = run._clips(load_vae(opened))
-    windows = run._clip_windows(ticks, latents)
+    latents = run._latents(load_vae(opened)).clips()
+    ticks, windows = latents.ticks, run._clip_windows(latents)
     policy = load_policy(opened, get_embodiment("droid_lerobot").domain_id)
     expected = decoder_stage.predict_clips(policy, windows.forward_dynamics(np.arange(1)), True, torch.Generator())
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32) as engine:
@@ -424,7 +427,7 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
         vae = run.vae_stage.train()
     checkpoint = run.train_policy(vae)
     assert weights_of(checkpoint)["proj_in.weight"].shape == (64, 16)
-    latents = np.load(run.folder / "latents/frame0.npy")[:1]
+    latents = np.load(run.folder / "latents/pictures.npy")[:1]
     windows, _ = run._pictures(vae, 1)
     noised = add_noise(windows.batch(0), run.transformer_config, FlowConfig(), torch.Generator().manual_seed(0))
     assert noised.layout.vision_tokens == latents.shape[-1] * latents.shape[-2]  # and not a fourth of them

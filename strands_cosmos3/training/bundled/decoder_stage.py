@@ -35,10 +35,10 @@ def predict_clips(policy: TrainedPolicy, batch: Batch, from_frame: bool, noise: 
     config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
     how = FlowConfig(pure_noise_fraction=1.0, dynamics_from_frame=from_frame)
     noised = add_noise(batch, config, how, noise)
-    vision, action, noisy, sigma, prompt = (
-        tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma, batch.prompt)
+    vision, action, noisy, sigma = (
+        tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
     )
-    prompts = read_prompts(policy.transformer, batch.prompts).select(prompt)
+    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
     rope = rope_of(noised.layout, config, prompts.lengths, vision)
     first = noised.layout.vision_tokens // frames
     v, _ = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)

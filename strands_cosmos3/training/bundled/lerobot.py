@@ -6,8 +6,10 @@ access into video is far slower than a training step.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +114,21 @@ def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None
             )
         count = -(-len(dataset) // EPISODES_PER_SHARD)
         _require_same(dataset, folder)
-        for index in range(count):
-            if not shard_path(folder, index).exists():
-                first = index * EPISODES_PER_SHARD
-                episodes = range(first, min(first + EPISODES_PER_SHARD, len(dataset)))
-                write_shard(shard_path(folder, index), pack([_record(dataset[i], perturbed, features) for i in episodes]))
-            if on_shard is not None:
-                on_shard(index + 1, count)
+
+    def unpack_shard(index: int) -> None:
+        first = index * EPISODES_PER_SHARD
+        if not shard_path(folder, index).exists():
+            with Dataset(root) as own:  # a thread's own: readers keep files open
+                episodes = range(first, min(first + EPISODES_PER_SHARD, len(own)))
+                write_shard(shard_path(folder, index), pack([_record(own[i], perturbed, features) for i in episodes]))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # decoding video releases the interpreter's lock
+        try:
+            for done, _ in enumerate(pool.map(unpack_shard, range(count)), start=1):
+                if on_shard is not None:
+                    on_shard(done, count)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _require_same(dataset: Dataset, folder: Path) -> None:

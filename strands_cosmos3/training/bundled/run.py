@@ -1,7 +1,7 @@
 """Train a small policy from table demonstrations, stage by stage. A stage resumes from what the run's folder holds::
 
     vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
-    latents/    every picture and clip, encoded once     frame0.npy, clips.npy
+    latents/    pictures and clips, encoded once         pictures.npy, looks.npy, clips.npy
     preview/    the preview decoder                      state.pt, checkpoint/
     policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
@@ -33,8 +33,10 @@ from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.training.ahead import Ahead
 from strands_cosmos3.training.bundled.answers import AnsweringPolicy, without_answers
 from strands_cosmos3.training.bundled.captions import Captions, fresh_tokenizer, read_captions
+from strands_cosmos3.training.bundled.clip_latents import ClipLatents, LatentCache, clip_pixels
 from strands_cosmos3.training.bundled.decoder_stage import (
     MATRIX_RATE,
     RATE,
@@ -49,12 +51,12 @@ from strands_cosmos3.training.bundled.pixel_metric import pixel_metric
 from strands_cosmos3.training.bundled.refit import fit_to_vae
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
-from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, encoder_of, step_noise
-from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, latent_columns, state_row_of
+from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, step_noise
+from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, state_row_of
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig, require_tensorboard
-from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig, require_tensorboard
+from strands_cosmos3.training.matching import DataShard, FlowConfig, Noised, add_noise, noised_loss
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
 from strands_cosmos3.training.release import (
@@ -71,11 +73,11 @@ from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, sha
 from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.vae import to_pixels, train_only
 from strands_cosmos3.training.validation import chunk_errors, predict_rows
-from strands_cosmos3.training.windows import ROWS, Batch, cached_latents
+from strands_cosmos3.training.windows import ROWS, Batch
 
 Preview = PreviewDecoder | None
 _BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
-_BEFORE |= {"rope_theta": 5e6}
+_BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 """Options of runs that do not record them."""
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
@@ -185,16 +187,17 @@ class TrainingRun:
     def train_joint(self, vae: Any) -> Path:
         """Continue the policy stage with the future and both dynamics; return the checkpoint."""
         config = self.config
-        ticks, latents = self._clips(vae)
+        latents = self._latents(vae).clips(self.config.clip_every)
+        ticks = latents.ticks
         n_train = self._training_windows(ticks)
-        windows = self._clip_windows(ticks[:n_train], latents[:n_train])
+        windows = self._clip_windows(latents.among(slice(n_train)))
         preview = self.train_preview(vae)
         pictures, validation = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy(vae)
         if has_state(self.folder / "policy"):
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
-        channels = self._pixel_metric(ticks[:n_train], latents[:n_train]) if config.pixel_metric else None
+        channels = self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
         loss = self._loss(policy, config.seed + 1, windows, pictures, channels=channels)
         more = {"matrix_lr": config.joint_matrix_lr, **self._of_policy}
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
@@ -209,17 +212,18 @@ class TrainingRun:
         with rank_0_first(self.shard):  # which also exports the joint stage's checkpoint
             opened = Checkpoint.open(joint)
             keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
-            ticks, latents = self._clips(vae)
-            predicted = self._predicted(opened, self._clip_windows(ticks, latents))
-        n_train = self._training_windows(ticks)
+            latents = self._latents(vae).clips(self.config.clip_every)
+            latents = latents.among(np.isin(latents.ticks, self.demos.label_ticks))
+            predicted = self._predicted(opened, self._clip_windows(latents))
+        ticks, n_train = latents.ticks, self._training_windows(latents.ticks)
         train_only(vae, "post_quant_conv", "decoder")
         to_raw = raw_latents(vae)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             rng = np.random.default_rng([self.config.seed, 8, step])
             source = latents if rng.random() < TRUE else predicted
-            some, pixels = self._clip_pairs(ticks, source, rng.integers(n_train, size=1))
-            return decoder_loss(vae, to_raw(some), pixels)
+            chosen = rng.integers(n_train, size=self.config.decoder_batch)
+            return decoder_loss(vae, to_raw(self._tensor(source[chosen])), clip_pixels(self.demos, ticks[chosen], self.device))
 
         how = TrainLoopConfig(steps, RATE, decay=1.0, matrix_lr=MATRIX_RATE, weight_decay=0.0, ema=0.99, **self._how)
         loop = Loop(vae, loss, how, folder)
@@ -234,7 +238,7 @@ class TrainingRun:
         return checkpoint
 
     def _predicted(self, joint: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
-        """Return the latents that a checkpoint predicts for every clip."""
+        """Return the latents that a checkpoint predicts for the windows' clips."""
         path = self.folder / "decoder/predicted.npy"
         if not path.exists():
             policy = load_policy(joint, get_embodiment(DOMAIN).domain_id).to(self.device)
@@ -255,13 +259,15 @@ class TrainingRun:
         config, steps = self.config, self.config.preview_steps
         if not steps:
             return None if self._start is None else self._start.load_preview(self.device, torch.float32)
-        ticks, latents = self._clips(vae)
-        n_train = self._training_windows(ticks)
+        latents = self._latents(vae).clips(self.config.clip_every)
+        n_train = self._training_windows(latents.ticks)
         decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             chosen = np.random.default_rng([config.seed, 7, step]).integers(n_train, size=config.preview_batch)
-            return preview_loss(decoder, *self._clip_pairs(ticks, latents, chosen))
+            return preview_loss(
+                decoder, self._tensor(latents[chosen]), clip_pixels(self.demos, latents.ticks[chosen], self.device)
+            )
 
         how = TrainLoopConfig(
             steps, config.preview_lr, matrix_lr=10 * config.preview_lr, weight_decay=0.0, ema=0.995, **self._how
@@ -274,44 +280,36 @@ class TrainingRun:
     def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
         """Return the quantile of the reconstruction's errors on held-out pictures."""
         ticks = self.demos.label_ticks
-        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
+        latents = self._latents(vae).pictures()[ticks]
         unseen = np.arange(self._training_windows(ticks), len(ticks))
         pixels = to_pixels(self.demos.frames(ticks[unseen]))[..., : 16 * latents.shape[-1]]
         chosen = torch.from_numpy(latents[unseen].astype(np.float32))
         return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
 
-    def _clips(self, vae: Any) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """Return the first ticks of clips, which are labelled, and their latents."""
-        labelled = self.demos.label_ticks
-        ticks = labelled[labelled + ROWS <= self.demos.last[labelled]][:: self.config.clip_every]
-        return ticks, self._latents(vae, "clips", ticks, self._clip, batch=4)
+    def _latents(self, vae: Any) -> LatentCache:
+        return LatentCache(self.folder / "latents", self.demos, vae, self.device, self._progress("latents"))
 
-    def _clip(self, tick: int) -> NDArray[np.uint8]:
-        return self.demos.frames(range(tick, tick + ROWS + 1))
-
-    def _clip_windows(self, ticks: NDArray[np.int64], latents: NDArray[np.float16]) -> ClipWindows:
+    def _clip_windows(self, latents: ClipLatents) -> ClipWindows:
         config = self.config
         return ClipWindows(
-            *(self.demos, ticks, latents, self.state, self.captions, config.joint_batch),
+            *(self.demos, latents.ticks, latents, self.state, self.captions, config.joint_batch),
             forward=config.joint_forward,
             inverse=config.joint_inverse,
             seed=config.seed,
             prefix_rows=config.prefix_rows,
         )
 
-    def _clip_pairs(
-        self, ticks: NDArray[np.int64], latents: NDArray[np.float16], chosen: NDArray[np.int64]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return latents and pixels of chosen clips, on the device; the latents have no padding, and so have the pixels."""
-        pixels = to_pixels(np.stack([self._clip(int(tick)) for tick in ticks[chosen]]))[..., : 16 * latents.shape[-1]]
-        return torch.from_numpy(latents[chosen].astype(np.float32)).to(self.device), pixels.to(self.device)
+    def _tensor(self, latents: NDArray[np.float16]) -> torch.Tensor:
+        return torch.from_numpy(latents).to(self.device).float()
 
-    def _pixel_metric(self, ticks: NDArray[np.int64], latents: NDArray[np.float16]) -> torch.Tensor:
+    def _pixel_metric(self, latents: ClipLatents) -> torch.Tensor:
         """Return what the channels' errors in the video are multiplied by."""
         path = self.folder / "latents/pixel_metric.npy"
         if not path.exists():
-            chosen = np.linspace(0, len(ticks) - 1, min(_METRIC_CLIPS, len(ticks))).astype(int)
-            made = pixel_metric(self._clip_pairs(ticks, latents, some) for some in np.array_split(chosen, -(-len(chosen) // 8)))
+            chosen = np.linspace(0, len(latents) - 1, min(_METRIC_CLIPS, len(latents))).astype(int)
+            parts = np.array_split(chosen, -(-len(chosen) // 8))
+            pairs = ((self._tensor(latents[i]), clip_pixels(self.demos, latents.ticks[i], self.device)) for i in parts)
+            made = pixel_metric(pairs)
             write_whole(path, lambda hidden: np.save(hidden, made.cpu().numpy()))
         return torch.from_numpy(np.load(path)).to(self.device)
 
@@ -327,23 +325,14 @@ class TrainingRun:
     def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
         ticks, seed = self.demos.label_ticks, self.config.seed
-        latents = self._latents(vae, "frame0", ticks, self.demos.frame, batch=32)
+        latents = self._latents(vae).pictures()[ticks]
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
-        looks = self._latents(vae, "looks", np.arange(len(ticks)), self.demos.look, batch=32)[:, :, 0]
+        looks = self._latents(vae).looks()[:, :, 0]
         more: dict[str, Any] = {"among": range(n_train), "prefix_rows": self.config.prefix_rows, "looks": looks}
         more |= {"looks_from": looks_from, "answers": bool(self.config.answers)}
         windows = PictureWindows(*args, seed=seed, **more)
-        return windows, self._validation_batch(windows, n_train)
-
-    def _latents(
-        self, vae: Any, name: str, ticks: NDArray[np.int64], frames_of: Callable[[int], NDArray[np.uint8]], batch: int
-    ) -> NDArray[np.float16]:
-        encode, path = encoder_of(vae), self.folder / f"latents/{name}.npy"
-        columns, on_batch = latent_columns(self.canvas_hw), self._progress("latents")
-        return cached_latents(
-            lambda some: encode(to_pixels(np.stack([frames_of(int(t)) for t in some]))), ticks, path, columns, on_batch, batch
-        )
+        return windows, windows.held_out(n_train, _VALIDATION_WINDOWS)
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self._on_step(stage, done, total, {})
@@ -358,13 +347,6 @@ class TrainingRun:
             raise ConfigError("too few demonstrations to hold an episode out; record more.")
         return n
 
-    def _validation_batch(self, windows: PictureWindows, first: int) -> Batch:
-        rng = np.random.default_rng(5)
-        chosen = rng.integers(first, len(windows), size=_VALIDATION_WINDOWS)
-        drawn = rng.integers(len(GOALS), size=len(chosen))
-        goal = np.where(np.arange(_VALIDATION_WINDOWS) % 2 == 0, windows.pursued[chosen], drawn)
-        return windows.pick(chosen, goal, tuple(sentences[0] for sentences in self.captions.by_goal), goal)
-
     def _loss(
         self,
         policy: TrainedPolicy,
@@ -374,7 +356,6 @@ class TrainingRun:
         channels: torch.Tensor | None = None,
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
         """Return the loss of a step's windows; for clips, plus that of pictures."""
-
         config = self.config
         how = FlowConfig(
             dynamics_from_frame=config.dynamics_from_frame,
@@ -384,23 +365,29 @@ class TrainingRun:
             channels=channels,
         )
 
+        def draw(step: int) -> list[tuple[Batch, Noised]]:
+            batches, noise = [source.batch(step) for source in (windows, *pictures)], step_noise(seed, step)
+            return [(batch, add_noise(batch, self.transformer_config, how, noise)) for batch in batches]
+
+        drawn = Ahead(draw) if self.device.type == "cuda" else draw
+
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
-            noise = step_noise(seed, step)
+            batches = drawn(step)
 
             def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = one(gathered, windows.batch(step))
-                for source in pictures:
-                    more, seen = one(gathered, source.batch(step))
+                value, metrics = one(gathered, *batches[0])
+                for other in batches[1:]:
+                    more, seen = one(gathered, *other)
                     total = metrics["loss"] + seen["loss"]
                     value, metrics = value + more, {**seen, **metrics, "loss": total, "alone": seen["action"]}
                 return value, metrics
 
-            def one(gathered: TrainedPolicy, batch: Batch) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = flow_loss(gathered, batch, how, noise, self.shard)
+            def one(gathered: TrainedPolicy, batch: Batch, noised: Noised) -> tuple[torch.Tensor, LossMetrics]:
+                value, metrics = noised_loss(gathered, batch, noised, how, self.shard)
                 if batch.answers is None or not isinstance(gathered, AnsweringPolicy):
                     return value, metrics
                 error = gathered.answers_error(batch, self.shard.rank, self.shard.ranks)
-                return value + self.config.answers * error, {**metrics, "answers": error.item()}
+                return value + self.config.answers * error, {**metrics, "answers": error.detach()}
 
             with lower_precision(self.device, cpu=True):
                 value, metrics = policy(job)
@@ -427,7 +414,7 @@ class TrainingRun:
             more["novelty"] = None if preview is None else self._novelty(vae, preview)
             export(*args, frames=frames, label=label, steps=loop.step, **more)
 
-        def on_step(step: int, metrics: LossMetrics) -> None:
+        def on_step(step: int, metrics: Metrics) -> None:
             self._on_step(stage, step, steps, metrics)
             judged = self._closed_loop.due(step, steps)
             if step % _CHECKPOINT_STEPS == 0 or step == steps or judged:

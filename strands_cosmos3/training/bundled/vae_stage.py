@@ -22,7 +22,7 @@ from strands_cosmos3.training.bundled.colour_gate import colour_gate
 from strands_cosmos3.training.bundled.run_config import RunConfig
 from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.windows import latent_columns
-from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
+from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.release import load_vae, plain_state
 from strands_cosmos3.training.vae import (
@@ -37,7 +37,7 @@ from strands_cosmos3.training.vae import (
 )
 from strands_cosmos3.training.windows import ROWS
 
-OnStep = Callable[[str, int, int, LossMetrics], None]
+OnStep = Callable[[str, int, int, Metrics], None]
 """Called with stage, steps done, steps in total and metrics."""
 _LOSS = VaeLoss(chroma=1.0, saturated=3.0, dark=1.0, changing=1.0, edges=0.0, magnitudes=0.0)
 """Squares: with magnitudes the decoder answers medians, and pictures had 26 instead of 28 dB."""
@@ -120,7 +120,7 @@ class VaeStage:
 
         def loss(pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
             apart = codes.error(vae.encode(pixels).latent_dist.mean, pixels)
-            return apart, {"loss": apart.item()}
+            return apart, {"loss": apart.detach()}
 
         self._fit(vae, "vae", loss, self.config.vae_steps, ema=0.995, decay=0.6)
 
@@ -138,16 +138,19 @@ class VaeStage:
         self._fit(vae, "vae_decoder", loss, self.config.vae_decoder_steps, ema=0.99, decay=0.7)
 
     def _pixels(self, stage: str, step: int) -> torch.Tensor:
-        """Draw pictures, half of them second ones, or clips of 5 or 9 frames, in turn: [n, 3, F, H, W]."""
-        frames, starts = (1, 5, 9)[step % 3], self.demos.clips(ROWS)
+        """Draw pictures, half of them second ones, or clips of 5 or 17 frames, in turn: [n, 3, F, H, W].
+
+        With 9 frames at most latents drifted in longer clips: the last of 17 was off by 0.5 of a code's deviation.
+        """
+        frames, starts = (1, 5, ROWS + 1)[step % 3], self.demos.clips(ROWS)
         rng = np.random.default_rng([self.config.seed, len(stage), step])
         count = max(1, self.config.vae_batch // frames)
         if frames > 1:
             chosen = starts[rng.integers(len(starts), size=count)]
-            return to_pixels(np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]))
+            return to_pixels(np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]), self.device)
         looks = [self.demos.look(int(label)) for label in rng.integers(len(self.demos.label_ticks), size=count // 2)]
         own = self.demos.frames(rng.integers(len(self.demos), size=count - count // 2))
-        return to_pixels(np.stack([*own, *looks]))
+        return to_pixels(np.stack([*own, *looks]), self.device)
 
     def _fit(
         self,
@@ -161,7 +164,7 @@ class VaeStage:
         width = 16 * latent_columns(self.demos.canvas_hw)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
-            pixels = self._pixels(stage, step)[..., :width].to(self.device)
+            pixels = self._pixels(stage, step)[..., :width]
             with lower_precision(self.device, cpu=True):
                 return error(pixels)
 
@@ -210,8 +213,11 @@ class VaeStage:
         return [{"mean": mean[:, f].tolist(), "std": std[:, f].tolist()} for f in range(mean.shape[1])]
 
 
-def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from pixels to latents, normalised by the VAE's recorded statistics, through the engine's VAE."""
+def encoder_of(vae: Any, scaled: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from pixels to latents, normalised by the VAE's recorded statistics, through the engine's VAE.
+
+    ``scaled``: Whether those of a clip's frames have the scale of frames, too.
+    """
     mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
     device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
     of_frames, engine = frame_scale(config), WanAutoencoder(config).to(device).eval()
@@ -221,7 +227,7 @@ def encoder_of(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         with torch.inference_mode():
             raw = engine.encode(pixels.to(device)).cpu()
         latents = (raw - mean) / std
-        frame_mean, frame_std = of_frames(latents)
+        frame_mean, frame_std = of_frames(latents) if scaled else (0.0, 1.0)
         return (latents - frame_mean) / frame_std
 
     return encode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -67,6 +68,14 @@ def latent_columns(canvas_hw: tuple[int, int]) -> int:
     return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
 
 
+class Latents(Protocol):
+    """Latents of windows; chosen ones are read when they are drawn."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[np.float16]: ...
+
+
 class _DemoWindows:
     """Windows of demonstrations; subclasses draw them."""
 
@@ -74,7 +83,7 @@ class _DemoWindows:
         self,
         demos: Demos,
         ticks: NDArray[np.int64],
-        latents: NDArray[np.float16],
+        latents: Latents,
         state: StateRow,
         captions: Captions,
         batch: int,
@@ -201,16 +210,24 @@ class PictureWindows(_DemoWindows):
         """Return windows by index, each with a goal and the index of its prompt."""
         return self._windows(chosen, self._demos.labels[chosen, goal], prompts, prompt)
 
+    def held_out(self, first: int, count: int) -> Batch:
+        """Return windows from an index on, the same each time, half of them with the goal of their episode."""
+        rng = np.random.default_rng(5)
+        chosen = rng.integers(first, len(self), size=count)
+        drawn = rng.integers(len(GOALS), size=count)
+        goal = np.where(np.arange(count) % 2 == 0, self.pursued[chosen], drawn)
+        return self.pick(chosen, goal, tuple(sentences[0] for sentences in self._captions.by_goal), goal)
+
 
 class ClipWindows(_DemoWindows):
     """Clips with their future, executed rows and goal; the policy learns from undisturbed ones (ConfigError if there are none).
 
-    Windows of dynamics read the empty caption: an expert's future follows from its goal, not only from the actions. A policy's
-    rows after an action prefix are those that were executed; without one they are the expert's label, which the first picture
-    explains.
+    Windows of dynamics begin at any tick and read the empty caption: an expert's future follows from its goal, not only from
+    the actions. A policy's begin at labelled ticks. Its rows after an action prefix are those that were executed; without one
+    they are the expert's label, which the first picture explains.
 
     Args:
-        ticks, latents: [n] first tick of each clip, a labelled one; [n, C, F, H, W] float16.
+        ticks, latents: [n] first tick of each clip; their latents, of which chosen ones are [k, C, F, H, W] float16.
         forward, inverse: Fractions of windows that train forward and inverse dynamics.
     """
 
@@ -218,7 +235,7 @@ class ClipWindows(_DemoWindows):
         self,
         demos: Demos,
         ticks: NDArray[np.int64],
-        latents: NDArray[np.float16],
+        latents: Latents,
         state: StateRow,
         captions: Captions,
         batch: int = 32,
@@ -229,10 +246,10 @@ class ClipWindows(_DemoWindows):
     ):
         super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed, prefix_rows)
         self._rows, self._labels = executed_rows(demos, ticks), demos.labels
-        self._label = np.searchsorted(demos.label_ticks, ticks)
-        self._undisturbed = np.flatnonzero(undisturbed(demos, ticks))
+        self._label = np.searchsorted(demos.label_ticks[:-1], ticks)
+        self._undisturbed = np.flatnonzero(undisturbed(demos, ticks) & np.isin(ticks, demos.label_ticks))
         if not len(self._undisturbed):
-            raise ConfigError("no clip shows the expert undisturbed for a whole chunk; record more demonstrations.")
+            raise ConfigError("no labelled clip shows the expert undisturbed for a whole chunk; record more demonstrations.")
         self._forward, self._inverse = forward, inverse
 
     def batch(self, step: int) -> Batch:
