@@ -211,13 +211,31 @@ def test_the_curve_has_the_parts_of_the_loss(trained):
 def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
     run, vae = TrainingRun(trained.folder, shards, TINY), load_vae(Checkpoint.open(trained.joint))
     clips, (pictures, _) = run._clip_windows(run._latents(vae).clips()), run._pictures(vae, 2)
-    loss = run._loss(run._first_policy(None), 1, clips, pictures)
+    loss = run._loss(run._first_policy(None), 1, 1, clips, pictures)
     draws = [loss(step)[1] for step in range(8)]
     weights = {"action": 1.0, "alone": 1.0, "ends": TINY.end_points, "video": TINY.video, "forward": TINY.joint_forward_weight}
     assert set().union(*draws) == {*weights, "answers", "loss"}
     for seen in draws:
         seen = {name: float(value) for name, value in seen.items()}
         assert seen["loss"] == pytest.approx(sum(weight * seen.get(name, 0) for name, weight in weights.items()), abs=1e-5)
+
+
+def test_a_step_is_the_mean_of_its_parts(trained, shards, monkeypatch):
+    run, vae = TrainingRun(trained.folder, shards, TINY), load_vae(Checkpoint.open(trained.joint))
+    clips, (pictures, _) = run._clip_windows(run._latents(vae).clips()), run._pictures(vae, 4)
+    policy, gradients = run._first_policy(None), []
+    assert run._parts(clips, pictures) == 1
+    monkeypatch.setattr(run_module, "_CPU_TOKENS", 40)
+    assert run._parts(clips, pictures) > 1
+    for parts in (1, 2):
+        loss = run._loss(policy, 1, parts, clips, pictures)
+        policy.zero_grad()
+        for part in range(parts):
+            (loss(3 * parts + part)[0] / parts).backward()
+        gradients.append({name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None})
+    assert len(gradients[0]) > 20
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-3, msg=name)
 
 
 def test_a_run_keeps_its_sizes(trained, shards):

@@ -16,7 +16,8 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ _BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
+_CPU_TOKENS = 12_000  # of a part; tensors of more than 32 MB are given back to the system and cleared each time
 _VALIDATION_WINDOWS = 384
 _VALIDATION_FRACTION = 0.04
 
@@ -172,15 +174,16 @@ class TrainingRun:
     @property
     def _of_policy(self) -> dict[str, Any]:
         """Options of the policy and joint stages' optimisation."""
-        return {"matrix_decay": self.config.matrix_decay, "accumulate": self.config.accumulate, **self._how}
+        return {"matrix_decay": self.config.matrix_decay, **self._how}
 
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
         windows, validation = self._pictures(vae, config.policy_batch, config.looks_from)
         policy = shard_policy(self._first_policy(vae).to(self.device), self.shard.ranks)
-        loss = self._loss(policy, config.seed, windows)
-        more = {"matrix_lr": config.policy_matrix_lr, **self._of_policy}
+        parts = self._parts(windows)
+        loss = self._loss(policy, config.seed, parts, windows)
+        more = {"matrix_lr": config.policy_matrix_lr, "accumulate": config.accumulate * parts, **self._of_policy}
         how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
@@ -198,8 +201,9 @@ class TrainingRun:
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         channels = self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
-        loss = self._loss(policy, config.seed + 1, windows, pictures, channels=channels)
-        more = {"matrix_lr": config.joint_matrix_lr, **self._of_policy}
+        parts = self._parts(windows, pictures)
+        loss = self._loss(policy, config.seed + 1, parts, windows, pictures, channels=channels)
+        more = {"matrix_lr": config.joint_matrix_lr, "accumulate": config.accumulate * parts, **self._of_policy}
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
@@ -347,15 +351,21 @@ class TrainingRun:
             raise ConfigError("too few demonstrations to hold an episode out; record more.")
         return n
 
+    def _parts(self, *sources: PictureWindows | ClipWindows) -> int:
+        """Return in how many parts a step's windows are computed: on a CPU, so many that memory is used again."""
+        tokens = sum(source.batch(0).latents[:, 0].numel() for source in sources) / self.config.latent_patch**2
+        return 1 if self.device.type == "cuda" else ceil(tokens / _CPU_TOKENS)
+
     def _loss(
         self,
         policy: TrainedPolicy,
         seed: int,
+        parts: int,
         windows: PictureWindows | ClipWindows,
         *pictures: PictureWindows,
         channels: torch.Tensor | None = None,
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
-        """Return the loss of a step's windows; for clips, plus that of pictures."""
+        """Return the loss of a step's windows, or by turns of its parts, of which it is the mean; for clips, plus pictures'."""
         config = self.config
         how = FlowConfig(
             dynamics_from_frame=config.dynamics_from_frame,
@@ -369,10 +379,12 @@ class TrainingRun:
             batches, noise = [source.batch(step) for source in (windows, *pictures)], step_noise(seed, step)
             return [(batch, add_noise(batch, self.transformer_config, how, noise)) for batch in batches]
 
-        drawn = Ahead(draw) if self.device.type == "cuda" else draw
+        drawn = Ahead(draw) if self.device.type == "cuda" else lru_cache(1)(draw)
 
-        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+        def loss(turn: int) -> tuple[torch.Tensor, LossMetrics]:
+            step, part = divmod(turn, parts)
             batches = drawn(step)
+            share = DataShard(self.shard.rank + self.shard.ranks * part, self.shard.ranks * parts)
 
             def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
                 value, metrics = one(gathered, *batches[0])
@@ -383,10 +395,10 @@ class TrainingRun:
                 return value, metrics
 
             def one(gathered: TrainedPolicy, batch: Batch, noised: Noised) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = noised_loss(gathered, batch, noised, how, self.shard)
+                value, metrics = noised_loss(gathered, batch, noised, how, share)
                 if batch.answers is None or not isinstance(gathered, AnsweringPolicy):
                     return value, metrics
-                error = gathered.answers_error(batch, self.shard.rank, self.shard.ranks)
+                error = gathered.answers_error(batch, share.rank, share.ranks)
                 return value + self.config.answers * error, {**metrics, "answers": error.detach()}
 
             with lower_precision(self.device, cpu=True):
