@@ -68,7 +68,7 @@ class Train:
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
     vae_decoder_steps: int = 1200
     """Then steps of its decoder; --start brings a finished VAE."""
-    policy_steps: int = 500
+    policy_steps: int = 300
     """Steps on frame 0 and actions."""
     joint_steps: int = 1600
     """Steps with the future."""

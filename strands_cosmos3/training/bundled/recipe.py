@@ -24,7 +24,7 @@ class Recipe:
     vae_steps: int = 1000
     vae_decoder_steps: int = 1200
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
-    policy_steps: int = 500
+    policy_steps: int = 300
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
     joint_steps: int = 1600

@@ -24,7 +24,7 @@ class RunConfig:
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 1000  # of the VAE's encoder, on pictures and clips
     vae_decoder_steps: int = 1200  # then of its decoder
-    policy_steps: int = 500  # on frame 0 and actions
+    policy_steps: int = 300  # on frame 0 and actions
     joint_steps: int = 1600  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     decoder_steps: int = 400  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
@@ -33,7 +33,7 @@ class RunConfig:
     joint_batch: int = 180
     preview_batch: int = 4
     decoder_batch: int = 4  # clips
-    joint_pictures: int = 120  # windows of frame 0 per step of the joint stage, labelled for every goal
+    joint_pictures: int = 240  # windows of frame 0 per step of the joint stage, labelled for every goal
     joint_forward: float = 0.4  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.5
     joint_forward_weight: float = 1.0  # of the error of forward dynamics' video; its gradient is then as inverse dynamics'
