@@ -92,11 +92,9 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
     clean = torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents), _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
-    eps = torch.zeros_like(clean[0]), torch.zeros_like(clean[1])
+    eps = torch.randn(clean[0].shape, generator=noise) * real, torch.randn(clean[1].shape, generator=noise) * free_rows
     eps[0][from_frame] = clean[0][from_frame, :per_frame].repeat(1, frames, 1)
-    eps[0][~from_frame, per_frame:] = torch.randn(B - int(from_frame.sum()), V - per_frame, len(real[0]), generator=noise)
-    eps[0].mul_(real)
-    eps[1][~from_frame] = torch.randn(B - int(from_frame.sum()), *clean[1].shape[1:], generator=noise) * free_rows
+    eps[1][from_frame] = 0
     share = noisy * sigma[:, None, None]
     vision = clean[0] + share[:, :V] * (eps[0] - clean[0])
     action = clean[1] + share[:, V:] * (eps[1] - clean[1])

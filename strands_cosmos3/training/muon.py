@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         """Take a step: ``p -= lr (weight_decay p + sqrt(max(1, rows / columns)) orthogonal(momentum))``.
 
-        Matrices of one shape are made orthogonal together, which takes a GPU a tenth of the kernels.
+        Matrices of one shape are made orthogonal together, in fewer kernels.
         """
         for group in self.param_groups:
             alike: dict[torch.Size, list[tuple[nn.Parameter, torch.Tensor]]] = {}

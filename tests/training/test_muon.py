@@ -50,6 +50,26 @@ def test_weight_decay_bounds_what_steps_add():
     torch.testing.assert_close(matrix.detach(), expected)
 
 
+def test_matrices_of_one_shape_move_as_each_does_alone():
+    """They are made orthogonal together: each gets its own step, and one without a gradient stays."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (6, 4), (4, 6), (6, 4), (6, 2, 2), (6, 4)
+    starts, gradients = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))
+
+    def moved(*which: int) -> list[torch.Tensor]:
+        matrices = [nn.Parameter(starts[i].clone()) for i in which]
+        for i, matrix in zip(which, matrices, strict=True):
+            matrix.grad = gradients[i] if i < 4 else None
+        Muon(matrices, lr=0.1).step()
+        return [matrix.detach() for matrix in matrices]
+
+    together = moved(*range(5))
+    for i, matrix in enumerate(together):
+        torch.testing.assert_close(matrix, *moved(i))
+    assert torch.equal(together[4], starts[4])
+    assert not torch.allclose(together[0] - starts[0], together[2] - starts[2])
+
+
 class _Small(nn.Module):
     def __init__(self):
         super().__init__()

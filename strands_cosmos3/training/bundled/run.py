@@ -83,7 +83,7 @@ _BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
-_CPU_TOKENS = 12_000  # of a part; tensors of more than 32 MB are given back to the system and cleared each time
+_CPU_TOKENS = 12_000  # of a part
 _VALIDATION_WINDOWS = 384
 _VALIDATION_FRACTION = 0.04
 
@@ -352,7 +352,7 @@ class TrainingRun:
         return n
 
     def _parts(self, *sources: PictureWindows | ClipWindows) -> int:
-        """Return in how many parts a step's windows are computed: on a CPU, so many that memory is used again."""
+        """Return in how many parts a step's windows are computed: on a CPU, so many that a process takes 2 GB."""
         tokens = sum(source.batch(0).latents[:, 0].numel() for source in sources) / self.config.latent_patch**2
         return 1 if self.device.type == "cuda" else ceil(tokens / _CPU_TOKENS)
 
