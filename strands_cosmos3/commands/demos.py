@@ -142,6 +142,10 @@ class Demos:
                     for part in as_completed(pending):
                         part.result()
                         bar.update(task, advance=min(_BATCH, self.episodes - pending[part]))
+                except KeyboardInterrupt:  # which does not reach processes whose terminal is not ours; a part is written whole
+                    for worker in multiprocessing.active_children():
+                        worker.terminate()
+                    raise
                 finally:  # after Ctrl-C or a failure no further part starts
                     pool.shutdown(wait=False, cancel_futures=True)
         merge_datasets(list(roots.values()), self.out).close()

@@ -68,17 +68,17 @@ class Train:
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
     vae_decoder_steps: int = 1200
     """Then steps of its decoder; --start brings a finished VAE."""
-    policy_steps: int = 300
+    policy_steps: int = 600
     """Steps on frame 0 and actions."""
-    joint_steps: int = 1600
+    joint_steps: int = 2700
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
     decoder_steps: int = 400
     """Steps of the VAE's decoder on predicted clips, which changes no action; 0 leaves it as it is."""
-    policy_batch: int = 320
+    policy_batch: int = 160
     """Windows per step on frame 0 and actions."""
-    joint_batch: int = 180
+    joint_batch: int = 40
     """Windows per step with the future."""
     looks_from: int = 0
     """First step on frame 0 at which half of the pictures have other looks: table, light, colours and cameras."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch.nn import functional as F
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
@@ -104,7 +105,7 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
 def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:
     """[B, T, A] clean action sequences: the state row, if any, then the chunk, padded with zeros to the model's width."""
     parts = [batch.rows] if batch.state is None else [batch.state[:, None], batch.rows]
-    widened = [torch.nn.functional.pad(part, (0, config.action_dim - part.shape[-1])) for part in parts]
+    widened = [F.pad(part, (0, config.action_dim - part.shape[-1])) for part in parts]
     return torch.cat(widened, dim=1)
 
 
@@ -143,11 +144,18 @@ def noised_loss(
             *(noised.noisy, noised.sigma),
         )
     )
-    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt[share.rank :: share.ranks])
-    rope = rope_of(layout, model, prompts.lengths, vision)
+    prompts, asked = read_prompts(policy.transformer, batch.prompts), batch.prompt[share.rank :: share.ranks]
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
-    of_vision, of_action = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
+    timestep, parts = discretize_timestep(sigma), []
+    groups = _by_first_token(batch, share, first, V)
+    for chosen, since in groups:
+        text, at = prompts.select(asked[chosen]), chosen.to(device)
+        rope = rope_of(layout, model, text.lengths, vision)
+        of_group = velocity(policy, vision[at], action[at], timestep[at], noisy[at], rope, text, since)
+        parts.append((F.pad(of_group[0], (0, 0, since - first, 0)), of_group[1]))
+    order = torch.cat([chosen for chosen, _ in groups]).argsort().to(device)
+    of_vision, of_action = (torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
     width = layout.raw_action_dim
     off = of_action[..., :width] - v_action[..., :width]
     loss = share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
@@ -167,6 +175,19 @@ def noised_loss(
                 mean = (of_window * windows[share.rank :: share.ranks].to(device)).sum() / count
                 metrics[name], loss = mean.detach(), loss + weight * mean
     return loss, {"loss": loss.detach(), **metrics}
+
+
+def _by_first_token(batch: Batch, share: DataShard, first: int, rows: int) -> list[tuple[torch.Tensor, int]]:
+    """Return the indices of a share's windows, and the first token whose velocity they need: inverse dynamics only rows'.
+
+    Windows are one group where a process would have none in a second one: processes gather each layer's weights together.
+    """
+    inverse = torch.zeros(len(batch.rows)) if batch.mode is None else (batch.mode == INVERSE).float()
+    shares = [inverse[rank :: share.ranks] for rank in range(share.ranks)]
+    if any(len(mine.unique()) < 2 for mine in shares):
+        return [(torch.arange(len(shares[share.rank])), first)]
+    mine = shares[share.rank]
+    return [((mine == 0).nonzero()[:, 0], first), (mine.nonzero()[:, 0], rows)]
 
 
 def end_point_error(off_BTA: torch.Tensor) -> torch.Tensor:

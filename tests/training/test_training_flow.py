@@ -13,6 +13,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import generation_positions, patchify, rope_tables, text_positions
+from strands_cosmos3.training import matching
 from strands_cosmos3.training.flow import read_prompts, rope_of, velocity
 from strands_cosmos3.training.matching import (
     SINGLE_PROCESS,
@@ -96,6 +97,30 @@ def test_noise_levels_are_shifted_and_half_of_them_pure():
     rest = sigma[sigma < 1]
     assert abs(rest.median().item() - 5 / 6) < 0.02  # shift 5 sends one half to five sixths
     assert 0 < rest.min().item() < 0.02
+
+
+def test_inverse_dynamics_cost_less_and_learn_the_same(policy, monkeypatch):
+    """The last layer computes no frames for them, of whose video nothing is asked."""
+    batch = batch_of(frames=3, mode=torch.tensor([POLICY, INVERSE, FORWARD, POLICY, FORWARD, INVERSE]))
+    asked = []
+
+    def counting(*args):
+        asked.append((len(args[1]), args[-1]))
+        return velocity(*args)
+
+    def gradients(together: bool) -> list[torch.Tensor]:
+        with monkeypatch.context() as patch:
+            patch.setattr(matching, "velocity", counting)
+            if together:
+                patch.setattr(matching, "_by_first_token", lambda batch, share, first, rows: [(torch.arange(6), first)])
+            loss, _ = flow_loss(policy, batch, FlowConfig(end_points=0.5), torch.Generator().manual_seed(0))
+        return [loss, *torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)]
+
+    for apart, together in zip(gradients(together=False), gradients(together=True), strict=True):
+        assert (apart is None) == (together is None)
+        torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)
+    V = layout_of((8, 9), 3, (0,), 1).vision_tokens
+    assert asked == [(4, V // 3), (2, V), (6, V // 3)]
 
 
 def test_each_mode_is_given_what_the_engine_gives_it(policy):

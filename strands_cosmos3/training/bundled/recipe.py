@@ -20,20 +20,20 @@ JOINT, TRAINED, CARD = "run/joint/checkpoint", "run/decoder/checkpoint", "checkp
 class Recipe:
     """Options of the recipe."""
 
-    episodes: int = 1600  # of demonstrations
+    episodes: int = 1000  # of demonstrations
     vae_steps: int = 1000
     vae_decoder_steps: int = 1200
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
-    policy_steps: int = 300
+    policy_steps: int = 600
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 1600
+    joint_steps: int = 2700
     decoder_steps: int = 400
     hidden: int = 192
     layers: int = 4
     latent_patch: int = 1  # tokens of one latent; dynamics need them
-    policy_batch: int = 320
-    joint_batch: int = 180
+    policy_batch: int = 160
+    joint_batch: int = 40
     seed: int = 0
     gate: bool = True
     evaluate_every: int = 4000  # more steps than a stage has: at its end
