@@ -27,7 +27,7 @@ class Recipe:
     policy_steps: int = 600
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 2700
+    joint_steps: int = 2300
     decoder_steps: int = 400
     hidden: int = 192
     layers: int = 4
