@@ -78,7 +78,7 @@ class Demos:
     looks_randomization: float = 1.0
     """The highest scale for the second picture of each labelled frame, which only the bundled policy's recipe has."""
     prefix_rows: int = 0
-    """Longest action prefix for which the bundled policy's recipe gets labels of its own (docs/training.md); 0: none."""
+    """Longest action prefix for which the bundled policy's recipe gets labels of its own (docs/bundled_policy.md); 0: none."""
     tier: int = 128
     """Resolution tier of the composites."""
 

@@ -1,6 +1,6 @@
 """Linear codes of blocks of pixels, which the VAE's encoder learns, so that a transformer reads motion off its latents.
 
-A VAE that is trained for its pictures alone hides motion: see "Latents that show motion" in docs/training.md.
+A VAE that is trained for its pictures alone hides motion: see "Latents that show motion" in docs/bundled_policy.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RMS norm and attention for training on CPUs, each with a gradient of its own, in blocks that stay in a core's cache.
 
 A batch of windows does not fit there, so each elementwise step of torch's own versions goes to memory and back, forwards and
-backwards. In bfloat16 (``lower_precision``) a clip of the joint stage takes about 0.7 times as long (docs/training.md).
+backwards. In bfloat16 (``lower_precision``) a clip of the joint stage takes about 0.7 times as long (docs/bundled_policy.md).
 """
 
 from __future__ import annotations
