@@ -231,14 +231,15 @@ def dynamics_facts(figures: Mapping[str, Any]) -> dict[str, str]:
 def _latency(report: Mapping[str, Any]) -> str:
     rows, loop = report["rows"], report.get("loop_latency")
     heads = ["condition", "task", "p50 ms", "p95 ms", "p99 ms", "max ms", "chunks", "seconds to success"]
-    heads += ["tracking mean / max mm", "CPU s per episode"]
+    heads += ["waited, s per episode", "jump at a seam, rad/s", "tracking mean / max mm", "CPU s per episode"]
 
     def cells(row: Mapping[str, Any]) -> list[str]:
         answer = row["answer_ms"]
         shown = [""] * 5 if answer is None else [f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")]
         shown += [] if answer is None else [str(answer["of"])]
-        mean, most = row["tracking_mean_mm"], row["tracking_max_mm"]
-        shown += [_number(row["seconds_to_success"]), "" if mean is None else f"{mean:.2f} / {most:.2f}"]
+        mean, most, seam = row["tracking_mean_mm"], row["tracking_max_mm"], row["seam_rad_s"]
+        shown += [_number(row["seconds_to_success"]), _number(row["waited_s_mean"])]
+        shown += ["" if seam is None else f"{seam['p50']:.3f}", "" if mean is None else f"{mean:.2f} / {most:.2f}"]
         return [_cell(text) for text in (*shown, _number(row["cpu_s_mean"]))]
 
     table = _table(heads, rows, cells, left=(0, 1))

@@ -76,6 +76,8 @@ def row_of(
     ``success`` is judged by the goal instruction; ``by_colour`` is the same for each colour of the goal's cube. If the text was
     swapped or shuffled, ``told`` is the rate at which the policy's instruction was fulfilled, ``reads`` the same among the
     episodes that fulfilled either instruction, and ``chance`` the share of episodes in which both are equal by chance.
+    ``waited_s_mean`` is how long the arm had no motion to follow, in simulated seconds per episode. ``seam_rad_s`` is how much
+    the fastest joint's velocity changes where a chunk joins the motion: percentiles of episodes' medians.
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     found = [record for _, record in pairs]
@@ -90,6 +92,8 @@ def row_of(
         "seconds_to_success": _mean([record["duration_s"] for record in found if record["success"]]),
         "tracking_mean_mm": _mean([record["tracking"]["mean_mm"] for record in found if "tracking" in record]),
         "tracking_max_mm": max((record["tracking"]["max_mm"] for record in found if "tracking" in record), default=None),
+        "waited_s_mean": _mean([_waited_s(record) for record in found if record.get("counters", {}).get("ticks")]),
+        "seam_rad_s": percentiles(np.array([record["seam_rad_s"]["p50"] for record in found if record.get("seam_rad_s")])),
         "answer_ms": percentiles(answers),
         "cpu_s_mean": _mean([record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]),
     }
@@ -105,6 +109,11 @@ def row_of(
         row["reads"] = Rate(sum(bool(t) for _, t in other), sum(bool(s or t) for s, t in other)).to_dict()
         row["chance"] = 1 - len(other) / len(pairs) if pairs else None
     return row
+
+
+def _waited_s(record: Record) -> float:
+    counters = record["counters"]
+    return record["duration_s"] * counters["idle_ticks"] / counters["ticks"]
 
 
 def _by_colour(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:

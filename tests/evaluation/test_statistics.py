@@ -104,3 +104,23 @@ def test_latency_is_over_every_chunk_of_every_episode():
     assert answer["p99"] == pytest.approx(98.01)
     assert answer["p50"] < answer["p95"] < answer["p99"] < answer["max"] == 99.0
     assert percentiles(np.array([])) is None
+
+
+def test_waiting_and_jumps_are_those_of_episodes():
+    """A tenth of two seconds is 0.2 s; of episodes' medians, the median; an episode of one chunk has no seam."""
+    jumps = {0: {"p50": 0.1, "p95": 9.0}, 1: {"p50": 0.3, "p95": 9.0}, 2: {}}
+
+    def outcome(assignment):
+        moved = {"counters": {"idle_ticks": 10 * (assignment.index > 0), "ticks": 100}, "seam_rad_s": jumps[assignment.index]}
+        return record(True) | moved
+
+    row = rows_of(["plain"], ["reach"], 3, outcome)["plain", "reach"]
+    assert row["waited_s_mean"] == pytest.approx((0 + 0.2 + 0.2) / 3)
+    assert row["seam_rad_s"]["p50"] == pytest.approx(0.2)
+    assert row["seam_rad_s"]["of"] == 2
+
+
+def test_episodes_without_a_control_loop_have_neither():
+    row = rows_of(["plain"], ["reach"], 1, lambda a: record(True))["plain", "reach"]
+    assert row["waited_s_mean"] is None
+    assert row["seam_rad_s"] is None

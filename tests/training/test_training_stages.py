@@ -257,6 +257,8 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
         "What it cannot do",
         "| plain | reach | 0 of 1",
         "| swapped | pick | 0 of 1",
+        "| latency=0.2 | pick | 0 of 1",
+        "| latency=0.2 | 0.",
         "| blank | reach | 0 of 1",
         "How it was made",
         "--joint-steps 2",

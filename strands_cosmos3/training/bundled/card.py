@@ -96,7 +96,22 @@ then what counts.
 
 {success_table(_rows(reports["conditions"]))}
 
-{_command(records["conditions"])}"""
+{_command(records["conditions"])}
+
+{_late(reports["conditions"])}"""
+
+
+def _late(report: Mapping[str, Any]) -> str:
+    """Return how the arm moved while answers were late."""
+    lines = []
+    for row in _rows(report):
+        waited, seam = row["waited_s_mean"], row["seam_rad_s"]
+        if row["condition"].startswith("latency=") and waited is not None:
+            jump = " | " if seam is None else f"{seam['p50']:.3f} | {seam['p95']:.3f}"
+            lines.append(f"| {row['condition']} | {waited:.1f} s | {jump} |")
+    heads = ["| condition | waited, of an episode | jump at a seam, rad/s: median | 95 % |", "|---|---|---|---|"]
+    about = "How long the arm had nothing to follow, and how much its fastest joint's velocity changed where a chunk began"
+    return f"**Latency.** {about} (of episodes' medians):\n\n" + "\n".join([*heads, *lines]) if lines else ""
 
 
 def _limits(reports: Mapping[str, Mapping[str, Any]], record: Mapping[str, Any]) -> str:

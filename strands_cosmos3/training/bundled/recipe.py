@@ -45,7 +45,9 @@ class Recipe:
         ",swapped,paraphrased"
     )
     few_seeds: int = 20  # of ``controls``
-    controls: str = "latency=0.4,swapped,paraphrased,light=1.6,crowded,shuffled,blank,random"
+    controls: str = (
+        "latency=0.4,steps=1,swapped,paraphrased,camera=3,camera=4,light=0.2,light=1.6,crowded,shuffled,blank,random"
+    )
     clips: int = 48  # of the expert, on which dynamics are measured
     limit_s: float = 20.0  # simulated seconds of an evaluation's episode
 
@@ -156,7 +158,7 @@ TINY = Recipe(
     tasks="reach,pick",
     seeds=1,
     few_seeds=1,
-    conditions="swapped",
+    conditions="swapped,latency=0.2",
     controls="blank",
     clips=1,
     limit_s=0.5,
