@@ -142,7 +142,7 @@ class Demos:
                     for part in as_completed(pending):
                         part.result()
                         bar.update(task, advance=min(_BATCH, self.episodes - pending[part]))
-                except KeyboardInterrupt:  # which does not reach processes whose terminal is not ours; a part is written whole
+                except KeyboardInterrupt:  # SIGTERM reaches this process alone; a part is written whole
                     for worker in multiprocessing.active_children():
                         worker.terminate()
                     raise
