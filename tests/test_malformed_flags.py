@@ -116,6 +116,7 @@ COMMANDS = {
             "--batch": COUNTS,
             "--vae-steps": COUNTS,
             "--joint-steps": COUNTS,
+            "--refine-steps": ["-1", "x", "2.5"],
             "--policy-batch": COUNTS,
             "--hidden": COUNTS,
             "--layers": COUNTS,

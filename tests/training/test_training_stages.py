@@ -185,7 +185,7 @@ def test_every_command_can_be_parsed_and_reads_what_was_made(recipe: Recipe):
         if command[0] == "strands-cosmos3":
             assert command[1] in COMMANDS
             tyro.cli(_union(command[1:]), args=command[1:])
-    assert [stage.name for stage in stages][:6] == ["demos", "vae", "policy", "preview", "joint", "decoder"]
+    assert [stage.name for stage in stages][:7] == ["demos", "vae", "policy", "preview", "joint", "refine", "decoder"]
 
 
 def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing():
@@ -199,6 +199,7 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
         name: [stage for stage, value in identity(replace(Recipe(), **{name: other})).items() if value != plain[stage]]
         for name, other in {
             "joint_steps": 5,
+            "refine_steps": 5,
             "vae_steps": 5,
             "decoder_steps": 5,
             "hidden": 64,
@@ -210,6 +211,7 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
     }
     assert changed == {
         "joint_steps": ["joint"],
+        "refine_steps": ["refine"],
         "vae_steps": ["vae"],
         "decoder_steps": ["decoder"],
         "hidden": ["policy", "joint"],
@@ -268,7 +270,7 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
     before = digest(out / "checkpoint")
     capsys.readouterr()
     assert program_module.main(["--out", str(out), "--tiny"]) == 0
-    assert capsys.readouterr().out.count(": done on") == 10
+    assert capsys.readouterr().out.count(": done on") == 11
     assert digest(out / "checkpoint") == before
 
 
@@ -285,7 +287,7 @@ def test_the_command_makes_another_policy_with_another_seed(tmp_path: Path, monk
     monkeypatch.setattr("strands_cosmos3.training.bundled.stages.make", lambda folder, stages: asked.extend(stages))
     for seed in (0, 3):
         assert program_module.main(["--out", str(tmp_path), "--seed", str(seed)]) == 0
-        assert all(f"--seed {seed} " in stage.command for stage in asked[:6])
+        assert all(f"--seed {seed} " in stage.command for stage in asked[:7])
         asked.clear()
 
 

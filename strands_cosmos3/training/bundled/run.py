@@ -5,6 +5,7 @@
     preview/    the preview decoder                      state.pt, checkpoint/
     policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
+    refine/     the same, with more of frame 0           state.pt, validation.jsonl, checkpoint/
     decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from math import ceil
 from pathlib import Path
@@ -80,6 +81,8 @@ Preview = PreviewDecoder | None
 _BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
 _BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 """Options of runs that do not record them."""
+_DRAWS = {"joint": 0, "refine": 1_000_000}
+"""What is added to the seed of a stage's windows and noise, so that the second does not repeat the first one's."""
 _CHECKPOINT_STEPS = 500
 _JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
@@ -125,8 +128,8 @@ class TrainingRun:
         self._require_prefixes(demos)
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
-        fixed, has_joint_state = self.config.fixed, has_state(folder / "joint")
-        optional = [] if has_joint_state else [name for name in fixed if name.startswith("joint_")]
+        fixed, begun = self.config.fixed, [f"{stage}_" for stage in ("joint", "refine") if has_state(folder / stage)]
+        optional = [name for name in fixed if name.startswith(("joint_", "refine_")) and not name.startswith(tuple(begun))]
         keep_settings(folder / "settings.json", fixed, optional, _BEFORE)
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
         self.demos = Demos.open(demos, shards)
@@ -189,32 +192,41 @@ class TrainingRun:
 
     def train_joint(self, vae: Any) -> Path:
         """Continue the policy stage with the future and both dynamics; return the checkpoint."""
-        config = self.config
-        latents = self._latents(vae).clips(self.config.clip_every)
+        how = TrainLoopConfig(self.config.joint_steps, self.config.joint_lr, decay=self.config.joint_decay)
+        return self._train_with_future(vae, "joint", "policy", how)
+
+    def train_refine(self, vae: Any) -> Path:
+        """Continue the joint stage at a lower rate, with fewer clips and more windows of frame 0; return the checkpoint."""
+        how = TrainLoopConfig(self.config.refine_steps, self.config.refine_lr, decay=1.0)
+        return self._train_with_future(vae, "refine", "joint", how)
+
+    def _train_with_future(self, vae: Any, stage: str, before: str, how: TrainLoopConfig) -> Path:
+        """Train a stage from the averaged weights of the one before it, if that has any."""
+        config, seed = self.config, self.config.seed + _DRAWS[stage]
+        batch, n_pictures, matrix_lr = (getattr(config, f"{stage}_{name}") for name in ("batch", "pictures", "matrix_lr"))
+        latents = self._latents(vae).clips(config.clip_every)
         ticks = latents.ticks
         n_train = self._training_windows(ticks)
-        windows = self._clip_windows(latents.among(slice(n_train)))
+        windows = self._clip_windows(latents.among(slice(n_train)), batch, seed)
         preview = self.train_preview(vae)
-        pictures, validation = self._pictures(vae, config.joint_pictures)
+        pictures, validation = self._pictures(vae, n_pictures, seed=seed)
         policy = self._first_policy(vae)
-        if has_state(self.folder / "policy"):
-            policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
+        if has_state(self.folder / before):
+            policy.load_state_dict(read_state(self.folder / before)[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         channels = self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
         parts = self._parts(windows, pictures)
-        loss = self._loss(policy, config.seed + 1, parts, windows, pictures, channels=channels)
-        more = {"matrix_lr": config.joint_matrix_lr, "accumulate": config.accumulate * parts, **self._of_policy}
-        how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
-        loop = Loop(policy, loss, how, self.folder / "joint")
-        checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
+        loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
+        how = replace(how, matrix_lr=matrix_lr, accumulate=config.accumulate * parts, **self._of_policy)
+        checkpoint = self._fit(Loop(policy, loss, how, self.folder / stage), vae, batch, (1, 1 + ROWS), validation, preview)
         self._judge_dynamics(checkpoint, ticks[n_train:])
         return checkpoint
 
-    def train_decoder(self, vae: Any, joint: Path) -> Path:
-        """Train the VAE's decoder on, on clips that the joint stage's checkpoint predicts; return the new checkpoint."""
+    def train_decoder(self, vae: Any, last: Path) -> Path:
+        """Train the VAE's decoder on, on clips that the last stage's checkpoint predicts; return the new checkpoint."""
         steps, folder = self.config.decoder_steps, self.folder / "decoder"
-        with rank_0_first(self.shard):  # which also exports the joint stage's checkpoint
-            opened = Checkpoint.open(joint)
+        with rank_0_first(self.shard):  # which also exports the last stage's checkpoint
+            opened = Checkpoint.open(last)
             keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
             latents = self._latents(vae).clips(self.config.clip_every)
             latents = latents.among(np.isin(latents.ticks, self.demos.label_ticks))
@@ -241,12 +253,12 @@ class TrainingRun:
         self._judge_dynamics(checkpoint, ticks[n_train:])
         return checkpoint
 
-    def _predicted(self, joint: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
+    def _predicted(self, last: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
         """Return the latents that a checkpoint predicts for the windows' clips."""
         path = self.folder / "decoder/predicted.npy"
         if not path.exists():
-            policy = load_policy(joint, get_embodiment(DOMAIN).domain_id).to(self.device)
-            made = predicted_latents(policy, windows, joint.dynamics_from_frame, self._progress("predictions"))
+            policy = load_policy(last, get_embodiment(DOMAIN).domain_id).to(self.device)
+            made = predicted_latents(policy, windows, last.dynamics_from_frame, self._progress("predictions"))
             write_whole(path, lambda hidden: np.save(hidden, made))
         return np.load(path, mmap_mode="r")
 
@@ -293,13 +305,13 @@ class TrainingRun:
     def _latents(self, vae: Any) -> LatentCache:
         return LatentCache(self.folder / "latents", self.demos, vae, self.device, self._progress("latents"))
 
-    def _clip_windows(self, latents: ClipLatents) -> ClipWindows:
+    def _clip_windows(self, latents: ClipLatents, batch: int = 1, seed: int = 0) -> ClipWindows:
         config = self.config
         return ClipWindows(
-            *(self.demos, latents.ticks, latents, self.state, self.captions, config.joint_batch),
+            *(self.demos, latents.ticks, latents, self.state, self.captions, batch),
             forward=config.joint_forward,
             inverse=config.joint_inverse,
-            seed=config.seed,
+            seed=seed,
             prefix_rows=config.prefix_rows,
         )
 
@@ -326,9 +338,9 @@ class TrainingRun:
             fit_to_vae(policy, self._start, vae, self.demos)
         return AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
 
-    def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
+    def _pictures(self, vae: Any, batch: int, looks_from: int = 0, seed: int | None = None) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
-        ticks, seed = self.demos.label_ticks, self.config.seed
+        ticks, seed = self.demos.label_ticks, self.config.seed if seed is None else seed
         latents = self._latents(vae).pictures()[ticks]
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
