@@ -7,7 +7,7 @@ sentence that names another goal.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +25,7 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.instruction import Verb
+from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
@@ -38,6 +39,7 @@ from strands_cosmos3.types import Mode
 
 VALIDATION_SEED = 1_000_000
 _CLIPS_PER_EPISODE = 4
+_RECORDED_CLIPS = 64
 _MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel counts as moving
 
 
@@ -91,6 +93,12 @@ def judge_dynamics(
     moved: dict[str, float] = dict(zip(("forward_db", "copy_frame_psnr", "vae_psnr"), moving, strict=True))
     forward_db, copy_frame, vae = whole
     return DynamicsReport(len(ticks), forward_db, copy_frame, vae, moved, controls, errors.end_mm, errors.moved_mm, steps)
+
+
+def record_dynamics(checkpoint: Path, demos: Demos, held_out: NDArray[np.int64], on_clip: Callable[[int, int], None]) -> None:
+    """Write the figures of a checkpoint on every n-th of the held-out clips to ``dynamics.json`` beside it."""
+    clips = held_out[:: max(1, len(held_out) // _RECORDED_CLIPS)]
+    write_json(checkpoint.parent / "dynamics.json", asdict(judge_dynamics(checkpoint, demos, clips, on_clip=on_clip)))
 
 
 def control_rows(demos: Demos, ticks: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Fit a policy's projections of vision tokens to the latents of another VAE, from which training then goes on."""
+"""Training that goes on from a checkpoint: its sizes, and its policy's projections fitted to the latents of another VAE."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.bundled.run_config import RunConfig
 from strands_cosmos3.training.bundled.shards import Demos
 from strands_cosmos3.training.bundled.vae_stage import encoder_of
 from strands_cosmos3.training.bundled.windows import latent_columns
@@ -16,6 +18,19 @@ from strands_cosmos3.training.release import load_vae, plain_state
 from strands_cosmos3.training.vae import to_pixels
 
 _PICTURES = 400
+
+
+def require_sizes(checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Raise ConfigError unless the checkpoint's network has the run's sizes."""
+    theirs = checkpoint.config
+    sizes = {
+        "hidden": (theirs.hidden_size, config.hidden),
+        "layers": (theirs.num_hidden_layers, config.layers),
+        "latent_channels": (theirs.latent_channel, config.latent_channels),
+        "latent_patch": (theirs.latent_patch_size, config.latent_patch),
+    }
+    if other := [f"{name} {there} (here {here})" for name, (there, here) in sizes.items() if there != here]:
+        raise ConfigError(f"the checkpoint {checkpoint.root} has {', '.join(other)}; give its sizes with --start.")
 
 
 def fit_to_vae(policy: TrainedPolicy, checkpoint: Checkpoint, vae: Any, demos: Demos) -> None:

@@ -47,10 +47,10 @@ from strands_cosmos3.training.bundled.decoder_stage import (
     predicted_latents,
     raw_latents,
 )
-from strands_cosmos3.training.bundled.dynamics import judge_dynamics
+from strands_cosmos3.training.bundled.dynamics import record_dynamics
 from strands_cosmos3.training.bundled.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.bundled.pixel_metric import pixel_metric
-from strands_cosmos3.training.bundled.refit import fit_to_vae
+from strands_cosmos3.training.bundled.refit import fit_to_vae, require_sizes
 from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
 from strands_cosmos3.training.bundled.shards import Demos, shard_indices
 from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, step_noise
@@ -84,7 +84,6 @@ _BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 _DRAWS = {"joint": 0, "refine": 1_000_000}
 """What is added to the seed of a stage's windows and noise, so that the second does not repeat the first one's."""
 _CHECKPOINT_STEPS = 500
-_JUDGED_CLIPS = 64
 _METRIC_CLIPS = 192
 _CPU_TOKENS = 12_000  # of a part
 _VALIDATION_WINDOWS = 384
@@ -124,7 +123,8 @@ class TrainingRun:
         self._how: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
         self._start = None if start is None else Checkpoint.open(start)
-        self._require_sizes_of_start()
+        if self._start is not None:
+            require_sizes(self._start, self.config)
         self._require_prefixes(demos)
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
@@ -144,19 +144,6 @@ class TrainingRun:
                 f"--prefix-rows is {wanted}, and the longest action prefix of these demonstrations has {longest} rows; record "
                 f"them with `demos --prefix-rows {wanted}`, or give {longest}."
             )
-
-    def _require_sizes_of_start(self) -> None:
-        if self._start is None:
-            return
-        start, config = self._start.config, self.config
-        sizes = {
-            "hidden": (start.hidden_size, config.hidden),
-            "layers": (start.num_hidden_layers, config.layers),
-            "latent_channels": (start.latent_channel, config.latent_channels),
-            "latent_patch": (start.latent_patch_size, config.latent_patch),
-        }
-        if other := [f"{name} {theirs} (here {ours})" for name, (theirs, ours) in sizes.items() if theirs != ours]:
-            raise ConfigError(f"the checkpoint {self._start.root} has {', '.join(other)}; give its sizes with --start.")
 
     @cached_property
     def canvas_hw(self) -> tuple[int, int]:
@@ -219,7 +206,8 @@ class TrainingRun:
         loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
         how = replace(how, matrix_lr=matrix_lr, accumulate=config.accumulate * parts, **self._of_policy)
         checkpoint = self._fit(Loop(policy, loss, how, self.folder / stage), vae, batch, (1, 1 + ROWS), validation, preview)
-        self._judge_dynamics(checkpoint, ticks[n_train:])
+        if not self.shard.rank:
+            record_dynamics(checkpoint, self.demos, ticks[n_train:], self._progress("dynamics"))
         return checkpoint
 
     def train_decoder(self, vae: Any, last: Path) -> Path:
@@ -250,7 +238,7 @@ class TrainingRun:
         if not self.shard.rank:
             self.vae_stage.check_colours(vae, folder / "gate.json")
             with_vae(opened, vae, checkpoint)
-        self._judge_dynamics(checkpoint, ticks[n_train:])
+            record_dynamics(checkpoint, self.demos, ticks[n_train:], self._progress("dynamics"))
         return checkpoint
 
     def _predicted(self, last: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
@@ -261,14 +249,6 @@ class TrainingRun:
             made = predicted_latents(policy, windows, last.dynamics_from_frame, self._progress("predictions"))
             write_whole(path, lambda hidden: np.save(hidden, made))
         return np.load(path, mmap_mode="r")
-
-    def _judge_dynamics(self, checkpoint: Path, ticks: NDArray[np.int64]) -> None:
-        """Write the figures of a checkpoint on held-out clips to ``dynamics.json`` beside it."""
-        if self.shard.rank:
-            return
-        clips = ticks[:: max(1, len(ticks) // _JUDGED_CLIPS)]
-        report = judge_dynamics(checkpoint, self.demos, clips, on_clip=self._progress("dynamics"))
-        write_json(checkpoint.parent / "dynamics.json", asdict(report))
 
     def train_preview(self, vae: Any) -> Preview:
         """Train the decoder of films on the clips' latents; without steps that of ``start``, or None."""
