@@ -48,6 +48,8 @@ _BELOW_RIM_M = 0.01  # depth of the cube's centre below the bin's rim at release
 _STACK_GAP = 1.02  # distance between the cubes' centres at release, in edge lengths
 _STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in edge lengths
 _GRASP_WITHIN_RAD = float(np.deg2rad(4.0))  # rotation error within which to close the fingers
+_GRASP_ASKEW_WITHIN_RAD = float(np.deg2rad(16.0))  # the same if the hand may take a cube askew
+_HELD_GAP, _HELD_GAP_ASKEW = 1.12, 1.45  # widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
 _NEIGHBOUR_M = 0.095  # distance within which another cube can be in a finger's way
 _ROOM_MARGIN_M = 0.01
 _SQUEEZE_ROWS = 3  # rows to wait with closed fingers before lifting
@@ -80,6 +82,7 @@ class _World:
     funnel: bool
     grasp_yaw: dict[str, float] = field(default_factory=dict[str, float])  # of the hand, by cube
     cruises: bool = False  # whether the next row has the speed that the hand would reach
+    askew: bool = False  # whether the hand descends at any yaw, and takes a cube askew
     held_rows: int = 0
 
     @property
@@ -100,7 +103,8 @@ class _World:
         """Whether a cube is between the fingers and their gap is about its edge length."""
         off = self.p - self.cubes[cube]
         near = length(off[:2]) < 0.4 * self.edge_m and abs(off[2]) < 0.5 * self.edge_m
-        return bool(near and 0.8 * self.edge_m < self.width_m < 1.12 * self.edge_m)
+        widest = _HELD_GAP_ASKEW if self.askew else _HELD_GAP
+        return bool(near and 0.8 * self.edge_m < self.width_m < widest * self.edge_m)
 
     def move(self, to: F64, R_to: F64) -> None:
         """Move one row towards a pose, with bounded speed and acceleration, so as to stop there."""
@@ -169,12 +173,14 @@ class ScriptedBackend(Backend):
         """
         return self.plan(request)
 
-    def plan(self, request: Request, cruises: bool = False, drift: F64 | None = None) -> ActionChunk:
+    def plan(self, request: Request, cruises: bool = False, drift: F64 | None = None, askew: bool = False) -> ActionChunk:
         """Return :meth:`infer`'s rows under other conditions.
 
         Args:
             cruises: Whether the first row has the speed that the hand would reach, whatever the measured one.
             drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows after them correct it.
+            askew: Whether the hand comes down at any yaw and may take a cube up to 16 degrees askew; it then keeps one that it
+                holds at any yaw.
         """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:
@@ -183,7 +189,7 @@ class ScriptedBackend(Backend):
             return bar_chunk(request, partial(HandOver, taker=goal.to or "right"))
         state = self._state(request, goal)
         world = _world_from_state(state, request, self.turns, self.funnel)
-        world.cruises = cruises
+        world.cruises, world.askew = cruises, askew
         assert request.T_base_cosmos is not None  # _state checked it
         T_world_cosmos = state.get("base", np.eye(4)) @ request.T_base_cosmos
         T_tcp_cosmos = se3_inverse(state["tcp"]) @ T_world_cosmos
@@ -287,7 +293,8 @@ def _act(world: _World, goal: Goal) -> float:
         world.move(away if world.opening > _RELEASE_OPENING else world.p, world.R_tcp)
         world.move_fingers(1.0, goal.cube)
         return 1.0
-    at = length(world.p - cube) < _GRASP_WITHIN_M and _angle(world.R_tcp, R) < _GRASP_WITHIN_RAD
+    within_rad = _GRASP_ASKEW_WITHIN_RAD if world.askew else _GRASP_WITHIN_RAD
+    at = length(world.p - cube) < _GRASP_WITHIN_M and _angle(world.R_tcp, R) < within_rad
     closing = length(world.p - cube) < 2 * _GRASP_WITHIN_M and world.opening < 0.95
     if at or closing:
         world.move(world.p, world.R_tcp)
@@ -308,7 +315,7 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
     hover = target[2] + _HOVER_M
     if world.funnel:  # without a gate that only a close look can judge
         slope = _FUNNEL_SLOPE_TURNING if world.turns else _FUNNEL_SLOPE
-        turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns else 0.0
+        turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns and not world.askew else 0.0
         above = min(_HOVER_M, max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, 0.0))
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
         shown = aside < _TURN_WITHIN_M  # no camera shows the yaw from further away

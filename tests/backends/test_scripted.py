@@ -8,7 +8,7 @@ import pytest
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.backends.scripted import STATE_KEYS, ScriptedBackend
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
@@ -202,6 +202,34 @@ def test_a_cruising_hand_starts_with_the_speed_that_it_would_reach(robot):
     np.testing.assert_allclose(np.linalg.norm(cruise[:4], axis=1), 12.5, atol=0.01)
     moving = replace(request, privileged={**request.privileged, "tcp_twist": np.array([0, 0, -0.0125 * 15, 0, 0, 0])})
     np.testing.assert_allclose(_steps_mm(moving)[0], _steps_mm(moving, cruises=True)[0], atol=1e-6)
+
+
+def test_a_hand_that_may_take_a_cube_askew_comes_down_before_it_has_turned(robot):
+    """Another one waits above, 25 cm for each radian beyond 8 degrees, until it has turned."""
+    request = replace(_over_the_table(robot, turned_rad=np.deg2rad(30), height_m=0.05), instruction="pick up the red cube")
+    strict, askew = (_steps_mm(request, askew=askew)[0][:4, 2].sum() for askew in (False, True))
+    assert strict > 0
+    assert askew < -20
+
+
+@pytest.mark.parametrize(("turned_deg", "closes"), [(2, (True, True)), (12, (False, True)), (25, (False, False))])
+def test_the_yaw_within_which_fingers_close(robot, turned_deg, closes):
+    """4 degrees, or 16 if the hand may take the cube askew; beyond, it turns first."""
+    request = replace(
+        _over_the_table(robot, turned_rad=np.deg2rad(turned_deg), height_m=0.0), instruction="pick up the red cube", gripper=1.0
+    )
+    plans = [ScriptedBackend(funnel=True).plan(request, askew=askew).action[0, 9] for askew in (False, True)]
+    assert tuple(bool(command < 0) for command in plans) == closes
+
+
+@pytest.mark.parametrize(("gap", "keeps"), [(0.98, (True, True)), (1.35, (False, True)), (1.6, (False, False))])
+def test_fingers_that_hold_a_cube_askew_keep_it(robot, gap, keeps):
+    """A cube held along its diagonal is 1.41 edges wide; more than a centimetre too high, another expert lets go of it."""
+    request = replace(_over_the_table(robot, turned_rad=np.deg2rad(40), height_m=0.014), instruction="pick up the red cube")
+    edge_m, open_m = float(request.privileged["edge_m"]), 2 * PANDA_FINGER.open_value
+    held = replace(request, gripper=gap * edge_m / open_m)
+    plans = [ScriptedBackend(funnel=True).plan(held, askew=askew).action[:, 9] for askew in (False, True)]
+    assert tuple(bool((fingers < 0).all()) for fingers in plans) == keeps
 
 
 def test_a_drift_is_added_to_the_first_rows_and_corrected_by_the_others(robot):

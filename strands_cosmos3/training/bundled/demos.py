@@ -160,10 +160,11 @@ class PerturbedExpert(Backend):
         state: Mapping[str, F64] | None = None,
         cruises: bool = False,
         drift: F64 | None = None,
+        askew: bool = False,
     ) -> ActionChunk:
         """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the simulator's."""
         privileged = None if request.privileged is None else {**request.privileged, **self._yaw, **(state or {})}
-        return self.expert.plan(replace(request, instruction=plain(goal), privileged=privileged), cruises, drift)
+        return self.expert.plan(replace(request, instruction=plain(goal), privileged=privileged), cruises, drift, askew)
 
     def _perturb(self, rows: F64) -> F64:
         ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
@@ -296,12 +297,12 @@ class DemoCollector:
     def answer(self, request: Request, goal: int) -> F64:
         """Return the undisturbed expert's rows [rows, width] for a goal.
 
-        One picture does not show the arm's speed, which would turn the next rows by several centimetres. For the bundled
-        policy's recipe the expert therefore answers as if the arm had the speed that it would reach, for others as if it
-        stood still.
+        One picture does not show the arm's speed, which would turn the next rows by several centimetres, nor, from above, the
+        yaw of a cube. For the bundled policy's recipe the expert therefore answers as if the arm had the speed that it would
+        reach, and comes down before it has turned; for others it answers as if the arm stood still.
         """
         if self.config.embodiment.rig is not None:
-            return self.expert.answer(request, goal, cruises=True).action
+            return self.expert.answer(request, goal, cruises=True, askew=True).action
         return self.expert.answer(request, goal, {"tcp_twist": np.zeros(6)}).action
 
     def continuation(self, request: Request, goal: int, rows: int, rng: np.random.Generator) -> F64:
@@ -312,7 +313,7 @@ class DemoCollector:
         size = rng.choice(_PREFIX_DRIFT)
         drift = np.concatenate([rng.normal(0, size * _DRIFT_M, 3), rng.normal(0, size * _DRIFT_RAD, 3)])
         ramp = np.minimum(np.arange(1, rows + 1) / 3, 1.0)[:, None]
-        return self.expert.answer(request, goal, drift=ramp * drift).action
+        return self.expert.answer(request, goal, drift=ramp * drift, askew=True).action
 
     def close(self) -> None:
         """Release the OpenGL contexts."""
