@@ -79,7 +79,7 @@ def few_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vae_stage, "_GATE_PICTURES", 8)
         patch.setattr(run_module, "_VALIDATION_WINDOWS", 16)
-        patch.setattr(run_module, "_JUDGED_CLIPS", 1)
+        patch.setattr(dynamics, "_RECORDED_CLIPS", 1)
         yield
 
 
