@@ -179,8 +179,8 @@ class ScriptedBackend(Backend):
         Args:
             cruises: Whether the first row has the speed that the hand would reach, whatever the measured one.
             drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows after them correct it.
-            askew: Whether the hand comes down at any yaw and may take a cube up to 16 degrees askew; it then keeps one that it
-                holds at any yaw.
+            askew: Whether the hand may take a cube up to 16 degrees askew, and keeps one that it holds at any yaw; in a funnel
+                it also comes down before it has turned.
         """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:

@@ -16,6 +16,7 @@ import torch
 
 from helpers.training_data import EPISODES, TICKS
 from strands_cosmos3.actions.decode import decode_pose_trajectory, encode_chunk
+from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
@@ -23,7 +24,7 @@ from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MotionBoundsError, ResourceNotFoundError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
-from strands_cosmos3.instruction import parse_instruction
+from strands_cosmos3.instruction import Verb, parse_instruction
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec_file import write_robot
@@ -122,6 +123,29 @@ def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
     ]
     assert errors[0].end_mm < 4
     assert errors[1].end_mm > 12
+
+
+def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_not():
+    """A hand 5 cm above the cube, turned by 30 degrees against it: only labels come down before it has turned."""
+    with DemoCollector(DemoConfig(ticks=2)) as collector:
+        assert collector.record(0, 0) is not None
+        (stage,) = collector._stages.values()
+        request, expert, goal = collector.request(stage.robot.observation()), collector.expert, GOALS.index((Verb.PICK, "red"))
+        state = dict(request.privileged or {})
+        tcp, yaw_rad = np.eye(4), state["grasp_yaw_rad"]
+        tcp[:3, :3] = so3_exp(np.array([0.0, 0.0, yaw_rad + np.deg2rad(30)])) @ np.diag([1.0, -1.0, -1.0])
+        tcp[:3, 3] = state["cube_red"][:3, 3] + [0.0, 0.0, 0.05]
+        cube = np.array(state["cube_red"])
+        cube[:3, :3] = so3_exp(np.array([0.0, 0.0, yaw_rad]))
+        request = replace(request, gripper=1.0, privileged=state | {"tcp": tcp, "tcp_twist": np.zeros(6), "cube_red": cube})
+        expert.goal, expert.share, expert.wandering = goal, 0.0, False
+        strict, askew = (expert.answer(request, goal, askew=askew).action for askew in (False, True))
+        assert not np.array_equal(strict, askew)
+        np.testing.assert_array_equal(expert.infer(request).action, strict)
+        np.testing.assert_array_equal(collector.continuation(request, goal, 0, np.random.default_rng(0)), askew)
+        answer = expert.answer(request, goal, cruises=True, askew=True).action
+        np.testing.assert_array_equal(collector.answer(request, goal), answer)
+        assert not np.array_equal(answer, expert.answer(request, goal, cruises=True).action)
 
 
 def test_a_prefix_drifts_and_the_rows_after_it_correct_it(records):
