@@ -15,6 +15,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -167,11 +168,11 @@ def main() -> None:
     for name, way in ways.items():
         if (device.type == "cuda" or "cuda_graphs" not in way) and (options.compile or "compile" not in way):
             chosen = EngineOptions(offload_text=options.offload_text, text_cache_bytes=options.text_cache_bytes, **way)
+            print(f"{name} ...", file=sys.stderr, flush=True)
             figures[name] = measure(options.small, device, getattr(torch, options.dtype), chosen, options.repeats)
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+            if options.json:  # after each way: compiling takes minutes
+                options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,6 @@ COMMANDS = {
             "--batch": COUNTS,
             "--vae-steps": COUNTS,
             "--joint-steps": COUNTS,
-            "--refine-steps": ["-1", "x", "2.5"],
             "--policy-batch": COUNTS,
             "--hidden": COUNTS,
             "--layers": COUNTS,

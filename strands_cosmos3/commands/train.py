@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strands_cosmos3.training.closed_loop import ClosedLoop
     from strands_cosmos3.training.matching import DataShard
 
-_STAGES = ("vae", "vae_decoder", "policy", "preview", "joint", "refine", "decoder")
+_STAGES = ("vae", "vae_decoder", "policy", "preview", "joint", "decoder")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Train:
     """Train a small policy, or post-train a released checkpoint.
 
     From demonstrations (--demos): train the VAE, check that it preserves colours, encode every picture and clip, train on frame
-    0 and actions (<out>/policy/checkpoint), jointly with the future and both dynamics (<out>/joint/checkpoint), the same with
-    more of frame 0 (<out>/refine/checkpoint), and then the VAE's decoder on what that predicts (<out>/decoder/checkpoint).
+    0 and actions (<out>/policy/checkpoint), jointly with the future and both dynamics (<out>/joint/checkpoint), and
+    then the VAE's decoder on what that predicts (<out>/decoder/checkpoint).
     The state is saved every two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
 
     Post-training (--checkpoint and --dataset): train only the weights that --train names, and write <out>/checkpoint.
@@ -54,7 +54,7 @@ class Train:
     """Use the VAE of another run, for a second policy or for more demonstrations."""
     start: Path | None = None
     """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
-    until: Literal["vae", "policy", "preview", "joint", "refine", "decoder"] = "decoder"
+    until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"
     """Last stage to run."""
     hidden: int = 192
     """Width of both towers."""
@@ -72,8 +72,6 @@ class Train:
     """Steps on frame 0 and actions."""
     joint_steps: int = 2300
     """Steps with the future."""
-    refine_steps: int = 3200
-    """Then steps with fewer clips and more windows of frame 0; 0 leaves them out."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
     decoder_steps: int = 400
@@ -139,7 +137,7 @@ class Train:
         "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
         "A small policy from demonstrations": (
             *("demos", "until", "vae", "start", "hidden", "layers", "latent_patch", "vae_steps", "gate"),
-            *("vae_decoder_steps", "preview_steps", "policy_steps", "joint_steps", "refine_steps", "decoder_steps"),
+            *("vae_decoder_steps", "preview_steps", "policy_steps", "joint_steps", "decoder_steps"),
             *("policy_batch", "joint_batch", "looks_from", "prefix_rows"),
         ),
         "Post-training of a checkpoint": (
@@ -166,7 +164,7 @@ class Train:
             least = 0 if name == "policy_steps" and self.start is not None else 1
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", least)
         for name in (
-            *("hidden", "layers", "preview_steps", "refine_steps", "decoder_steps", "prefix_rows", "lora_rank"),
+            *("hidden", "layers", "preview_steps", "decoder_steps", "prefix_rows", "lora_rank"),
             "evaluate_every",
         ):
             whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
@@ -198,7 +196,7 @@ class Train:
 
         names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
         names += ("vae_steps", "vae_decoder_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
-        names += ("refine_steps", "prefix_rows")
+        names += ("prefix_rows",)
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
         with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:
@@ -213,11 +211,9 @@ class Train:
             checkpoint = run.train_policy(vae) if self.policy_steps else None
             if self.until == "preview":
                 run.train_preview(vae)
-            if self.until not in ("joint", "refine", "decoder"):
+            if self.until not in ("joint", "decoder"):
                 return checkpoint
             last = run.train_joint(vae)
-            if self.until != "joint" and self.refine_steps:
-                last = run.train_refine(vae)
             return run.train_decoder(vae, last) if self.until == "decoder" and self.decoder_steps else last
 
     def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:

@@ -1,6 +1,7 @@
 """CUDA graphs, padded prompts and compilation: what a machine without a GPU can show of them.
 
-A stub stands for a CUDA graph: it recomputes from the fixed places that the runner holds for it. No GPU captured one here.
+A stub stands for a CUDA graph: it recomputes from the fixed places that the runner holds for it.
+``test_gpu.py`` captures real ones.
 """
 
 import shutil

@@ -54,14 +54,11 @@ TINY = RunConfig(
     vae_decoder_steps=1,
     policy_steps=4,
     joint_steps=2,
-    refine_steps=1,
     decoder_steps=2,
     preview_steps=2,
     vae_batch=1,
     policy_batch=8,
     joint_batch=2,
-    refine_batch=2,
-    refine_pictures=80,
     clip_every=2,
 )
 
@@ -419,44 +416,19 @@ def test_rates_of_each_stage_and_the_weights_that_it_begins_with(trained, shards
     def capture(model, loss, how, folder):
         rates[folder.name] = (how.decay, how.matrix_lr / TINY.joint_matrix_lr)
         first[folder.name] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        if folder.name in ("policy", "joint", "refine"):
+        if folder.name in ("policy", "joint"):
             raise Captured
         return Loop(model, loss, how, folder)
 
     run = TrainingRun(trained.folder, shards, TINY)
     vae = load_vae(Checkpoint.open(trained.joint))
     monkeypatch.setattr(run_module, "Loop", capture)
-    for stage in (run.train_policy, run.train_joint, run.train_refine):
+    for stage in (run.train_policy, run.train_joint):
         with pytest.raises(Captured):
             stage(vae)
-    assert [rates[stage] for stage in ("policy", "joint", "refine")] == [(0.4, 1), (0.8, 1), (1, 0.5)]
-    for stage, before in (("joint", "policy"), ("refine", "joint")):
-        averaged = read_state(trained.folder / before)[0]["ema"]
-        assert all(torch.equal(tensor, averaged[name]) for name, tensor in first[stage].items())
-
-
-def test_the_last_policy_stage_draws_windows_of_its_own(trained, shards, monkeypatch):
-    """It would otherwise begin with the joint stage's."""
-    drawn = {}
-
-    class Captured(Exception):
-        pass
-
-    def capture(policy, seed, parts, windows, pictures, channels):
-        drawn[len(drawn)] = (seed, windows.batch(0), pictures.batch(0))
-        raise Captured
-
-    run = TrainingRun(trained.folder, shards, TINY)
-    vae = load_vae(Checkpoint.open(trained.joint))
-    monkeypatch.setattr(run, "_loss", capture)
-    monkeypatch.setattr(run, "train_preview", lambda vae: None)
-    for stage in (run.train_joint, run.train_refine):
-        with pytest.raises(Captured):
-            stage(vae)
-    (seed, clips, pictures), (other_seed, other_clips, other_pictures) = drawn.values()
-    assert seed != other_seed
-    assert not torch.equal(clips.state, other_clips.state)
-    assert not torch.equal(pictures.state, other_pictures.state)
+    assert [rates[stage] for stage in ("policy", "joint")] == [(0.4, 1), (0.8, 1)]
+    averaged = read_state(trained.folder / "policy")[0]["ema"]
+    assert all(torch.equal(tensor, averaged[name]) for name, tensor in first["joint"].items())
 
 
 def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
@@ -675,10 +647,10 @@ def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     demos, out = tmp_path / "demos", tmp_path / "run"
     assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
     few = ["--vae-steps", "1", "--vae-decoder-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
-    few += ["--preview-steps", "2", "--refine-steps", "1", "--decoder-steps", "2"]
+    few += ["--preview-steps", "2", "--decoder-steps", "2"]
     assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
-    made = [Checkpoint.open(out / stage / "checkpoint").metadata["label"] for stage in ("joint", "refine", "decoder")]
-    assert [label.split("stage ")[1].split()[0] for label in made] == ["joint,", "refine,", "refine,"]
+    made = [Checkpoint.open(out / stage / "checkpoint").metadata["label"] for stage in ("joint", "decoder")]
+    assert [label.split("stage ")[1].split()[0] for label in made] == ["joint,", "joint,"]
     assert (out / "curves.png").exists()
 
 

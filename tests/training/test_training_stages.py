@@ -185,7 +185,7 @@ def test_every_command_can_be_parsed_and_reads_what_was_made(recipe: Recipe):
         if command[0] == "strands-cosmos3":
             assert command[1] in COMMANDS
             tyro.cli(_union(command[1:]), args=command[1:])
-    assert [stage.name for stage in stages][:7] == ["demos", "vae", "policy", "preview", "joint", "refine", "decoder"]
+    assert [stage.name for stage in stages][:6] == ["demos", "vae", "policy", "preview", "joint", "decoder"]
 
 
 def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing():
@@ -199,7 +199,6 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
         name: [stage for stage, value in identity(replace(Recipe(), **{name: other})).items() if value != plain[stage]]
         for name, other in {
             "joint_steps": 5,
-            "refine_steps": 5,
             "vae_steps": 5,
             "decoder_steps": 5,
             "hidden": 64,
@@ -211,7 +210,6 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
     }
     assert changed == {
         "joint_steps": ["joint"],
-        "refine_steps": ["refine"],
         "vae_steps": ["vae"],
         "decoder_steps": ["decoder"],
         "hidden": ["policy", "joint"],

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from strands_cosmos3.training.bundled.stages import read_record
 from strands_cosmos3.training.cost import duration
 
-_MADE = ("demos", "vae", "policy", "preview", "joint", "refine", "decoder")
+_MADE = ("demos", "vae", "policy", "preview", "joint", "decoder")
 _MEASURED = ("evaluation", "conditions", "controls")
 _CONTROLS = ("blank", "random", "shuffled")  # conditions in which success would be chance or a leak
 _ENOUGH = 0.8
@@ -221,7 +221,7 @@ and calibrates the novelty on held-out pictures; the decoder's measures the dyna
 
 def _curves(folder: Path) -> str:
     parts = ["## Curves\n\n![learning curves](curves.png)"]
-    for stage in ("policy", "joint", "refine"):
+    for stage in ("policy", "joint"):
         for name, title in (
             ("validation", "validation windows of frame 0"),
             ("closed_loop", "episodes in simulation during training"),

@@ -13,7 +13,7 @@ from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.bundled.card import write_card
 from strands_cosmos3.training.bundled.stages import Stage, program
 
-JOINT, REFINED, TRAINED, CARD = "run/joint/checkpoint", "run/refine/checkpoint", "run/decoder/checkpoint", "checkpoint"
+JOINT, TRAINED, CARD = "run/joint/checkpoint", "run/decoder/checkpoint", "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Recipe:
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
     joint_steps: int = 2300
-    refine_steps: int = 3200
     decoder_steps: int = 400
     hidden: int = 192
     layers: int = 4
@@ -61,7 +60,7 @@ class Recipe:
         joint = (*policy[:5], "joint_steps", "joint_batch")
         shown = ("episodes", "seed", "visual_randomization")
         found = self._evaluations(workers)
-        records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint", "refine", "decoder"))
+        records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint", "decoder"))
         reports = tuple(f"{stage.name}/report.json" for stage in found)
         return (
             self._stage(
@@ -77,8 +76,7 @@ class Recipe:
             self._train(
                 "joint", joint, ("demos", "run/policy/checkpoint", "run/preview/curve.jsonl"), JOINT, ("run/settings.json",)
             ),
-            self._train("refine", ("seed", "refine_steps"), ("demos", JOINT), REFINED, ("run/settings.json",)),
-            self._train("decoder", ("seed", "decoder_steps", "gate"), ("demos", "run/vae/final.pt", REFINED), TRAINED),
+            self._train("decoder", ("seed", "decoder_steps", "gate"), ("demos", "run/vae/final.pt", JOINT), TRAINED),
             *found,
             Stage("card", f"the card, {CARD}/README.md", {}, (TRAINED, *records, *reports), (CARD,), (CARD,), self._write_card),
         )
@@ -87,12 +85,12 @@ class Recipe:
         self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
     ) -> Stage:
         names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "seed")
-        names += tuple(f"{stage}_steps" for stage in ("vae", "vae_decoder", "policy", "preview", "joint", "refine", "decoder"))
+        names += tuple(f"{stage}_steps" for stage in ("vae", "vae_decoder", "policy", "preview", "joint", "decoder"))
         options = [text for name in names for text in self._option(name)]
         options += [] if self.gate else ["--no-gate"]
         command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
         judged = ("--evaluate-every", str(self.evaluate_every), "--evaluate-tasks", *self.tasks.split(","))
-        more = judged if until in ("policy", "joint", "refine") else ()
+        more = judged if until in ("policy", "joint") else ()
         decided = {name: getattr(self, name) for name in decides}
         return self._stage(until, command, decided, reads, (made,), (*owns, f"run/{until}"), more)
 
@@ -150,7 +148,6 @@ TINY = Recipe(
     policy_steps=4,
     preview_steps=2,
     joint_steps=2,
-    refine_steps=2,
     decoder_steps=2,
     hidden=64,
     layers=2,

@@ -5,7 +5,6 @@
     preview/    the preview decoder                      state.pt, checkpoint/
     policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
-    refine/     the same, with more of frame 0           state.pt, validation.jsonl, checkpoint/
     decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, lru_cache
 from math import ceil
 from pathlib import Path
@@ -81,8 +80,6 @@ Preview = PreviewDecoder | None
 _BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
 _BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 """Options of runs that do not record them."""
-_DRAWS = {"joint": 0, "refine": 1_000_000}
-"""What is added to the seed of a stage's windows and noise, so that the second does not repeat the first one's."""
 _CHECKPOINT_STEPS = 500
 _METRIC_CLIPS = 192
 _CPU_TOKENS = 12_000  # of a part
@@ -128,8 +125,8 @@ class TrainingRun:
         self._require_prefixes(demos)
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
-        fixed, begun = self.config.fixed, [f"{stage}_" for stage in ("joint", "refine") if has_state(folder / stage)]
-        optional = [name for name in fixed if name.startswith(("joint_", "refine_")) and not name.startswith(tuple(begun))]
+        fixed = self.config.fixed
+        optional = [] if has_state(folder / "joint") else [name for name in fixed if name.startswith("joint_")]
         keep_settings(folder / "settings.json", fixed, optional, _BEFORE)
         shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
         self.demos = Demos.open(demos, shards)
@@ -178,34 +175,25 @@ class TrainingRun:
         return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
 
     def train_joint(self, vae: Any) -> Path:
-        """Continue the policy stage with the future and both dynamics; return the checkpoint."""
-        how = TrainLoopConfig(self.config.joint_steps, self.config.joint_lr, decay=self.config.joint_decay)
-        return self._train_with_future(vae, "joint", "policy", how)
-
-    def train_refine(self, vae: Any) -> Path:
-        """Continue the joint stage at a lower rate, with fewer clips and more windows of frame 0; return the checkpoint."""
-        how = TrainLoopConfig(self.config.refine_steps, self.config.refine_lr, decay=1.0)
-        return self._train_with_future(vae, "refine", "joint", how)
-
-    def _train_with_future(self, vae: Any, stage: str, before: str, how: TrainLoopConfig) -> Path:
-        """Train a stage from the averaged weights of the one before it, if that has any."""
-        config, seed = self.config, self.config.seed + _DRAWS[stage]
-        batch, n_pictures, matrix_lr = (getattr(config, f"{stage}_{name}") for name in ("batch", "pictures", "matrix_lr"))
+        """Continue from the policy stage's averaged weights with the future and both dynamics; return the checkpoint."""
+        config, seed = self.config, self.config.seed
         latents = self._latents(vae).clips(config.clip_every)
         ticks = latents.ticks
         n_train = self._training_windows(ticks)
-        windows = self._clip_windows(latents.among(slice(n_train)), batch, seed)
+        windows = self._clip_windows(latents.among(slice(n_train)), config.joint_batch, seed)
         preview = self.train_preview(vae)
-        pictures, validation = self._pictures(vae, n_pictures, seed=seed)
+        pictures, validation = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy(vae)
-        if has_state(self.folder / before):
-            policy.load_state_dict(read_state(self.folder / before)[0]["ema"])
+        if has_state(self.folder / "policy"):
+            policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
         channels = self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
         parts = self._parts(windows, pictures)
         loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
-        how = replace(how, matrix_lr=matrix_lr, accumulate=config.accumulate * parts, **self._of_policy)
-        checkpoint = self._fit(Loop(policy, loss, how, self.folder / stage), vae, batch, (1, 1 + ROWS), validation, preview)
+        more = {"matrix_lr": config.joint_matrix_lr, "accumulate": config.accumulate * parts, **self._of_policy}
+        how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
+        loop = Loop(policy, loss, how, self.folder / "joint")
+        checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
         if not self.shard.rank:
             record_dynamics(checkpoint, self.demos, ticks[n_train:], self._progress("dynamics"))
         return checkpoint
@@ -318,16 +306,16 @@ class TrainingRun:
             fit_to_vae(policy, self._start, vae, self.demos)
         return AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
 
-    def _pictures(self, vae: Any, batch: int, looks_from: int = 0, seed: int | None = None) -> tuple[PictureWindows, Batch]:
+    def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
-        ticks, seed = self.demos.label_ticks, self.config.seed if seed is None else seed
+        ticks = self.demos.label_ticks
         latents = self._latents(vae).pictures()[ticks]
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
         looks = self._latents(vae).looks()[:, :, 0]
         more: dict[str, Any] = {"among": range(n_train), "prefix_rows": self.config.prefix_rows, "looks": looks}
         more |= {"looks_from": looks_from, "answers": bool(self.config.answers)}
-        windows = PictureWindows(*args, seed=seed, **more)
+        windows = PictureWindows(*args, seed=self.config.seed, **more)
         return windows, windows.held_out(n_train, _VALIDATION_WINDOWS)
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:

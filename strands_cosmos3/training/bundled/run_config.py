@@ -26,7 +26,6 @@ class RunConfig:
     vae_decoder_steps: int = 1200  # then of its decoder
     policy_steps: int = 600  # on frame 0 and actions
     joint_steps: int = 2300  # then with the future
-    refine_steps: int = 3200  # then the same with fewer clips and more windows of frame 0; 0 leaves it out
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     decoder_steps: int = 400  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
     vae_batch: int = 24  # frames per step, or one longer clip
@@ -35,8 +34,6 @@ class RunConfig:
     preview_batch: int = 4
     decoder_batch: int = 4  # clips
     joint_pictures: int = 80  # windows of frame 0 per step of the joint stage, labelled for every goal
-    refine_batch: int = 20
-    refine_pictures: int = 160
     joint_forward: float = 0.4  # fraction of the clips that train forward dynamics
     joint_inverse: float = 0.5
     joint_forward_weight: float = 1.0  # of the error of forward dynamics' video; its gradient is then as inverse dynamics'
@@ -53,8 +50,6 @@ class RunConfig:
     joint_lr: float = 2e-3
     joint_matrix_lr: float = 0.02
     joint_decay: float = 0.8  # fraction of the steps, at the end, in which its rates decay: the video's loss falls with them
-    refine_lr: float = 1e-3  # half of the joint stage's: what is learnt is not lost
-    refine_matrix_lr: float = 0.01
     matrix_decay: float = 0.1  # of the matrices of both; without it they grow, and hidden states drown a token's noise
     preview_lr: float = 1e-3
     clip_every: int = 1  # ticks between the starts of clips
