@@ -70,7 +70,7 @@ class Train:
     """Then steps of its decoder; --start brings a finished VAE."""
     policy_steps: int = 600
     """Steps on frame 0 and actions."""
-    joint_steps: int = 2300
+    joint_steps: int = 4000
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""

@@ -27,7 +27,7 @@ class Recipe:
     policy_steps: int = 600
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 2300
+    joint_steps: int = 4000
     decoder_steps: int = 400
     hidden: int = 192
     layers: int = 4
@@ -36,7 +36,7 @@ class Recipe:
     joint_batch: int = 40
     seed: int = 0
     gate: bool = True
-    evaluate_every: int = 4000  # more steps than a stage has: at its end
+    evaluate_every: int = 10_000  # more steps than a stage has: at its end
     tasks: str = "reach,pick,place"  # of ``evaluation``, which is without conditions, and of ``controls``
     seeds: int = 200  # episodes of each task and condition of ``evaluation`` and ``conditions``
     hard_task: str = "pick"  # of ``conditions``
