@@ -18,7 +18,6 @@ WAYS = {
     "compile": {"compile": True},
     "compile and cuda_graphs": {"compile": True, "cuda_graphs": True},
 }
-MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +27,9 @@ def exact(monkeypatch):
 
 
 def cases(folder):
-    """Requests of several shapes, modes and prompts; the first comes again, after the others have used the same memory."""
+    """Requests of several modes, shapes and prompts. The first comes again at the end, after others that used the same memory."""
     asked = request(Case(folder, steps=2))
-    modes = [request(Case(folder, mode=mode, steps=2)) for mode in MODES[1:]]
+    modes = [request(Case(folder, mode=mode, steps=2)) for mode in ("forward_dynamics", "inverse_dynamics")]
     others = [replace(asked, guidance_interval=(900, 1001)), replace(asked, fps=7.5, domain_id=6)]
     longer = replace(asked, neg_text_ids=torch.arange(100, 100 + BUCKET))
     return [asked, *modes, *others, replace(asked, text_ids=asked.text_ids[..., :9] + 1), longer, asked]
@@ -40,7 +39,7 @@ def answers(folder, device, dtype=torch.float32, few=False, **options):
     engine = Cosmos3Engine.from_pretrained(folder, dtype=dtype, device=device, **options)
     asked = cases(folder)
     try:
-        found = [engine.step(one) for one in (asked[::7] if few else asked)]  # compiling takes a while for each shape
+        found = [engine.step(one) for one in (asked[::7] if few else asked)]  # few: the first twice; each shape compiles anew
     finally:
         engine.close()
     return [{name: one[name].float().cpu() for name in ("action", "video") if one.get(name) is not None} for one in found]
