@@ -27,7 +27,7 @@ def exact(monkeypatch):
 
 
 def cases(folder):
-    """Requests of several modes, shapes and prompts. The first comes again at the end, after others that used the same memory."""
+    """Requests of several modes, shapes and prompts. The first comes again last, after others that used the same memory."""
     asked = request(Case(folder, steps=2))
     modes = [request(Case(folder, mode=mode, steps=2)) for mode in ("forward_dynamics", "inverse_dynamics")]
     others = [replace(asked, guidance_interval=(900, 1001)), replace(asked, fps=7.5, domain_id=6)]
