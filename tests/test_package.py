@@ -38,11 +38,25 @@ def test_the_page_on_pypi_has_absolute_links_to_files_that_exist(tmp_path: Path)
     readme = (ROOT / "README.md").read_text()
     targets = [target for target in re.findall(r"\]\(([^)]+)\)", readme) if not target.startswith(("http", "#"))]
     assert len(targets) > 15
-    assert not [target for target in targets if not (ROOT / target).exists()]
+    assert not [target for target in targets if not leads_somewhere(target)]
     links = re.findall(r"\]\(([^)]+)\)", hook.absolute(readme, "https://host/us/it"))
     assert not [link for link in links if not link.startswith(("https://", "#"))]
     assert "https://host/us/it/raw/main/docs/rollout.webp" in links
     assert (ROOT / "docs/rollout.webp").stat().st_size < 4 << 20
+
+
+@pytest.mark.parametrize("target", ["docs/no_such_page.md", "docs/performance.md#no-such-heading"])
+def test_a_dead_link_is_noticed(target: str):
+    assert not leads_somewhere(target)
+
+
+def leads_somewhere(target: str) -> bool:
+    """Return whether a relative link's file exists, and in it the heading that the link names after ``#``."""
+    path, _, anchor = target.partition("#")
+    if not (ROOT / path).exists():
+        return False
+    headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
+    return not anchor or anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_importing_the_package_loads_nothing_heavy():
