@@ -38,6 +38,9 @@ _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
 _FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0  # height above the target per distance aside; fingers beside a cube need more
 _TURN_WITHIN_M = 0.12  # horizontal distance to the target within which a hand in a funnel turns to it
+_CLEAR_SLOPE, _CLEAR_M = 4.0, 0.008  # height above a cube per distance that a finger is closer than this to its side
+_TOP_M = 0.01  # height above a cube's top at which an open finger passes it
+_SLOW_M, _SLOW_BELOW_M = 0.005, 0.05  # height per row with which a hand that cannot be sure comes down, from this height on
 _INTO_BIN_SLOPE, _INTO_BIN_WITHIN_M = 3.0, 0.03  # the same over a bin, and the distance aside within which it is zero
 _FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
@@ -179,8 +182,8 @@ class ScriptedBackend(Backend):
         Args:
             cruises: Whether the first row has the speed that the hand would reach, whatever the measured one.
             drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows after them correct it.
-            askew: Whether the hand may take a cube up to 16 degrees askew, and keeps one that it holds at any yaw; in a funnel
-                it also comes down before it has turned.
+            askew: Whether the hand may take a cube up to 16 degrees askew, and keeps one that it holds at any yaw. In a funnel
+                it also comes down before it has turned, slowly and as far as its fingers clear the cube.
         """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:
@@ -316,11 +319,17 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
     if world.funnel:  # without a gate that only a close look can judge
         slope = _FUNNEL_SLOPE_TURNING if world.turns else _FUNNEL_SLOPE
         turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns and not world.askew else 0.0
-        above = min(_HOVER_M, max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, 0.0))
+        room = _room_m(world, target, R) if world.askew else _CLEAR_M
+        above = max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, _CLEAR_SLOPE * (_CLEAR_M - room), 0.0)
+        above = min(_HOVER_M, above)
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
+        rises |= room < 0 and world.p[2] < target[2] + world.edge_m / 2 + _TOP_M  # a finger would push the cube
         shown = aside < _TURN_WITHIN_M  # no camera shows the yaw from further away
         R_now = R if shown else _gripper_down(world.grasp_yaw_rad)
-        world.move(np.array([*(world.p if rises else target)[:2], target[2] + above]), R_now)
+        height = target[2] + above
+        if world.askew and height < world.p[2] < target[2] + _SLOW_BELOW_M:
+            height = max(height, world.p[2] - _SLOW_M)
+        world.move(np.array([*(world.p if rises else target)[:2], height]), R_now)
         return
     aligned = _angle(world.R_tcp, R) < 2 * _GRASP_WITHIN_RAD
     if aside < _DESCEND_WITHIN_M and aligned:
@@ -329,6 +338,14 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         world.move(np.array([world.p[0], world.p[1], hover]), world.R_tcp)
     else:
         world.move(np.array([target[0], target[1], hover]), R)
+
+
+def _room_m(world: _World, cube: F64, R: F64) -> float:
+    """Return the distance between a cube, whose yaw R has, and the nearer open finger; negative if they overlap from above."""
+    beside = abs(float((cube - world.p) @ world.R_tcp[:, 1]))
+    off = _hand_yaw(world.R_tcp) - _hand_yaw(R)
+    across = world.edge_m * (abs(np.cos(off)) + abs(np.sin(off)))
+    return (float(np.max(world.gap_m)) - across) / 2 - beside
 
 
 def _delivered(world: _World, goal: Goal) -> bool:
