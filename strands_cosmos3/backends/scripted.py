@@ -44,6 +44,7 @@ _SLOW_M, _SLOW_BELOW_M = 0.005, 0.05  # height per row with which a hand that ca
 _INTO_BIN_SLOPE, _INTO_BIN_WITHIN_M = 3.0, 0.03  # the same over a bin, and the distance aside within which it is zero
 _FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
+_GRASP_ASIDE_M = 0.008  # the horizontal one for a hand that takes a cube askew
 _SLACK_M = 0.03  # tolerance on the hover and carry heights, and on the horizontal distance to a place
 _IN_BIN_M = 0.05  # horizontal distance to the bin's centre within which a cube is in the bin
 _LOWER_INTO_BIN_M, _LOWER_ONTO_CUBE_M = 0.015, 0.004  # horizontal distance within which to lower the held cube
@@ -53,7 +54,10 @@ _STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in
 _GRASP_WITHIN_RAD = float(np.deg2rad(4.0))  # rotation error within which to close the fingers
 _GRASP_ASKEW_WITHIN_RAD = float(np.deg2rad(16.0))  # the same if the hand may take a cube askew
 _HELD_GAP, _HELD_GAP_ASKEW = 1.12, 1.45  # widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
+_MEAN_WIDTH = 4 / np.pi  # of a square seen from all sides, in its edges
 _NEIGHBOUR_M = 0.095  # distance within which another cube can be in a finger's way
+_BESIDE_FINGER_M = 0.015  # free space aside of the line on which the fingers open: half of a finger, and a margin
+_TURNS_RAD = np.deg2rad([0, *(sign * size for size in range(5, 95, 5) for sign in (-1, 1))])  # the least first
 _ROOM_MARGIN_M = 0.01
 _SQUEEZE_ROWS = 3  # rows to wait with closed fingers before lifting
 _RELEASE_OPENING = 0.75  # open fraction from which a cube is released
@@ -85,7 +89,7 @@ class _World:
     funnel: bool
     grasp_yaw: dict[str, float] = field(default_factory=dict[str, float])  # of the hand, by cube
     cruises: bool = False  # whether the next row has the speed that the hand would reach
-    askew: bool = False  # whether the hand descends at any yaw, and takes a cube askew
+    askew: bool = False  # whether the hand takes cubes without turning to their yaw
     held_rows: int = 0
 
     @property
@@ -182,8 +186,9 @@ class ScriptedBackend(Backend):
         Args:
             cruises: Whether the first row has the speed that the hand would reach, whatever the measured one.
             drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows after them correct it.
-            askew: Whether the hand may take a cube up to 16 degrees askew, and keeps one that it holds at any yaw. In a funnel
-                it also comes down before it has turned, slowly and as far as its fingers clear the cube.
+            askew: Whether the hand takes cubes without turning to their yaw, which a small picture does not show. It keeps
+                the robot's yaw and turns only where another cube is in a finger's way. In a funnel it comes down slowly, and
+                only as far as its fingers clear the cube.
         """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:
@@ -255,23 +260,29 @@ def _flat_yaw(R: F64) -> float:
 def _grasp_yaw(world: _World, cube: str) -> float:
     """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to the robot's (45 degrees).
 
-    If another cube stands where a finger would descend, the hand turns by 90 degrees.
+    If another cube stands where a finger would descend, the hand turns by 90 degrees. A hand that takes cubes askew keeps the
+    robot's yaw, and turns only as far as another cube needs.
     """
     quarter = np.pi / 2
     home = world.grasp_yaw_rad
+    if world.askew:
+        yaws = home + _TURNS_RAD
+        needed_m = _BESIDE_FINGER_M + world.edge_m * _MEAN_WIDTH / 2
+        return float(yaws[np.argmax(np.minimum(_finger_rooms_m(world, cube, yaws), needed_m))])
     if not world.turns:
         return home
     nearest = home + (world.yaw[cube] - home + quarter / 2) % quarter - quarter / 2
     turned = nearest - quarter if nearest > home else nearest + quarter
-    return turned if _finger_room_m(world, cube, turned) > _finger_room_m(world, cube, nearest) + _ROOM_MARGIN_M else nearest
+    room_m, turned_room_m = _finger_rooms_m(world, cube, np.array([nearest, turned]))
+    return turned if turned_room_m > room_m + _ROOM_MARGIN_M else nearest
 
 
-def _finger_room_m(world: _World, cube: str, yaw_rad: float) -> float:
-    """Return how far the closest neighbour stands aside of the line on which the fingers of such a hand open."""
-    across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
+def _finger_rooms_m(world: _World, cube: str, yaw_rad: F64) -> F64:
+    """Return how far the closest neighbour stands aside of the line on which the fingers open, for hands of these yaws [n]."""
+    across = np.stack([np.cos(yaw_rad), np.sin(yaw_rad)])
     offsets = [(p - world.cubes[cube])[:2] for name, p in world.cubes.items() if name != cube]
-    close = [abs(float(off @ across)) for off in offsets if length(off) < _NEIGHBOUR_M]
-    return min(close, default=_NEIGHBOUR_M)
+    close = [abs(off @ across) for off in offsets if length(off) < _NEIGHBOUR_M]
+    return np.min([*close, np.full(len(yaw_rad), _NEIGHBOUR_M)], axis=0)
 
 
 def _act(world: _World, goal: Goal) -> float:
@@ -297,8 +308,8 @@ def _act(world: _World, goal: Goal) -> float:
         world.move_fingers(1.0, goal.cube)
         return 1.0
     within_rad = _GRASP_ASKEW_WITHIN_RAD if world.askew else _GRASP_WITHIN_RAD
-    at = length(world.p - cube) < _GRASP_WITHIN_M and _angle(world.R_tcp, R) < within_rad
-    closing = length(world.p - cube) < 2 * _GRASP_WITHIN_M and world.opening < 0.95
+    at = _around(world, cube, 1) and _angle(world.R_tcp, R) < within_rad
+    closing = _around(world, cube, 2) and world.opening < 0.95
     if at or closing:
         world.move(world.p, world.R_tcp)
         world.move_fingers(0.0, goal.cube)
@@ -306,6 +317,14 @@ def _act(world: _World, goal: Goal) -> float:
     _descend_onto(world, cube, R)
     world.move_fingers(1.0, goal.cube)
     return 1.0
+
+
+def _around(world: _World, cube: F64, times: int) -> bool:
+    """Return whether the hand is within so many times the distance at which to close the fingers."""
+    off = world.p - cube
+    if world.askew:
+        return length(off[:2]) < times * _GRASP_ASIDE_M and bool(abs(off[2]) < times * _GRASP_WITHIN_M)
+    return length(off) < times * _GRASP_WITHIN_M
 
 
 def _angle(R_a: F64, R_b: F64) -> float:
@@ -317,9 +336,10 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
     aside = length((target - world.p)[:2])
     hover = target[2] + _HOVER_M
     if world.funnel:  # without a gate that only a close look can judge
-        slope = _FUNNEL_SLOPE_TURNING if world.turns else _FUNNEL_SLOPE
-        turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if world.turns and not world.askew else 0.0
-        room = _room_m(world, target, R) if world.askew else _CLEAR_M
+        turns = world.turns and not world.askew
+        slope = _FUNNEL_SLOPE_TURNING if turns else _FUNNEL_SLOPE
+        turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if turns else 0.0
+        room = _room_m(world, target) if world.askew else _CLEAR_M
         above = max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, _CLEAR_SLOPE * (_CLEAR_M - room), 0.0)
         above = min(_HOVER_M, above)
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
@@ -340,12 +360,10 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         world.move(np.array([target[0], target[1], hover]), R)
 
 
-def _room_m(world: _World, cube: F64, R: F64) -> float:
-    """Return the distance between a cube, whose yaw R has, and the nearer open finger; negative if they overlap from above."""
+def _room_m(world: _World, cube: F64) -> float:
+    """Return the distance between a cube of any yaw and the nearer open finger; negative if they overlap from above."""
     beside = abs(float((cube - world.p) @ world.R_tcp[:, 1]))
-    off = _hand_yaw(world.R_tcp) - _hand_yaw(R)
-    across = world.edge_m * (abs(np.cos(off)) + abs(np.sin(off)))
-    return (float(np.max(world.gap_m)) - across) / 2 - beside
+    return (float(np.max(world.gap_m)) - _MEAN_WIDTH * world.edge_m) / 2 - beside
 
 
 def _delivered(world: _World, goal: Goal) -> bool:

@@ -204,7 +204,7 @@ def test_a_cruising_hand_starts_with_the_speed_that_it_would_reach(robot):
     np.testing.assert_allclose(_steps_mm(moving)[0], _steps_mm(moving, cruises=True)[0], atol=1e-6)
 
 
-def test_a_hand_that_may_take_a_cube_askew_comes_down_before_it_has_turned(robot):
+def test_a_hand_that_takes_cubes_askew_comes_down_before_it_has_turned(robot):
     """Another one waits above, 25 cm for each radian beyond 8 degrees, until it has turned."""
     request = replace(_over_the_table(robot, turned_rad=np.deg2rad(30), height_m=0.05), instruction="pick up the red cube")
     strict, askew = (_steps_mm(request, askew=askew)[0][:4, 2].sum() for askew in (False, True))
@@ -212,16 +212,51 @@ def test_a_hand_that_may_take_a_cube_askew_comes_down_before_it_has_turned(robot
     assert -20 < askew < -8  # slowly, 5 mm a row
 
 
-@pytest.mark.parametrize("turned_deg", [0, 20, 40])
-@pytest.mark.parametrize(("overlap_m", "descends"), [(0.001, False), (-0.010, True)])
-def test_fingers_come_down_where_they_clear_the_cube(robot, turned_deg, overlap_m, descends):
-    """A finger just above the cube's top would push it aside, whatever the yaw."""
-    request = _over_the_table(robot, turned_rad=np.deg2rad(turned_deg))
+def _with_cube_turned(request, cube_rad):
+    cube = np.array(request.privileged["cube_red"])
+    cube[:3, :3] = so3_exp(np.array([0.0, 0.0, cube_rad])) @ cube[:3, :3]
+    return replace(request, privileged={**request.privileged, "cube_red": cube})
+
+
+@pytest.mark.parametrize("height_m", [0.0, 0.02, 0.05, 0.1])
+def test_a_hand_that_takes_cubes_askew_does_not_look_at_their_yaw(robot, height_m):
+    """Another one turns to it."""
+    upright = replace(_over_the_table(robot, height_m=height_m), instruction="pick up the red cube")
+    expert, turned = ScriptedBackend(funnel=True), _with_cube_turned(upright, np.deg2rad(30))
+    for askew in (False, True):
+        rows = [expert.plan(request, askew=askew).action for request in (upright, turned)]
+        assert np.array_equal(*rows) == askew
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+@pytest.mark.parametrize(("between_deg", "turn_deg"), [(90, 0), (60, 0), (20, 20), (0, 40)])
+def test_a_hand_that_takes_cubes_askew_turns_only_where_another_cube_is_in_a_fingers_way(robot, between_deg, turn_deg, side):
+    """By the least angle, in steps of 5 degrees, that leaves a finger room beside a cube 6 cm from the one to be taken."""
+    request = _over_the_table(robot, height_m=0.1)
+    state, angle = request.privileged, side * np.deg2rad(between_deg)
+    fingers = request.T_base_cosmos[:3, 1]
+    far, near = np.array(state["cube_blue"]), np.array(state["cube_red"])
+    far[:2, 3] += [1.0, 1.0]
+    near[:3, 3] += 0.06 * (so3_exp(np.array([0.0, 0.0, angle])) @ fingers)
+    request = replace(request, privileged={**state, "cube_blue": far, "cube_green": near})
+    _, poses = _steps_mm(request, askew=True)
+    turned = poses[-1][:3, :3] @ poses[0][:3, :3].T
+    turned_deg = np.rad2deg(np.arctan2(turned[1, 0], turned[0, 0]))
+    assert abs(turned_deg) == pytest.approx(min(turn_deg, 34), abs=6)
+    if between_deg == 20:
+        assert np.sign(turned_deg) == -side  # away from the other cube
+
+
+@pytest.mark.parametrize("cube_deg", [0, 20, 40])
+@pytest.mark.parametrize(("room_m", "descends"), [(-0.001, False), (0.010, True)])
+def test_fingers_come_down_where_they_clear_the_cube(robot, cube_deg, room_m, descends):
+    """A finger just above the cube's top would push it aside; the cube counts as wide as it is on average over all yaws."""
+    request = _over_the_table(robot)
     edge_m, tcp = float(request.privileged["edge_m"]), np.array(request.privileged["tcp"])
-    corners = np.array([[x, y, 0.0] for x in (-1, 1) for y in (-1, 1)]) * edge_m / 2 @ request.privileged["cube_red"][:3, :3].T
-    off_m = PANDA_FINGER.open_value - np.abs(corners @ tcp[:3, 1]).max() + overlap_m
+    off_m = PANDA_FINGER.open_value - edge_m * 2 / np.pi - room_m
     tcp[:3, 3] = request.privileged["cube_red"][:3, 3] + off_m * tcp[:3, 1] + [0.0, 0.0, edge_m / 2 + 0.006]
     at = replace(request, T_base_cosmos=tcp, privileged={**request.privileged, "tcp": tcp})
+    at = _with_cube_turned(at, np.deg2rad(cube_deg))
     assert (_steps_mm(at, askew=True, cruises=True)[0][0, 2] < 0) == descends
 
 
@@ -238,7 +273,7 @@ def test_a_hand_beside_a_cube_rises_before_a_finger_pushes_it(robot):
 
 @pytest.mark.parametrize(("turned_deg", "closes"), [(2, (True, True)), (12, (False, True)), (25, (False, False))])
 def test_the_yaw_within_which_fingers_close(robot, turned_deg, closes):
-    """4 degrees, or 16 if the hand may take the cube askew; beyond, it turns first."""
+    """4 degrees, or 16 from the robot's own yaw if the hand takes cubes askew; beyond, it turns first."""
     request = replace(
         _over_the_table(robot, turned_rad=np.deg2rad(turned_deg), height_m=0.0), instruction="pick up the red cube", gripper=1.0
     )
@@ -254,6 +289,14 @@ def test_fingers_that_hold_a_cube_askew_keep_it(robot, gap, keeps):
     held = replace(request, gripper=gap * edge_m / open_m)
     plans = [ScriptedBackend(funnel=True).plan(held, askew=askew).action[:, 9] for askew in (False, True)]
     assert tuple(bool((fingers < 0).all()) for fingers in plans) == keeps
+
+
+@pytest.mark.parametrize(("aside_mm", "above_mm", "closes"), [(7, 0, (False, True)), (9, 0, (False, False)), (0, 6, (False, False))])
+def test_the_distance_within_which_fingers_close(robot, aside_mm, above_mm, closes):
+    """5 mm, or 8 mm aside and 5 in height if the hand takes cubes askew: fingers that close higher lose the cube."""
+    request = replace(_over_the_table(robot, aside_mm / 1e3, height_m=above_mm / 1e3), instruction="pick up the red cube", gripper=1.0)
+    plans = [ScriptedBackend(funnel=True).plan(request, askew=askew).action[0, 9] for askew in (False, True)]
+    assert tuple(bool(command < 0) for command in plans) == closes
 
 
 def test_a_drift_is_added_to_the_first_rows_and_corrected_by_the_others(robot):

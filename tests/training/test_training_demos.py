@@ -125,9 +125,17 @@ def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
     assert errors[1].end_mm > 12
 
 
-def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_not():
-    """A hand 5 cm above the cube, turned by 30 degrees against it: only labels come down before it has turned."""
-    with DemoCollector(DemoConfig(ticks=2)) as collector:
+def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_so_in_most_episodes():
+    """A hand 5 cm above the cube, turned by 30 degrees against it: only labels, and most drivers, come down before it has turned."""
+    with DemoCollector(DemoConfig(ticks=2, turning=0.3)) as collector:
+        drivers = [collector.record(0, episode) and collector.expert.askew for episode in range(30)]
+    assert 15 <= drivers.count(True) <= 26
+    for turning in (0.0, 1.0):
+        _require_labels_that_take_a_cube_askew(turning)
+
+
+def _require_labels_that_take_a_cube_askew(turning):
+    with DemoCollector(DemoConfig(ticks=2, turning=turning)) as collector:
         assert collector.record(0, 0) is not None
         (stage,) = collector._stages.values()
         request, expert, goal = collector.request(stage.robot.observation()), collector.expert, GOALS.index((Verb.PICK, "red"))
@@ -141,7 +149,7 @@ def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_not():
         expert.goal, expert.share, expert.wandering = goal, 0.0, False
         strict, askew = (expert.answer(request, goal, askew=askew).action for askew in (False, True))
         assert not np.array_equal(strict, askew)
-        np.testing.assert_array_equal(expert.infer(request).action, strict)
+        np.testing.assert_array_equal(expert.infer(request).action, strict if turning else askew)
         np.testing.assert_array_equal(collector.continuation(request, goal, 0, np.random.default_rng(0)), askew)
         answer = expert.answer(request, goal, cruises=True, askew=True).action
         np.testing.assert_array_equal(collector.answer(request, goal), answer)

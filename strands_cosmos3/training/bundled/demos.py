@@ -77,6 +77,7 @@ class DemoConfig:
     visual_randomization: float = 1.0  # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
     looks_randomization: float = 1.0  # the highest scale of the other looks of labelled pictures
     turns: bool = True  # whether the expert's hand turns to the cube's yaw
+    turning: float = 0.3  # for the DROID rig, fraction of episodes in which it does: labels take cubes askew
     prefix_rows: int = 0  # longest action prefix of additional labels; 0: there are none
     robot: str = "panda"  # a name, or the path of its TOML file
 
@@ -143,13 +144,14 @@ class PerturbedExpert(Backend):
         self.share = 0.0
         self.perturbed = False
         self.wandering = False
+        self.askew = False
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the expert's chunk for the goal, perturbed or not, or a random motion."""
         if self.wandering:
             self.perturbed = True
             return self._wander(request)
-        chunk = self.answer(request, self.goal)
+        chunk = self.answer(request, self.goal, askew=self.askew)
         self.perturbed = bool(self.rng.random() < self.share)
         return replace(chunk, action=self._perturb(np.array(chunk.action))) if self.perturbed else chunk
 
@@ -228,6 +230,7 @@ class DemoCollector:
         self.expert.rng, self.expert.share = rng, config.perturbed
         self.expert.goal = int(rng.choice(config.goals))
         self.expert.wandering = bool(rng.random() < config.wandering)
+        self.expert.askew = config.embodiment.rig is not None and bool(rng.random() >= config.turning)
         self._policy.reset(0)
         recorder = EpisodeRecorder(self, stage, rng)
         try:
@@ -299,7 +302,7 @@ class DemoCollector:
 
         One picture does not show the arm's speed, which would turn the next rows by several centimetres, nor, from above, the
         yaw of a cube. For the bundled policy's recipe the expert therefore answers as if the arm had the speed that it would
-        reach, and comes down before it has turned; for others it answers as if the arm stood still.
+        reach, and takes cubes without turning to them; for others it answers as if the arm stood still.
         """
         if self.config.embodiment.rig is not None:
             return self.expert.answer(request, goal, cruises=True, askew=True).action
