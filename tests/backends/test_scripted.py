@@ -291,10 +291,13 @@ def test_fingers_that_hold_a_cube_askew_keep_it(robot, gap, keeps):
     assert tuple(bool((fingers < 0).all()) for fingers in plans) == keeps
 
 
-@pytest.mark.parametrize(("aside_mm", "above_mm", "closes"), [(7, 0, (False, True)), (9, 0, (False, False)), (0, 6, (False, False))])
+@pytest.mark.parametrize(
+    ("aside_mm", "above_mm", "closes"), [(7, 0, (False, True)), (9, 0, (False, False)), (0, 6, (False, False))]
+)
 def test_the_distance_within_which_fingers_close(robot, aside_mm, above_mm, closes):
     """5 mm, or 8 mm aside and 5 in height if the hand takes cubes askew: fingers that close higher lose the cube."""
-    request = replace(_over_the_table(robot, aside_mm / 1e3, height_m=above_mm / 1e3), instruction="pick up the red cube", gripper=1.0)
+    request = _over_the_table(robot, aside_mm / 1e3, height_m=above_mm / 1e3)
+    request = replace(request, instruction="pick up the red cube", gripper=1.0)
     plans = [ScriptedBackend(funnel=True).plan(request, askew=askew).action[0, 9] for askew in (False, True)]
     assert tuple(bool(command < 0) for command in plans) == closes
 
