@@ -134,7 +134,7 @@ VALID = (
 
 @pytest.fixture(scope="module")
 def language() -> Language:
-    found = Checkpoint.open(embedded_checkpoint()).language
+    found = Checkpoint.open(str(embedded_checkpoint())).language
     assert found is not None
     return found
 

@@ -102,11 +102,12 @@ class Checkpoint:
     layout: Layout = field(kw_only=True)
 
     @classmethod
-    def open(cls, root: Path | Layout, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
+    def open(cls, root: str | Path | Layout, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
         """Read every config and header. ``variant`` is the expected one; ``action_space`` counts if none is stated.
 
         Raises LayoutError, WeightsError, ContractError or VariantError for one fault, PreflightError with the list of several.
         """
+        root = Path(root) if isinstance(root, str) else root
         if isinstance(root, Path) and root.suffix != ".toml":
             _require_folder(root)
         layout = root if isinstance(root, Layout) else open_layout(root)
