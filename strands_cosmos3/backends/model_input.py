@@ -107,15 +107,16 @@ class ModelInput:
         """
         return row_quantiles(self._checkpoint, self._stats, request.embodiment, request.action_space)
 
-    def sampling(self, request: Request) -> Sampling:
-        """Return how to sample for a request."""
-        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, self._options, request.mode)
+    def sampling(self, request: Request, own: bool = False) -> Sampling:
+        """Return how to sample for a request; ``own``: as the checkpoint records, whatever the options."""
+        given = Sampling() if own else self._options
+        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, given, request.mode)
 
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows
         if key not in self._processors:
             frames = self._options.policy_frames
-            if frames is None and self._options.decode_video:
+            if frames is None and self._options.decode_video and not self._checkpoint.future_from_actions:
                 frames = max(self._checkpoint.policy_frames, default=None)
             self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
                 self._checkpoint,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.embodiments import CameraRig
+from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.inputs import ProcessedInput
@@ -63,7 +63,9 @@ class EngineBackend(Backend):
         self.prefix_rows = engine.checkpoint.prefix_rows
         self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
         self._counters: Counter[str] = Counter({} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0})
-        self._input = ModelInput(engine.checkpoint, options or InferenceOptions())
+        options = options or InferenceOptions()
+        self._input = ModelInput(engine.checkpoint, options)
+        self._futures_apart = engine.decodes_video and engine.checkpoint.future_from_actions and options.policy_frames is None
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the checkpoint's composite of a rig's views; released policies have cosmos-framework's."""
@@ -79,9 +81,29 @@ class EngineBackend(Backend):
         return self.infer_batch((request,))[0]
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
-        """Return the chunk for each request; those of equal shape and schedule share a pass. Errors as :meth:`infer`."""
+        """Return the chunk for each request; those of equal shape and schedule share a pass. Errors as :meth:`infer`.
+
+        Where the checkpoint predicts futures from actions, a second pass does: the same rows come with and without a video.
+        """
+        shown = [
+            i for i, one in enumerate(requests) if self._futures_apart and one.mode is Mode.POLICY and one.decode_frames != 0
+        ]
+        asked = [replace(one, decode_frames=0) if i in shown else one for i, one in enumerate(requests)]
+        chunks = [self._chunk(*answer) for answer in zip(asked, *self._results(asked), strict=True)]
+        futures = [_future(requests[i], chunks[i]) for i in shown]
+        for i, result in zip(shown, self._results(futures, own_sampling=True)[1], strict=True):
+            took = Counter(chunks[i].timing) + Counter(_milliseconds(result))
+            chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=took)
+        return chunks
+
+    def _results(
+        self, requests: Sequence[Request], own_sampling: bool = False
+    ) -> tuple[list[ProcessedInput], list[Mapping[str, Any]]]:
+        """Return each request's input and the engine's result for it; ``own_sampling``: as the checkpoint records, whatever the
+        options."""
         processed = [self._processed(request) for request in requests]
-        wanted = [self._engine_request(one, request) for one, request in zip(processed, requests, strict=True)]
+        sampling = [self._input.sampling(request, own_sampling) for request in requests]
+        wanted = [self._engine_request(*given) for given in zip(processed, requests, sampling, strict=True)]
         for i, one in enumerate(wanted):  # the engine encodes the same tensor once
             same = next(held for held in wanted if torch.equal(held.cond_video_pixels, one.cond_video_pixels))
             wanted[i] = replace(one, cond_video_pixels=same.cond_video_pixels)
@@ -89,7 +111,7 @@ class EngineBackend(Backend):
         for key in dict.fromkeys(one.batch_key for one in wanted):
             alike = [i for i, one in enumerate(wanted) if one.batch_key == key]
             results |= dict(zip(alike, self.engine.step_batch([wanted[i] for i in alike]), strict=True))
-        return [self._chunk(requests[i], processed[i], results[i]) for i in range(len(requests))]
+        return processed, [results[i] for i in range(len(requests))]
 
     def _processed(self, request: Request) -> ProcessedInput:
         longest = self.engine.checkpoint.prefix_rows
@@ -100,10 +122,10 @@ class EngineBackend(Backend):
             )
         return self._input(request, self.name)
 
-    def _engine_request(self, processed: ProcessedInput, request: Request) -> Cosmos3ActionRequest:
+    def _engine_request(self, processed: ProcessedInput, request: Request, sampling: Sampling) -> Cosmos3ActionRequest:
         shown = self.engine.decodes_video and request.decode_frames != 0
         return processed.request(
-            self._input.sampling(request),
+            sampling,
             seed=request.seed,
             use_karras_sigmas=False,
             return_video=shown,
@@ -117,7 +139,7 @@ class EngineBackend(Backend):
             request.embodiment,
             fps=processed.fps,
             seed=request.seed,
-            timing={f"{part}_ms": ms for part, ms in result["timing"].items()},
+            timing=_milliseconds(result),
             video=as_pictures(result["pixels"]) if "pixels" in result else None,
             quantiles=self._input.quantiles(request),
             novelty=self._noticed(result.get("novelty")),
@@ -145,6 +167,15 @@ class EngineBackend(Backend):
     def close(self) -> None:
         """Free the weights; calling it twice is harmless."""
         self.engine.close()
+
+
+def _milliseconds(result: Mapping[str, Any]) -> dict[str, float]:
+    return {f"{part}_ms": ms for part, ms in result["timing"].items()}
+
+
+def _future(request: Request, chunk: ActionChunk) -> Request:
+    """Return the request for the video of a chunk's rows."""
+    return replace(request, mode=Mode.FORWARD_DYNAMICS, conditioning_actions=chunk.action, action_prefix=None, prompt="")
 
 
 class NativeBackend(EngineBackend):

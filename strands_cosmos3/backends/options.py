@@ -60,7 +60,8 @@ class InferenceOptions(Sampling):
         decode_video: Whether the predicted video is decoded; ``"preview"`` does so cheaply and less exactly if the checkpoint
             has a preview decoder.
         policy_frames: Frames of a policy's clip: 1 answers actions without a future, several times faster, where the checkpoint
-            was trained to. None is the checkpoint's first, or its longest if the predicted video is decoded.
+            was trained to. None is the checkpoint's first, or its longest if the predicted video is decoded; where forward
+            dynamics predict the video (a checkpoint's ``future_mode``), the first in any case.
         check_language: Whether a checkpoint that declares its language refuses sentences that it does not understand.
         engine: For ``native`` and ``distributed``: options of speed and memory.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`; None is one process.

@@ -9,7 +9,8 @@ A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``
 before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
 both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not as in ``sampling``),
 ``dynamics_start`` (``"frame"``: they start at the given frame and at rows of zeros instead of noise, as in
-training, which showed one step),
+training, which showed one step), ``future_mode`` (``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not
+named, the policy answers actions alone, and forward dynamics predict the video of its rows),
 ``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file ->
 digest, checked before loading).
 """
@@ -222,6 +223,11 @@ class Checkpoint:
     def dynamics_from_frame(self) -> bool:
         """Whether both dynamics start at the given frame and at rows of zeros instead of noise."""
         return self.metadata.get("dynamics_start") == "frame"
+
+    @property
+    def future_from_actions(self) -> bool:
+        """Whether forward dynamics predict the video of a policy's answer from its rows, instead of the policy with them."""
+        return self.metadata.get("future_mode") == "forward_dynamics"
 
     @property
     def digest(self) -> str:

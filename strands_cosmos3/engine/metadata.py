@@ -25,6 +25,7 @@ _NAMES = {
     "composition": ("letterbox", "framework"),
     "dynamics_prompt": ("empty", "instruction"),
     "dynamics_start": ("noise", "frame"),
+    "future_mode": ("policy", "forward_dynamics"),
 }
 CONTRACT_FIELDS = ("width", "chunk", "fps", "normalization", "statistics", "gripper", "views")
 _SHA256 = re.compile("[0-9a-f]{64}")

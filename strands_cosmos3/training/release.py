@@ -29,6 +29,7 @@ from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.preview import save_preview
 from strands_cosmos3.training.windows import ROWS
+from strands_cosmos3.types import Mode
 
 DOMAIN = "droid_lerobot"
 REPLAN_ROWS = ROWS // 2
@@ -153,7 +154,8 @@ def export(
 
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
-        frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone.
+        frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone. With more, forward
+            dynamics predict the video of an answer.
         dynamics_from_frame: Whether both dynamics start at the given frame.
         prefix_rows: Longest action prefix that training showed it. language: Sentences of its training.
         preview: Decoder of films, if there is one. novelty: Its 99.9 % quantile on validation pictures.
@@ -172,6 +174,7 @@ def export(
         "dynamics_steps": DYNAMICS_STEPS,
         "label": label,
     } | ({} if steps is None else {"steps": steps})
+    ours |= {"future_mode": Mode.FORWARD_DYNAMICS} if max(frames) > 1 else {}
     ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
     ours |= {"dynamics_start": "frame"} if dynamics_from_frame else {}
     ours |= {} if novelty is None else {"novelty_rmse": novelty}

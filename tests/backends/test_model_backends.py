@@ -260,6 +260,27 @@ def test_predicted_world(folder, name):
     backend.close()
 
 
+def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(folder, tmp_path):
+    about = {"future_mode": "forward_dynamics", "policy_frames": [1, 9], "dynamics_steps": 1}
+    apart = declaring(folder, tmp_path / "apart", **about)
+    shown, plain = (make_backend("native", apart, replace(QUICK, decode_video=how)) for how in (True, False))
+    chunk, (alone, again) = shown.infer(question()), plain.infer_batch([question(), question(seed=4)])
+    assert chunk.action.tolist() == alone.action.tolist()
+    assert alone.video is None
+    own = make_backend("native", apart, replace(QUICK, decode_video=True, num_steps=None, guidance_scale=None))
+    known = question(mode=Mode.FORWARD_DYNAMICS, conditioning_actions=chunk.action)
+    np.testing.assert_array_equal(chunk.video, own.infer(known).video, "in the steps of its own dynamics, not in two")
+    assert chunk.timing.keys() >= {"encode_ms", "denoise_ms", "decode_ms"}
+    both = shown.infer_batch([question(decode_frames=0), question(seed=4, decode_frames=5)])
+    assert both[0].video is None
+    assert both[1].video.shape == (5, 144, 176, 3)
+    np.testing.assert_allclose(both[1].action, again.action, atol=2e-5)
+    together = make_backend("native", apart, replace(QUICK, decode_video=True, policy_frames=9)).infer(question())
+    assert together.action.tolist() != alone.action.tolist(), "rows and video denoised together, where that is asked for"
+    for backend in (shown, plain, own):
+        backend.close()
+
+
 def test_joint_pos(joint_folder, folder):
     backend = make_backend("native", joint_folder, QUICK)
     space = DROID.action_space("joint_pos")
