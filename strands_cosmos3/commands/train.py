@@ -66,11 +66,11 @@ class Train:
     """Steps of the VAE's encoder, on pictures and clips."""
     gate: bool = True
     """Stop if the VAE loses colours; without, the stages can be tried out in a few steps."""
-    vae_decoder_steps: int = 1200
+    vae_decoder_steps: int = 800
     """Then steps of its decoder; --start brings a finished VAE."""
     policy_steps: int = 600
     """Steps on frame 0 and actions."""
-    joint_steps: int = 4000
+    joint_steps: int = 3200
     """Steps with the future."""
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""

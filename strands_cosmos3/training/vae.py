@@ -97,8 +97,7 @@ def psnr(squared_error: torch.Tensor) -> float:
 def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:
     """Return the mean error of pixels, weighted by what they show."""
     unit = (pixels + 1) / 2
-    saturation = unit.amax(1) - unit.amin(1)
-    weight = 1 + config.saturated * ((saturation - _SATURATED) / 0.15).clamp(0, 1)
+    weight = colour_weight(pixels, config.saturated)
     weight = weight + config.dark * (unit.mean(1) < _DARK).float()
     weight = weight + config.changing * ((unit - unit[:, :, :1]).abs().amax(1) / _CHANGE).clamp(0, 1)
     weight = weight / weight.mean()
@@ -109,6 +108,12 @@ def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss)
     parts = [cost(luma), *(config.chroma * cost(c) for c in chroma)]
     edges = sum(cost(luma.diff(dim=axis)).mean() for axis in (-1, -2))
     return (torch.stack(parts).sum(0) * weight).mean() + config.edges * edges
+
+
+def colour_weight(pixels: torch.Tensor, saturated: float) -> torch.Tensor:
+    """Return weights [B, F, H, W] of pixels [B, 3, F, H, W] in [-1, 1]: 1 for grey, 1 + ``saturated`` for a strong colour."""
+    saturation = (pixels.amax(1) - pixels.amin(1)) / 2
+    return 1 + saturated * ((saturation - _SATURATED) / 0.15).clamp(0, 1)
 
 
 def _cost(x: torch.Tensor, magnitudes: float) -> torch.Tensor:

@@ -8,6 +8,7 @@ import logging
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,8 @@ def test_dynamics_of_an_untrained_model_are_bad(trained):
     assert dynamics["copy_frame_psnr"] > dynamics["forward_db"]
     assert dynamics["inverse_mm"] > 10
     assert dynamics["steps"] == Checkpoint.open(trained.joint).dynamics_steps == 1
+    assert Checkpoint.open(trained.joint).future_from_actions
+    assert not Checkpoint.open(trained.folder / "policy/checkpoint").future_from_actions, "it has no future"
 
 
 def test_the_curve_has_the_parts_of_the_loss(trained):
@@ -438,6 +441,22 @@ def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
         normalised = vae_stage.encoder_of(vae)(pixels)
         raw = vae.encode(pixels).latent_dist.mode()
     torch.testing.assert_close(decoder_stage.raw_latents(vae)(normalised), raw, atol=1e-3, rtol=1e-3)
+
+
+def test_the_decoder_stage_minds_an_error_of_a_strong_colour_three_times():
+    blue, grey = torch.full((1, 3, 1, 1, 2), -0.5), torch.zeros(1, 3, 1, 1, 2)
+    blue[:, 2] = 1.0
+    pixels = torch.cat([blue[..., :1], grey[..., :1]], dim=-1)
+
+    def loss(off):  # of the blue pixel, of the grey one
+        drawn = pixels + torch.tensor(off).view(1, 1, 1, 1, 2)
+        vae = SimpleNamespace(decode=lambda _: SimpleNamespace(sample=drawn))
+        return decoder_stage.decoder_loss(vae, pixels, pixels)
+
+    (of_blue, seen), (of_grey, _) = loss([0.1, 0.0]), loss([0.0, 0.1])
+    assert of_blue / of_grey == pytest.approx(3.0)
+    assert of_blue + of_grey == pytest.approx(0.01), "weights have a mean of one"
+    assert seen["psnr"] == pytest.approx(10 * np.log10(4 / 0.005)), "a figure without weights"
 
 
 def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path):

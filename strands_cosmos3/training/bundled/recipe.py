@@ -20,14 +20,14 @@ JOINT, TRAINED, CARD = "run/joint/checkpoint", "run/decoder/checkpoint", "checkp
 class Recipe:
     """Options of the recipe."""
 
-    episodes: int = 1000  # of demonstrations
+    episodes: int = 700  # of demonstrations
     vae_steps: int = 1000
-    vae_decoder_steps: int = 1200
+    vae_decoder_steps: int = 800
     visual_randomization: float = 0.2  # of the demonstrations; their other looks have all of it
     policy_steps: int = 600
     looks_from: int = 0  # step of the policy stage
     preview_steps: int = 1000
-    joint_steps: int = 4000
+    joint_steps: int = 3200
     decoder_steps: int = 400
     hidden: int = 192
     layers: int = 4

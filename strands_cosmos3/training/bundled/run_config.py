@@ -23,9 +23,9 @@ class RunConfig:
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
     tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 1000  # of the VAE's encoder, on pictures and clips
-    vae_decoder_steps: int = 1200  # then of its decoder
+    vae_decoder_steps: int = 800  # then of its decoder
     policy_steps: int = 600  # on frame 0 and actions
-    joint_steps: int = 4000  # then with the future
+    joint_steps: int = 3200  # then with the future
     preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
     decoder_steps: int = 400  # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
     vae_batch: int = 24  # frames per step, or one longer clip
