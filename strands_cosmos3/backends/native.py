@@ -92,15 +92,15 @@ class EngineBackend(Backend):
         chunks = [self._chunk(*answer) for answer in zip(asked, *self._results(asked), strict=True)]
         futures = [_future(requests[i], chunks[i]) for i in shown]
         for i, result in zip(shown, self._results(futures, own_sampling=True)[1], strict=True):
-            took = Counter(chunks[i].timing) + Counter(_milliseconds(result))
+            first, second = chunks[i].timing, _milliseconds(result)
+            took = {part: first.get(part, 0.0) + second.get(part, 0.0) for part in {**first, **second}}
             chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=took)
         return chunks
 
     def _results(
         self, requests: Sequence[Request], own_sampling: bool = False
     ) -> tuple[list[ProcessedInput], list[Mapping[str, Any]]]:
-        """Return each request's input and the engine's result for it; ``own_sampling``: as the checkpoint records, whatever the
-        options."""
+        """Return each request's input and result; ``own_sampling``: as the checkpoint records, whatever the options."""
         processed = [self._processed(request) for request in requests]
         sampling = [self._input.sampling(request, own_sampling) for request in requests]
         wanted = [self._engine_request(*given) for given in zip(processed, requests, sampling, strict=True)]

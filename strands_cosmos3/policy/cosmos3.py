@@ -75,7 +75,7 @@ class Cosmos3Policy(BatchAnswers):
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
         decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8; ``"preview"`` is cheaper.
         decode_frames: Number of its first frames to decode: the given one and one for each row. None is all of them.
-        policy_frames: 1 predicts actions only, several times faster. None: the checkpoint's first, or as it decodes a future.
+        policy_frames: 1 predicts actions only, several times faster. None: see :class:`InferenceOptions`.
         host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token, or a ``PolicyClient``.
         dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` (heeds ``num_steps``), ``roboarena``, or
             ``libero`` (NVIDIA's LIBERO server, HTTP). ``transport`` is ``"raw"``.
