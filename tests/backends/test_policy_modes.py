@@ -51,7 +51,7 @@ def test_forward_dynamics_decodes_without_being_told(folder):
         assert not plain.backend.engine.decodes_video
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("policy", 4), ("forward_dynamics", 2), ("inverse_dynamics", 2)])
+@pytest.mark.parametrize(("mode", "steps"), [("policy", 3), ("forward_dynamics", 2), ("inverse_dynamics", 2)])
 def test_each_mode_takes_the_steps_that_the_checkpoint_records_for_it(mode, steps):
     checkpoint = replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2)
     droid = get_embodiment("droid")

@@ -436,9 +436,9 @@ def test_a_tokenizer_that_leads_out_of_the_checkpoint_is_refused(copy, tmp_path,
 def test_both_dynamics_have_the_steps_that_they_record_and_a_policy_its_own():
     domain, opened = get_embodiment("droid"), replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2)
     steps = {mode: opened.resolve_sampling(domain, "midtrain", Sampling(), mode).num_steps for mode in Mode}
-    assert steps == {Mode.POLICY: 4, Mode.FORWARD_DYNAMICS: 2, Mode.INVERSE_DYNAMICS: 2}
+    assert steps == {Mode.POLICY: 3, Mode.FORWARD_DYNAMICS: 2, Mode.INVERSE_DYNAMICS: 2}
     assert opened.resolve_sampling(domain, "midtrain", Sampling(7), Mode.FORWARD_DYNAMICS).num_steps == 7
     same = replace(opened, dynamics_steps=None)
-    assert same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 4
+    assert same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 3
     with pytest.raises(LayoutError, match="dynamics_steps must be a whole number of at least 1, at most 1000, got 0"):
         read_count({"dynamics_steps": 0}, "dynamics_steps")

@@ -183,9 +183,9 @@ def test_a_damaged_checkpoint_is_a_failure_and_not_bad_usage(tmp_path, picture):
     assert main(["infer", "--checkpoint", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"]) == 1
 
 
-@pytest.mark.parametrize(("extra", "wanted"), [((), (4, 1.0, 5.0)), (("--steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))])
+@pytest.mark.parametrize(("extra", "wanted"), [((), (3, 1.0, 5.0)), (("--steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))])
 def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypatch, extra, wanted):
-    """The bundled checkpoint records 4 steps and a shift of 5; a backend samples it the same way."""
+    """The bundled checkpoint records 3 steps and a shift of 5; a backend samples it the same way."""
     asked, step = [], Cosmos3Engine.step
 
     def noted(engine, request, *arguments, **options):
@@ -200,4 +200,4 @@ def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypa
     assert (request.num_inference_steps, request.guidance_scale, request.flow_shift) == wanted
     assert request.use_karras_sigmas is False
     found = Checkpoint.open(embedded_checkpoint()).resolve_sampling(get_embodiment("droid"), "midtrain", Sampling())
-    assert found == Sampling(4, 1.0, 5.0)
+    assert found == Sampling(3, 1.0, 5.0)
