@@ -219,15 +219,15 @@ class Request:
 
     def _check_conditions(self) -> None:
         """Known actions and an observed clip belong to one mode each, and are needed there."""
-        for name, value, mode in (
-            ("conditioning_actions", self.conditioning_actions, Mode.FORWARD_DYNAMICS),
-            ("clip", self.clip, Mode.INVERSE_DYNAMICS),
+        for name, argument, value, mode in (
+            ("conditioning_actions", "raw_actions", self.conditioning_actions, Mode.FORWARD_DYNAMICS),
+            ("clip", "video", self.clip, Mode.INVERSE_DYNAMICS),
         ):
-            if (value is not None) != (self.mode is mode):
-                raise InputError(
-                    f"{name} {'are' if name[-1] == 's' else 'is'} for mode {str(mode)!r}, which needs them; "
-                    f"this is mode {str(self.mode)!r}."
-                )
+            if value is None and self.mode is mode:
+                raise InputError(f"mode {str(mode)!r} needs {name}, which a policy's methods take as {argument}=.")
+            if value is not None and self.mode is not mode:
+                verb = "are" if name[-1] == "s" else "is"
+                raise InputError(f"{name} {verb} for mode {str(mode)!r}; this is mode {str(self.mode)!r}.")
         if self.conditioning_actions is not None:
             known = finite_array(self.conditioning_actions, "conditioning_actions", (None, self.action_space.width))
             _set(self, conditioning_actions=known)

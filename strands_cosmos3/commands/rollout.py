@@ -290,7 +290,7 @@ class Rollout:
     @property
     def _wants_prediction(self) -> bool:
         """Whether the predicted video is shown."""
-        return self.video is not None
+        return self.video is not None and self.film == "full"
 
     @property
     def _policy_instruction(self) -> str:

@@ -81,8 +81,8 @@ class Cosmos3Policy(BatchAnswers):
             ``libero`` (NVIDIA's LIBERO server, HTTP). ``transport`` is ``"raw"``.
 
     Attributes:
-        last_rollout: After a call: ``action`` [T, D] raw rows, ``video``, ``sound``, ``seed``, ``timing``, ``action_space``; if
-            known ``quantiles``, ``novelty``, ``borrowed_domain``, ``collision`` and ``off_pose_mm`` (``PolicyArm.account``).
+        last_rollout: After a call: ``action`` [T, D] raw rows, ``video`` (multiples of 16), ``sound``, ``seed``, ``timing``,
+            ``action_space``; if known ``quantiles``, ``novelty``, ``borrowed_domain``, ``collision`` and ``off_pose_mm``.
 
     Raises:
         ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
@@ -336,8 +336,8 @@ class Cosmos3Policy(BatchAnswers):
 
         Args:
             observation_dict: Joint angles, gripper and views by the robot's own names.
-            raw_actions: [rows, D] known actions in the model's scale, for forward dynamics.
-            video: [F, H, W, 3] uint8 composed frames, or the path of a video, for inverse dynamics.
+            raw_actions: [rows, D] known actions in the model's scale, for forward dynamics; too few are filled up by the last.
+            video: [F, H, W, 3] uint8 frames of ``observe.views.compose``, or a file's path, for inverse dynamics.
 
         Raises:
             ObservationError: A state key or camera is missing; the message lists what there is.

@@ -147,7 +147,7 @@ class VideoRecorder:
                 paths.append(Polyline(np.array(trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
         beauty = self._beauty.render(data, "beauty", paths)
         predicted = self._predicted_frame()
-        observed = None if predicted is None else observed_picture(views)
+        observed = None if predicted is None else observed_picture(views, predicted)
         return compose_film(beauty, views, predicted, self.caption or None, observed, float(data.time), outcome)
 
     def _predicted_frame(self) -> NDArray[np.uint8] | None:
@@ -170,10 +170,17 @@ class VideoRecorder:
 
 
 @typed()
-def observed_picture(views: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return what a rig of one or three cameras sees as one picture, as a policy's predicted video shows it."""
+def observed_picture(views: Mapping[str, NDArray[np.uint8]], predicted: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Return what a rig of one or three cameras sees as one picture, or the part of it that a predicted frame [H, W, 3] shows.
+
+    A model's frames end where its grid of 16 pixels does, so they may lack the right or lower edge.
+    """
     pictures = list(views.values())
-    return pictures[0] if len(pictures) == 1 else composite(pictures)
+    picture = pictures[0] if len(pictures) == 1 else composite(pictures)
+    if predicted is None:
+        return picture
+    (height, width), (rows, columns) = picture.shape[:2], predicted.shape[:2]
+    return picture[: min(height, round(width * rows / columns)), : min(width, round(height * columns / rows))]
 
 
 @typed()

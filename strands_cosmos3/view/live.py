@@ -123,7 +123,8 @@ class LiveView:
             state = robot.executor.state.name
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
             stage.status(Status(state, self.instruction, self.source, now_s, *figures))
-            stage.world(self._predicted(now_s), observed=observed_picture(self._views) if self._views else None)
+            predicted = self._predicted(now_s)
+            stage.world(predicted, observed=observed_picture(self._views, predicted) if self._views else None)
             q_rad, _, gripper = robot.joint_state()
             stage.limbs(limb_states(robot.scene, q_rad, gripper))
 

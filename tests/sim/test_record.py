@@ -7,8 +7,9 @@ import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
+from strands_cosmos3.observe.composites import compose_for_tier
 from strands_cosmos3.observe.views import compose, resize
-from strands_cosmos3.sim.film import VideoRecorder, composite
+from strands_cosmos3.sim.film import VideoRecorder, composite, observed_picture
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import Quality
 from strands_cosmos3.sim.robot import Robot
@@ -206,6 +207,23 @@ def test_what_happened_is_composed_as_the_policy_sees_it():
     }
     quick, asked = composite(list(views.values())), compose(views, DROID_RIG)
     assert np.abs(resize(asked, quick.shape[:2], "bilinear") - quick).mean() < 12  # a view in another place: 30 and more
+
+
+def test_what_happened_is_shown_as_far_as_the_prediction_reaches():
+    """The bundled policy's canvas holds a picture 152 wide, of which a predicted frame has the first 144 columns."""
+    rng = np.random.default_rng(1)
+    views = {
+        name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8) for name in DROID_RIG.views
+    }
+    predicted = compose_for_tier(views, DROID_RIG, 128)[:, :144]
+    shown, whole = observed_picture(views, predicted), observed_picture(views)
+    assert shown.shape[1] < whole.shape[1]
+
+    def off(seen):
+        return np.abs(resize(seen, (128, 144), "bilinear").astype(float) - predicted).mean()
+
+    assert off(shown) < 0.6 * off(whole)
+    assert observed_picture(views, whole).shape == whole.shape
 
 
 def test_page_refuses_what_is_no_picture():
