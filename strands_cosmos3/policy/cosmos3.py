@@ -81,7 +81,7 @@ class Cosmos3Policy(BatchAnswers):
             ``libero`` (NVIDIA's LIBERO server, HTTP). ``transport`` is ``"raw"``.
 
     Attributes:
-        last_rollout: After a call: ``action`` [T, D] raw rows, ``video`` (multiples of 16), ``sound``, ``seed``, ``timing``,
+        last_rollout: After a call: raw ``action`` [T, D], ``video`` (H, W multiples of 16), ``sound``, ``seed``, ``timing``,
             ``action_space``; if known ``quantiles``, ``novelty``, ``borrowed_domain``, ``collision`` and ``off_pose_mm``.
 
     Raises:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.cli import main
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
 
@@ -32,6 +33,19 @@ def test_rollout_with_a_model(cheap, tmp_path):
     assert len(episode["model_sha256"]) == 64
     assert episode["steps"]["total"] > 0
     assert film.stat().st_size > 0
+
+
+@pytest.mark.parametrize(("layout", "decoded"), [("full", "preview"), ("views", False)])
+def test_only_a_film_that_shows_the_prediction_has_one_made(layout, decoded, tmp_path, monkeypatch):
+    asked = []
+
+    def noted(*_, **options):
+        asked.append(options["decode_video"])
+        raise ConfigError("that is all that this test wants to know")
+
+    monkeypatch.setattr("strands_cosmos3.policy.create_policy", noted)
+    main(["rollout", "--task", "reach", "--backend", "native", "--film", layout, "--video", str(tmp_path / "f.mp4")])
+    assert asked == [decoded]
 
 
 def test_the_next_chunk_begins_with_the_rows_that_the_arm_is_bound_to(cheap, monkeypatch):
